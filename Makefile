@@ -1,0 +1,51 @@
+# `make run` and `make test` need Python 3.11 or newer and make; they set up the rest.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+# A site's own torch wins over the locked one, if it is new enough.
+HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
+
+.PHONY: help setup run test check fix golden bench lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: .venv/ready ## build .venv from the lock
+
+.venv/ready: requirements/dev.lock requirements/torch.txt
+	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
+	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock
+	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
+	@touch $@
+
+run: setup ## train the miniature of Teuken-7B here, on real text, and write its report
+	$(PY) run.py recipe=teuken7b
+
+test: setup ## run the tests
+	$(PY) -m pytest
+
+check: setup ## style, types, imports: what must hold in every commit
+	$(PY) -m ruff check --quiet --output-format concise .
+	$(PY) -m ruff format --quiet --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports --no-logo
+
+fix: setup ## mend what the tools can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+golden: setup ## rewrite the golden files; read the diff before you commit it
+	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes -q
+
+bench: setup ## run the benchmarks that this machine can run
+	$(PY) -m benchmarks.train_step
+
+lock: ## resolve requirements/*.in again (needs uv)
+	for part in run dev; do \
+	  uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
+	    --no-emit-package torch --override requirements/no_torch.txt \
+	    $$( [ $$part = dev ] && echo "--constraints requirements/run.lock" ) \
+	    requirements/$$part.in -o requirements/$$part.lock; done
+
+clean: ## remove what was built; runs/ and prepared/ stay
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

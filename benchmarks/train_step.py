@@ -1,0 +1,242 @@
+"""Is our training step at least as fast as the reference model's, on this machine?
+
+Both models have the same shapes and start from the same weights; both get the same
+microbatches, gradient clipping and optimizer settings. Rounds are interleaved, so that what
+else the machine does hits both; the medians of one run are compared.
+
+    python -m benchmarks.train_step
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from components.model.attention import Attention
+from components.model.decoder import Decoder
+from components.model.initialization import Normal, initialize
+from components.model.mlp import MLP
+from components.model.norms import Norm
+from components.model.positions import Rotary
+from components.optim.adamw import AdamW
+
+RESULT = Path(__file__).parent / "results" / "train_step.json"
+THREADS, ROUNDS, WARMUP_ROUNDS = 2, 25, 3
+MICROBATCHES, SAMPLES, SEQUENCE_LENGTH, VOCAB_SIZE = 2, 8, 256, 4_096
+DIM, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_DIM = 256, 4, 8, 2, 32, 840
+EPS, BASE, STD = 1e-5, 10_000.0, 0.02
+LR, BETA1, BETA2, ADAM_EPS, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Tensor, Tensor], float]
+
+
+def our_model() -> Decoder:
+    """Build our decoder with the shapes above, initialized."""
+    model = Decoder(
+        dim=DIM,
+        num_layers=NUM_LAYERS,
+        vocab_size=VOCAB_SIZE,
+        padded_vocab_size=VOCAB_SIZE,
+        tied_embeddings=True,
+        positions=Rotary(base=BASE),
+        attention=partial(
+            Attention,
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+            bias=False,
+        ),
+        mlp=partial(MLP, ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
+        norm=partial(Norm, eps=EPS, center=False, weight=True, bias=False),
+        initialization=Normal(std=STD, residual="scaled"),
+    )
+    initialize(model, seed=0)
+    return model
+
+
+def reference_model(ours: Decoder) -> nn.Module:
+    """Build the reference with the weights of ``ours``."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=DIM,
+        intermediate_size=FFN_DIM,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=SEQUENCE_LENGTH,
+        rms_norm_eps=EPS,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    config._attn_implementation = "sdpa"
+    model = transformers.LlamaForCausalLM(config)
+    # Both register their parameters in the same order but for the norms, which are all ones.
+    matrices = (p for p in ours.parameters() if p.dim() > 1)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.dim() > 1):
+            parameter.copy_(next(matrices))
+    return model
+
+
+def reference_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Let the reference compute its own loss, of targets that are shifted already."""
+    loss: Tensor = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
+    return loss
+
+
+def make_step(model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer) -> Step:
+    """Put one optimizer step together; it returns the mean loss of its microbatches."""
+
+    def step(tokens: Tensor, targets: Tensor) -> float:
+        total = 0.0
+        for index in range(MICROBATCHES):
+            loss = loss_of(tokens[index], targets[index]) / MICROBATCHES
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+def our_step(model: Decoder) -> Step:
+    """Train ``model`` with our optimizer."""
+    optimizer = AdamW(
+        parameters=model.named_parameters(),
+        lr=LR,
+        beta1=BETA1,
+        beta2=BETA2,
+        eps=ADAM_EPS,
+        weight_decay=WEIGHT_DECAY,
+        decay="matrices",
+        clip_norm=MAX_NORM,
+    )
+    return make_step(model, model.loss, optimizer)
+
+
+def reference_step(model: nn.Module) -> Step:
+    """Train ``model`` with torch's optimizer, decaying what ours decays."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=LR,
+        betas=(BETA1, BETA2),
+        eps=ADAM_EPS,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
+    )
+    return make_step(model, partial(reference_loss, model), optimizer)
+
+
+def measure(steps: dict[str, Step]) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of every step by name, and the largest difference of the losses."""
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    difference = 0.0
+    for index in range(WARMUP_ROUNDS + ROUNDS):
+        shape = (MICROBATCHES, SAMPLES, SEQUENCE_LENGTH + 1)
+        sample = torch.randint(VOCAB_SIZE, shape, generator=generator)
+        batch = sample[..., :-1].contiguous(), sample[..., 1:].contiguous()
+        losses = []
+        # Whoever comes second finds a warmer cache: take turns.
+        for name in sorted(steps, reverse=bool(index % 2)):
+            start = time.perf_counter()
+            losses.append(steps[name](*batch))
+            if index >= WARMUP_ROUNDS:
+                seconds[name].append(time.perf_counter() - start)
+        difference = max(difference, abs(losses[0] - losses[1]))
+    return seconds, difference
+
+
+def summarize(seconds: dict[str, list[float]], difference: float) -> dict[str, object]:
+    """Turn the measurement into what is kept as data."""
+    tokens = MICROBATCHES * SAMPLES * SEQUENCE_LENGTH
+    rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
+    best = {name: tokens / min(values) for name, values in seconds.items()}
+    return {
+        "convention": "tokens of one optimizer step (forward, backward, clipping, AdamW) per "
+        "second, median of interleaved rounds in one process, float32, eager",
+        "ratio_median": rates["ours"] / rates["reference"],
+        "ratio_fastest": best["ours"] / best["reference"],
+        "tokens_per_second_median": rates,
+        "tokens_per_second_fastest": best,
+        "largest_loss_difference": difference,
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "tokens_per_step": tokens,
+        "model": {
+            "dim": DIM,
+            "num_layers": NUM_LAYERS,
+            "num_heads": NUM_HEADS,
+            "num_kv_heads": NUM_KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "ffn_dim": FFN_DIM,
+            "vocab_size": VOCAB_SIZE,
+            "sequence_length": SEQUENCE_LENGTH,
+        },
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def processor() -> str:
+    """Name the CPU as the kernel does; ``platform`` knows only the architecture."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown'}, {platform.machine()}"
+
+
+def show(summary: dict[str, object], seconds: dict[str, list[float]]) -> None:
+    """Print both rates and their ratio."""
+    table = Table("model", "tokens/s (median)", "tokens/s (fastest)", title="training step")
+    tokens = MICROBATCHES * SAMPLES * SEQUENCE_LENGTH
+    for name, values in seconds.items():
+        median, best = tokens / statistics.median(values), tokens / min(values)
+        table.add_row(name, f"{median:,.0f}", f"{best:,.0f}")
+    Console().print(table)
+    Console().print(
+        f"ratio {summary['ratio_median']:.3f} (fastest rounds {summary['ratio_fastest']:.3f}), "
+        f"largest loss difference {summary['largest_loss_difference']:.1e}"
+    )
+
+
+def main() -> None:
+    """Measure, keep, show."""
+    torch.set_num_threads(THREADS)
+    ours = our_model()
+    reference = reference_model(ours)
+    seconds, difference = measure({
+        "ours": our_step(ours),
+        "reference": reference_step(reference),
+    })
+    summary = summarize(seconds, difference)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(summary, indent=2) + "\n")
+    show(summary, seconds)
+
+
+if __name__ == "__main__":
+    main()

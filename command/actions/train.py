@@ -1,0 +1,83 @@
+"""Train here: prepare the data, make the run folder, start the ranks, write the report."""
+
+import sys
+from pathlib import Path
+
+from command.actions.prepare import prepare_data
+from command.arguments import Arguments
+from command.compose import compose_recipe
+from command.outcome import Outcome, Status
+from components.errors import RecipeError
+from components.report.page import write_report
+from components.spec.recipe import Recipe
+from components.train.launch import check_builds, check_trainable, launch
+from components.train.provenance import describe_environment, source_diff
+from components.train.run_folder import RunFolder, create_run_folder, open_run_folder
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Train a new run, or go on with one."""
+    if "resume" in arguments.folders:
+        folder, recipe = _resume(arguments)
+    else:
+        folder, recipe = _begin(arguments)
+    _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
+    ended = launch(recipe, folder)
+    if ended == "failed":
+        _say(f"the ranks failed; what is saved is in {folder.path}")
+        return Outcome(Status.DOES_NOT_HOLD, folder.path)
+    report = write_report([folder.path], folder.path / "report.html")
+    _print_end(folder, report)
+    return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)
+
+
+def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    recipe = compose_recipe(arguments)
+    check_trainable(recipe)
+    check_builds(recipe)
+    data = prepare_data(recipe)
+    folder = create_run_folder(recipe, arguments.folders.get("run"))
+    folder.write_json("data.json", data)
+    folder.write_json("environment.json", describe_environment(["python", *sys.argv]))
+    if diff := source_diff():
+        (folder.path / "source.diff").write_text(diff, "utf-8")
+    return folder, recipe
+
+
+def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    """Take everything from the folder; a key beside ``resume`` would be ignored: refuse it."""
+    others = [
+        word for word in arguments.words if word.partition("=")[0] not in {"resume", "action"}
+    ]
+    if others:
+        remedy = f"drop {others[0]}, or start a new run with run=FOLDER"
+        raise RecipeError("resume", "a resumed run takes its recipe from its folder", remedy)
+    folder, recipe = open_run_folder(arguments.folders["resume"])
+    data = prepare_data(recipe)
+    kept = folder.read_json("data.json")
+    if data["key"] != kept["key"]:
+        remedy = f"put {Path(kept['folder']).name} back, or start a new run"
+        raise RecipeError("data", "the texts have changed since this run began", remedy)
+    folder.results.unlink(missing_ok=True)
+    folder.stop.unlink(missing_ok=True)
+    return folder, recipe
+
+
+def _print_end(folder: RunFolder, report: Path) -> None:
+    results = folder.read_json("results.json")
+    held_out = results["held_out"]
+    lines = [f"{results['status']}: {results['tokens']:,} tokens in {results['steps']:,} steps"]
+    if held_out:
+        trend = "rising" if held_out["rising"] else "not rising"
+        lines.append(
+            f"held-out loss {held_out['final']:.3f}, {trend} over the last quarter; "
+            f"a smoothed unigram model of the same tokens: {held_out['unigram']:.3f}"
+        )
+    lines.append(f"{results['tokens_per_second']:,.0f} tokens/s")
+    if results["status"] == "stopped":
+        lines.append(f"go on with: python run.py resume={folder.path}")
+    sys.stdout.write("\n".join([*lines, f"report: {report}"]) + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")

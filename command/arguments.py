@@ -1,0 +1,160 @@
+"""The command line as data: arguments are ``key=value``, ``-m`` sweeps over listed values."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from components.errors import RecipeError
+from components.spec.targets import nearest
+
+ROOT = Path(__file__).resolve().parents[1]
+ACTIONS = (
+    *("auto", "show", "plan", "dryrun", "parity", "prepare", "render", "submit", "status"),
+    *("cancel", "stage", "preflight", "train", "report", "lock", "verify", "diff", "pack"),
+    *("export", "evaluate"),
+)
+OUTPUTS = ("text", "json")
+COMMAND_KEYS = ("action", "output", "run", "resume", "file", "a", "b", "runs")
+PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One point: what to do, with which choices of groups and which values of keys."""
+
+    words: tuple[str, ...]
+    action: str = "auto"
+    output: str = "text"
+    folders: dict[str, Path] = field(default_factory=dict)
+    runs: tuple[Path, ...] = ()
+    recipe: str | None = None
+    choices: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def groups() -> dict[str, list[str]]:
+    """Name the groups of ``conf/`` and the options of each."""
+    folders = sorted(folder for folder in (ROOT / "conf").iterdir() if folder.is_dir())
+    return {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders
+    }
+
+
+def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
+    """Take ``-m`` away and list the points, the last key changing fastest.
+
+    Raises:
+        RecipeError: a word is no ``key=value``, or several values are given without ``-m``.
+    """
+    sweeping = any(word in {"-m", "--multirun"} for word in words)
+    words = [word for word in words if word not in {"-m", "--multirun"}]
+    options = [list(_values_of(word, sweeping)) for word in words]
+    return sweeping, [list(point) for point in product(*options)]
+
+
+def _values_of(word: str, sweeping: bool) -> Iterator[str]:
+    key = word.partition("=")[0]
+    if key in PATH_KEYS or (key == "recipe" and not sweeping):
+        yield word
+        return
+    override = _parse(word)
+    if not override.is_sweep_override():
+        yield word
+    elif not sweeping:
+        raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
+    else:
+        yield from (f"{key}={value}" for value in override.sweep_string_iterator())
+
+
+def _parse(word: str) -> Override:
+    key, equals, _ = word.partition("=")
+    if not equals or word.startswith("-"):
+        known = [*COMMAND_KEYS, *groups()]
+        raise RecipeError(word, "an argument is key=value", nearest(key.lstrip("-"), known))
+    if key[:1] in {"+", "~"}:
+        plain = key.lstrip("+~")
+        raise RecipeError(word, "keys are neither added nor removed", f"write {plain}=...")
+    if key.partition(".")[0] == "hydra":
+        raise RecipeError(key, "Hydra's own settings are not a recipe's", "leave it out")
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise RecipeError(
+            key, _first_line(error), "quote the value for the shell and for YAML"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def read_point(words: Sequence[str]) -> Arguments:
+    """Sort one point's words into the command, the group choices and the values.
+
+    Raises:
+        RecipeError: an unknown action, output or group option, or a key given twice.
+    """
+    known = groups()
+    command: dict[str, Any] = {}
+    choices: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        kept = command if key in COMMAND_KEYS or key == "recipe" else values
+        kept = choices if key in known and key != "recipe" else kept
+        if key in kept:
+            raise RecipeError(key, "given twice", "keep one of them")
+        raw = key in PATH_KEYS or key == "recipe"
+        value: Any = text if raw else _parse(word).value()
+        if key in choices or kept is choices:
+            value = _option(key, value, known[key])
+        kept[key] = value
+    _check_choice("action", command.get("action", "auto"), ACTIONS)
+    _check_choice("output", command.get("output", "text"), OUTPUTS)
+    return Arguments(
+        words=tuple(words),
+        action=command.get("action", "auto"),
+        output=command.get("output", "text"),
+        folders={key: _path(key, command[key]) for key in PATH_KEYS & command.keys()},
+        runs=tuple(_path("runs", item) for item in _list(command.get("runs", []))),
+        recipe=command.get("recipe"),
+        choices=choices,
+        values={key: _plain(value) for key, value in values.items()},
+    )
+
+
+def _option(group: str, value: object, options: list[str]) -> str:
+    if value not in options:
+        raise RecipeError(group, f"there is no {group} {value!r}", nearest(str(value), options))
+    return str(value)
+
+
+def _check_choice(key: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RecipeError(key, f"{value!r} is not known", nearest(str(value), list(known)))
+
+
+def _path(key: str, text: object) -> Path:
+    if not str(text):
+        raise RecipeError(key, "no path is given", f"write {key}=FOLDER")
+    return Path(os.path.expanduser(str(text)))  # noqa: PTH111 (an unknown ~user stays as it is)
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _plain(value: Any) -> Any:
+    """Turn Hydra's quoted strings and nested values into plain ones."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return getattr(value, "text", value)

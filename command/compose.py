@@ -1,0 +1,127 @@
+"""Hydra's part: group files into one tree. Below this room nobody has heard of OmegaConf."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
+from command.recipe_file import STEM, check_interpolations, read_recipe_file
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from components.spec.settle import settle
+from components.spec.targets import nearest, read_signature
+
+# Below these keys a user may name what no default lists; a mapping given for one replaces it.
+OPEN = ("data.shares", "data.sources", "schedule.phases", "published", "assumed")
+WHOLE = re.compile(r"\$\{[\w.]+\}")
+SENT = "a_file_of_the_user"  # the name under which Hydra finds a recipe given as a path
+
+
+def compose_recipe(arguments: Arguments) -> Recipe:
+    """Compose, settle and check the recipe that ``arguments`` choose.
+
+    Raises:
+        RecipeError: whatever the user can mend, with its path and the way out.
+    """
+    option = _recipe_option(arguments.recipe)
+    overrides = [f"{group}={choice}" for group, choice in sorted(arguments.choices.items())]
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+            tree = compose("config", overrides=[f"recipe={option}", *overrides])
+        composed = OmegaConf.to_container(tree, resolve=False)
+        assert isinstance(composed, dict)
+        values = {str(key): value for key, value in composed.items()}
+        full = _resolve(values)
+        for key, value in arguments.values.items():
+            _set(values, key, value)
+        settled = _resolve(values)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RecipeError(
+            "recipe", str(error).strip().splitlines()[0], "see the file"
+        ) from None
+    return settle(settled, arguments.values, full)
+
+
+def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
+    resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def _recipe_option(name: str | None) -> str:
+    """Return Hydra's option for a stem or a path, checked as data first."""
+    known = groups()["recipe"]
+    if name is None:
+        raise RecipeError("recipe", "no recipe is named", f"recipe=NAME; {nearest('', known)}")
+    if name.endswith(".yaml"):
+        ConfigStore.instance().store(
+            group="recipe", name=SENT, node=read_recipe_file(Path(name)), package="_global_"
+        )
+        return SENT
+    if not STEM.fullmatch(name) or name not in known:
+        remedy = nearest(name, known) + ", or a path that ends in .yaml"
+        raise RecipeError("recipe", f"there is no recipe {name!r}", remedy)
+    read_recipe_file(ROOT / "recipes" / f"{name}.yaml")
+    return name
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Put the user's value at a key that exists, or below one that is open."""
+    _check_text(value, key)
+    *parents, last = key.split(".")
+    here: Any = tree
+    for depth, step in enumerate(parents):
+        path = ".".join(parents[: depth + 1])
+        if step not in here and _is_open(path):
+            here[step] = {}
+        _check_known(here, step, path)
+        here[step] = _follow(tree, here[step])
+        here = here[step]
+        if not isinstance(here, dict):
+            raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
+    if not _is_open(key):
+        _check_known(here, last, key)
+    here[last] = value
+
+
+def _follow(tree: dict[str, Any], value: Any) -> Any:
+    """Copy the mapping that an interpolation refers to, so that one key of it can be set."""
+    if not isinstance(value, str) or not WHOLE.fullmatch(value):
+        return value
+    found: Any = tree
+    for step in value[2:-1].split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    return dict(found) if isinstance(found, dict) else value
+
+
+def _is_open(path: str) -> bool:
+    return any(path == root or path.startswith(root + ".") for root in OPEN)
+
+
+def _check_known(here: dict[str, Any], step: str, path: str) -> None:
+    """A key is known if the tree has it, or if the class of its node takes it."""
+    known = list(here)
+    if "_target_" in here:
+        parent = path.rpartition(".")[0]
+        known += read_signature(here["_target_"], f"{parent}._target_").arguments
+    if step not in known:
+        top = [*COMMAND_KEYS] if "." not in path else []
+        raise RecipeError(path, "unknown key", nearest(step, sorted({*known, *top})))
+
+
+def _check_text(value: Any, path: str) -> None:
+    """The user's own values pass the same gate as a recipe's."""
+    if isinstance(value, str):
+        check_interpolations(value, path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_text(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item, path)

@@ -1,0 +1,20 @@
+"""``python run.py`` alone: the recipes, one line each."""
+
+import sys
+
+from command.arguments import ROOT
+from command.recipe_file import read_recipe_file
+
+USAGE = """\
+python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
+Without cluster= a miniature of the recipe trains here. The recipes:
+
+"""
+
+
+def list_recipes() -> None:
+    """Print the usage and one line for each recipe."""
+    sys.stdout.write(USAGE)
+    for file in sorted((ROOT / "recipes").glob("*.yaml")):
+        tree = read_recipe_file(file)
+        sys.stdout.write(f"{file.stem:<16} {tree['home']:<10} {tree['why']}\n")

@@ -1,0 +1,146 @@
+"""Read a recipe file as data, before Hydra sees it; nothing is imported or resolved."""
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from command.arguments import groups
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from components.spec.targets import NODE_KEYS, nearest, read_signature
+
+MAX_BYTES = 1_000_000
+STEM = re.compile(r"[a-z0-9][a-z0-9_]*")
+INTERPOLATION = re.compile(r"\$\{([^}]*)\}?")
+PLAIN_PATH = re.compile(r"[A-Za-z_][\w.]*")
+REFUSED_GROUPS = frozenset({"cluster", "recipe", "scale"})
+SECTIONS = frozenset(Recipe.model_fields) - {"cluster", "scale"}
+
+
+class _DataLoader(yaml.SafeLoader):
+    """YAML without tags, aliases or repeated keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed")
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML is untyped here
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the tag {tag} is not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        repeated = [key for key in keys if keys.count(key) > 1]
+        if repeated:
+            problem = f"{repeated[0]!r} is given twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_recipe_file(file: Path) -> dict[str, Any]:
+    """Read and check a recipe file as data.
+
+    Raises:
+        RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold.
+    """
+    tree = _load(file)
+    for key in tree:
+        if key != "defaults" and key not in SECTIONS:
+            raise RecipeError(
+                f"{file.name}: {key}",
+                "a recipe has no such section"
+                if key not in {"cluster", "scale"}
+                else "a recipe never sets its machine or its scale; it names its home",
+                nearest(str(key), sorted(SECTIONS)),
+            )
+    _check_defaults(tree.get("defaults", []), file)
+    _check_tree({key: value for key, value in tree.items() if key != "defaults"}, "")
+    return tree
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise RecipeError(
+                str(file), f"is larger than {MAX_BYTES:,} bytes", "is it a recipe?"
+            )
+        tree = yaml.load(file.read_text("utf-8"), Loader=_DataLoader)
+    except FileNotFoundError:
+        raise RecipeError("recipe", f"there is no file {file}", "check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError("recipe", f"cannot read {file}: {error}", "check the file") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        message = " ".join(str(error).split()) or "nested too deeply"
+        raise RecipeError(
+            "recipe", f"{file} is no plain YAML: {message}", "mend it there"
+        ) from None
+    if not isinstance(tree, dict):
+        raise RecipeError("recipe", f"{file} holds no mapping", "a recipe is key: value")
+    return tree
+
+
+def _check_defaults(entries: object, file: Path) -> None:
+    """Only ``override /group: option`` and the stem of a recipe to start from are allowed."""
+    known = groups()
+    if not isinstance(entries, list):
+        raise RecipeError(
+            "defaults", f"{entries!r} is no list", "write - override /model: NAME"
+        )
+    for entry in entries:
+        if isinstance(entry, str) and (entry == "_self_" or entry in known["recipe"]):
+            continue
+        if not isinstance(entry, Mapping) or len(entry) != 1:
+            raise RecipeError(
+                "defaults", f"{entry!r} is refused", "write override /group: option"
+            )
+        [(key, option)] = entry.items()
+        group = str(key).removeprefix("override /")
+        if group == key or group not in known or group in REFUSED_GROUPS:
+            legal = sorted(set(known) - REFUSED_GROUPS)
+            raise RecipeError(
+                "defaults", f"{key!r} is refused in {file.name}", nearest(group, legal)
+            )
+        if option not in known[group]:
+            problem = f"there is no {group} {option!r}"
+            raise RecipeError(f"defaults.{group}", problem, nearest(str(option), known[group]))
+
+
+def _check_tree(value: object, path: str) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            here = f"{path}.{key}" if path else str(key)
+            _check_key(key, item, here)
+            _check_tree(item, here)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_tree(item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        check_interpolations(value, path)
+
+
+def _check_key(key: object, value: object, path: str) -> None:
+    if not isinstance(key, str):
+        raise RecipeError(path, f"the key {key!r} is no text", "quote it")
+    if key.startswith("_") and key not in NODE_KEYS:
+        raise RecipeError(
+            path, "only Hydra's own instantiation reads such a key", "leave it out"
+        )
+    if key == "_target_":
+        read_signature(value, path)
+
+
+def check_interpolations(text: str, path: str) -> None:
+    """Allow ``${section.key}``; refuse resolvers, which can read the environment and files.
+
+    Raises:
+        RecipeError: anything in ``${...}`` but a dotted path.
+    """
+    for inside in INTERPOLATION.findall(text):
+        if not PLAIN_PATH.fullmatch(inside):
+            raise RecipeError(
+                path, f"{text!r} is refused", "only ${section.key} may be referred to"
+            )

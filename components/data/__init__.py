@@ -1,0 +1,1 @@
+"""Packed token files, their manifest, and the order in which samples are drawn."""

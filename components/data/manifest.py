@@ -1,0 +1,122 @@
+"""The manifest of a prepared folder: what went in, what came out, and the hash of each file.
+
+It is written last. A folder without a manifest is not prepared data.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
+from components.data.token_file import TokenFileRecord
+from components.errors import RecipeError
+
+FORMAT_VERSION = 1
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """Which tokenizer wrote the ids: its settings as in the recipe, and its files."""
+
+    settings: Mapping[str, Any]
+    files: tuple[FileRecord, ...]
+    vocab_size: int
+    eod_id: int
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """One source: what was read (paths or embedded corpora) and the two token files of it."""
+
+    inputs: tuple[FileRecord, ...]
+    documents: int
+    train: TokenFileRecord
+    held_out: TokenFileRecord
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """List everything in a prepared folder.
+
+    ``key`` hashes all that decides the files' content; the folder's name carries its beginning.
+    """
+
+    key: str
+    tokenizer: TokenizerRecord
+    held_out_fraction: float
+    sources: Mapping[str, SourceRecord]
+    format_version: int = FORMAT_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Write ``manifest.json``, whole or not at all."""
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+        with replace_atomically(folder / FILE_NAME) as file:
+            file.write(text.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read the manifest of a prepared folder; its files are not looked at.
+
+        Raises:
+            RecipeError: there is none, it is not JSON, or another version wrote it.
+        """
+        path = folder / FILE_NAME
+        if not path.is_file():
+            raise RecipeError(
+                str(path), "there is no manifest: nothing complete was prepared", REBUILD
+            )
+        try:
+            return _manifest(json.loads(path.read_bytes()), path)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, RecipeError):
+                raise
+            raise RecipeError(str(path), f"is not a manifest ({error!r})", REBUILD) from error
+
+    def verify(self, folder: Path, *, contents: bool) -> None:
+        """Compare every listed file with its record: sizes, and hashes with ``contents``.
+
+        Raises:
+            RecipeError: a file is missing, truncated or edited; the message names it.
+        """
+        for record in self.files():
+            verify_file(folder, record, contents=contents)
+
+    def files(self) -> Iterator[FileRecord]:
+        """List the files of the folder, other than the manifest itself."""
+        yield from self.tokenizer.files
+        for source in self.sources.values():
+            yield source.train
+            yield source.held_out
+
+
+def _manifest(tree: dict[str, Any], path: Path) -> Manifest:
+    version = tree["format_version"]
+    if version != FORMAT_VERSION:
+        raise RecipeError(
+            str(path), f"has format {version!r}, this version reads {FORMAT_VERSION}", REBUILD
+        )
+    return Manifest(
+        key=tree["key"],
+        tokenizer=TokenizerRecord(**{
+            **tree["tokenizer"],
+            "files": _records(tree["tokenizer"]["files"]),
+        }),
+        held_out_fraction=tree["held_out_fraction"],
+        sources={name: _source(node) for name, node in tree["sources"].items()},
+    )
+
+
+def _records(nodes: list[dict[str, Any]]) -> tuple[FileRecord, ...]:
+    return tuple(FileRecord(**node) for node in nodes)
+
+
+def _source(node: dict[str, Any]) -> SourceRecord:
+    return SourceRecord(
+        inputs=_records(node["inputs"]),
+        documents=node["documents"],
+        train=TokenFileRecord(**node["train"]),
+        held_out=TokenFileRecord(**node["held_out"]),
+    )

@@ -1,0 +1,108 @@
+"""Windows of tokens for training and for the held-out loss; the only torch of this package.
+
+Window ``k`` of a token file with sequence length ``L`` is ``tokens[k L : k L + L + 1]``: its
+first ``L`` tokens are read and its last ``L`` predicted, so neighbours share one token and each
+token is predicted once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from components.data.manifest import Manifest
+from components.data.order import SampleId, SampleOrder
+from components.data.token_file import Tokens, open_token_file
+
+DIGEST_MODULUS = 1 << 63
+
+
+def windows_per_source(manifest: Manifest, sequence_length: int) -> dict[str, int]:
+    """Count the whole training windows of each source."""
+    return {
+        name: max(0, (source.train.tokens - 1) // sequence_length)
+        for name, source in manifest.sources.items()
+    }
+
+
+def step_positions(*, first_sample: int, samples_per_step: int, rank: int, ranks: int) -> range:
+    """Give one data rank its contiguous block of the positions of one step."""
+    assert samples_per_step % ranks == 0, "a step's samples divide evenly among the data ranks"
+    block = samples_per_step // ranks
+    return range(first_sample + rank * block, first_sample + (rank + 1) * block)
+
+
+def samples_digest(ids: Iterable[SampleId]) -> int:
+    """Add up a 63-bit hash of each id, so that ranks can add up theirs in any order."""
+    total = 0
+    for sample in ids:
+        name = f"{sample.source}\0{sample.epoch}\0{sample.index}".encode()
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        total += int.from_bytes(digest, "little") % DIGEST_MODULUS
+    return total % DIGEST_MODULUS
+
+
+class PackedSamples(Dataset[torch.Tensor]):
+    """Look up the training sample at any position of the order.
+
+    Files are mapped on first use, in the process that uses them: a copy sent to a worker
+    carries paths, not tokens.
+    """
+
+    def __init__(
+        self, *, folder: Path, manifest: Manifest, order: SampleOrder, sequence_length: int
+    ) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._order = order
+        self._sequence_length = sequence_length
+        self._files: dict[str, Tokens] = {}
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        """Read the sample at ``position``: int64 ``[sequence_length + 1]``."""
+        sample = self._order[position]
+        start = sample.index * self._sequence_length
+        return _tensor(self._tokens(sample.source), start, start + self._sequence_length + 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": {}}
+
+    def sample_id(self, position: int) -> SampleId:
+        return self._order[position]
+
+    def _tokens(self, source: str) -> Tokens:
+        if source not in self._files:
+            record = self._manifest.sources[source].train
+            self._files[source] = open_token_file(self._folder, record)
+        return self._files[source]
+
+
+class HeldOutWindows:
+    """Read the held-out text of each source in order, at most ``max_windows`` windows of it."""
+
+    def __init__(
+        self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
+    ) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._sequence_length = sequence_length
+        self._max_windows = max_windows
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._manifest.sources)
+
+    def windows(self, source: str) -> Iterator[torch.Tensor]:
+        """Yield int64 ``[sequence_length + 1]``; the last may be shorter, down to 2."""
+        tokens = open_token_file(self._folder, self._manifest.sources[source].held_out)
+        length = self._sequence_length
+        for start in range(0, len(tokens) - 1, length)[: self._max_windows]:
+            yield _tensor(tokens, start, start + length + 1)
+
+
+def _tensor(tokens: Tokens, start: int, stop: int) -> torch.Tensor:
+    return torch.from_numpy(tokens[start:stop].astype(np.int64))

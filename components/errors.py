@@ -1,0 +1,17 @@
+"""The one family of errors that a user can mend.
+
+Everything else that is raised is a bug of ours or of the machine, and propagates.
+"""
+
+
+class RecipeError(ValueError):
+    """Say what is wrong with the input: where, what value, which rule, the way out.
+
+    ``run.py`` prints the message, without a traceback, and exits with status 2.
+    """
+
+    def __init__(self, path: str, problem: str, remedy: str = "") -> None:
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{path}: {problem}" + (f"\n  {remedy}" if remedy else ""))

@@ -1,0 +1,1 @@
+"""Plain torch models for one device; no framework, no process groups."""

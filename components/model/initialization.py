@@ -1,0 +1,107 @@
+"""Initial values that depend on the seed and the parameter alone, never on the layout.
+
+A weight is drawn in blocks of rows, each from a generator of its own whose seed is a hash of
+(seed, global parameter name, block). Any rank can so draw the rows it holds, without the rest,
+and every layout starts from the same numbers. All drawing is done in float32 on the CPU: other
+devices have other generators.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+_BLOCK_ROWS = 1_024
+
+
+class Normal:
+    """Draw weights from a normal distribution of mean 0.
+
+    ``residual: scaled`` divides the deviation of maps onto the residual stream by the root of
+    their number, ``sqrt(2 num_layers)`` (the GPT-2 report, section 2.3, as Megatron's
+    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others.
+    """
+
+    def __init__(self, *, std: float, residual: Literal["scaled", "plain"]) -> None:
+        self.std = std
+        self.residual = residual
+
+    def std_of(self, module: nn.Module, *, num_layers: int) -> float:
+        """Choose the deviation for the weights that ``module`` itself owns."""
+        if self.residual == "scaled" and getattr(module, "writes_residual", False):
+            return self.std / math.sqrt(2 * num_layers)
+        return self.std
+
+
+@runtime_checkable
+class Initializable(Protocol):
+    """A model that says how it starts; ``num_layers`` counts the whole model, not a stage."""
+
+    num_layers: int
+    initialization: Normal
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+
+def initialize(model: Initializable, *, seed: int) -> None:
+    """Overwrite every parameter: weights drawn, norm weights 1, biases 0.
+
+    Call it before anything wraps the model: a wrapper that changes names changes the values.
+    The model may come from ``meta`` through ``to_empty``.
+    """
+    with torch.no_grad():
+        for name, parameter, std in initial_stds(model):
+            if std is None:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                _draw_into(parameter, name, seed=seed, std=std)
+
+
+def initial_stds(model: Initializable) -> Iterator[tuple[str, nn.Parameter, float | None]]:
+    """List each parameter under its global name; ``None`` stands for a constant (vectors)."""
+    for prefix, module in model.named_modules():
+        std = model.initialization.std_of(module, num_layers=model.num_layers)
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            yield name, parameter, None if parameter.dim() < 2 else std
+
+
+def draw_rows(
+    name: str, shape: Sequence[int], *, first_row: int, last_row: int, seed: int, std: float
+) -> Float[Tensor, "rows columns"]:
+    """Draw the rows from ``first_row`` up to, not including, ``last_row`` of a weight.
+
+    ``shape`` is the global one. Rows are vectors along the last dimension, counted over all the
+    others: row ``expert * dim + i`` of a stack of experts.
+    """
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    drawn = torch.empty(last_row - first_row, columns, dtype=torch.float32, device="cpu")
+    for block in range(first_row // _BLOCK_ROWS, math.ceil(last_row / _BLOCK_ROWS)):
+        start, end = block * _BLOCK_ROWS, min((block + 1) * _BLOCK_ROWS, rows)
+        first, last = max(first_row, start), min(last_row, end)
+        part = drawn[first - first_row : last - first_row]
+        # Always the whole block: a generator's values depend on how many it makes.
+        whole = part if (first, last) == (start, end) else drawn.new_empty(end - start, columns)
+        whole.normal_(std=std, generator=_generator(name, block, seed))
+        if whole is not part:
+            part.copy_(whole[first - start : last - start])
+    return drawn
+
+
+def _draw_into(parameter: Tensor, name: str, *, seed: int, std: float) -> None:
+    flat = parameter.view(-1, parameter.shape[-1])
+    for first in range(0, len(flat), _BLOCK_ROWS):
+        last = min(first + _BLOCK_ROWS, len(flat))
+        flat[first:last] = draw_rows(
+            name, parameter.shape, first_row=first, last_row=last, seed=seed, std=std
+        )
+
+
+def _generator(name: str, block: int, seed: int) -> torch.Generator:
+    key = f"{seed}/{name}/{block}".encode()
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    # Signed, since that is what `manual_seed` takes in full.
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, signed=True))

@@ -1,0 +1,38 @@
+"""Normalization over the last dimension, in the family that RMSNorm and LayerNorm span."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from components.errors import RecipeError
+
+
+class Norm(nn.Module):
+    """Scale each vector to unit size: RMSNorm, or with ``center`` LayerNorm.
+
+    RMSNorm is https://arxiv.org/abs/1910.07467, equation 4, with ``eps`` added to the mean
+    square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels.
+
+    Raises:
+        RecipeError: a bias without centering, which no kernel and no published model has.
+    """
+
+    def __init__(self, *, dim: int, eps: float, center: bool, weight: bool, bias: bool) -> None:
+        super().__init__()
+        if bias and not center:
+            raise RecipeError(
+                "model.norm.bias",
+                "true, but a norm that does not center has no bias",
+                "set model.norm.bias=false, or model.norm.center=true for LayerNorm",
+            )
+        self.eps = eps
+        self.center = center
+        self.weight = nn.Parameter(torch.ones(dim)) if weight else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        shape = hidden.shape[-1:]
+        if self.center:
+            return F.layer_norm(hidden, shape, self.weight, self.bias, self.eps)
+        return F.rms_norm(hidden, shape, self.weight, self.eps)

@@ -1,0 +1,182 @@
+"""The charts, as plotly figures on a transparent ground.
+
+Ink and rules take their colours from the page's style sheet, so that one file serves light,
+dark and print. Names go through :func:`html.escape`, because plotly reads tags in its text.
+"""
+
+import html
+import math
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+
+from components.report.journal import Step
+from components.report.outcome import Entry
+
+Quantity = Callable[[Step], float]
+
+_COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
+_NEUTRAL = "#8b929c"
+# More points than a screen has columns only make the file large.
+_MOST_POINTS = 2000
+_ROW_PIXELS = 22
+
+
+def colour(index: int) -> str:
+    """Give the run at this place in the report its colour."""
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def loss_figure(entries: Sequence[Entry]) -> go.Figure:
+    """Draw training (thin) and held-out loss (points) against tokens, unigram as dots."""
+    figure = _figure("tokens", "loss, nats per token", height=420)
+    for index, entry in enumerate(entries):
+        _add_losses(figure, entry, index, alone=len(entries) == 1)
+    unigrams = {e.outcome.unigram for e in entries if e.outcome.unigram is not None}
+    for unigram in sorted(unigrams):
+        figure.add_hline(y=unigram, line={"color": _NEUTRAL, "dash": "dot", "width": 1.5})
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="right", y=unigram, yanchor="bottom",
+            text=f"smoothed unigram {unigram:.3f}", showarrow=False,
+        )  # fmt: skip
+    return figure
+
+
+def _add_losses(figure: go.Figure, entry: Entry, index: int, *, alone: bool) -> None:
+    """One run alone has a colour a curve; of several, each has one colour."""
+    name, journal = html.escape(entry.label), entry.run.journal
+    tokens, losses = _series(journal.steps, lambda step: step.loss)
+    figure.add_scatter(
+        x=tokens, y=losses, mode="lines", legendgroup="" if alone else name, showlegend=alone,
+        name="training" if alone else f"{name}, training",
+        line={"color": colour(index), "width": 1.3}, opacity=0.8 if alone else 0.4,
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[m.tokens for m in journal.held_out], y=[m.loss for m in journal.held_out],
+        mode="lines+markers", legendgroup="" if alone else name, showlegend=True,
+        name="held-out" if alone else name,
+        line={"color": colour(index + alone), "width": 2.2}, marker={"size": 7},
+    )  # fmt: skip
+    for resume in journal.resumes:
+        line = {"color": _NEUTRAL if alone else colour(index), "dash": "dash", "width": 1}
+        figure.add_vline(x=resume.tokens, line=line)
+
+
+def sources_figure(entries: Sequence[Entry]) -> go.Figure | None:
+    """Draw the held-out loss of each source, in the order of the first run's losses.
+
+    ``None`` if no run has such a measurement.
+    """
+    finals = [entry.outcome.final_by_source for entry in entries]
+    # Later mappings win: the first run that has a source decides its place.
+    ranking = {n: x for final in reversed(finals) for n, x in final.items()}
+    names = sorted(ranking, key=lambda name: (ranking[name], name))
+    if not names:
+        return None
+    height = 90 + _ROW_PIXELS * len(names)
+    figure = _figure("held-out loss, nats per token", None, height=height)
+    labels = {name: html.escape(name) for name in names}
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=list(labels.values()), autorange="reversed",
+        type="category", showgrid=True, dtick=1,
+    )  # fmt: skip
+    _add_baselines(figure, entries, labels)
+    for index, entry in enumerate(entries):
+        final = entry.outcome.final_by_source
+        shown = [name for name in names if name in final]
+        figure.add_scatter(
+            x=[final[name] for name in shown], y=[labels[name] for name in shown],
+            mode="markers", name="final" if len(entries) == 1 else html.escape(entry.label),
+            marker={"size": 9, "color": colour(index + (len(entries) == 1))},
+        )  # fmt: skip
+    return figure
+
+
+def _add_baselines(figure: go.Figure, entries: Sequence[Entry], labels: dict[str, str]) -> None:
+    """First losses of a run alone (of several they would only crowd), and the unigram's."""
+    unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
+    first = entries[0].outcome.first_by_source if len(entries) == 1 else {}
+    baselines = (("smoothed unigram", unigram, "line-ns"), ("first", first, "circle-open"))
+    for title, losses, symbol in baselines:
+        shown = [name for name in labels if name in losses]
+        if shown:
+            figure.add_scatter(
+                x=[losses[name] for name in shown], y=[labels[name] for name in shown],
+                mode="markers", name=title,
+                marker={"symbol": symbol, "size": 10, "color": _NEUTRAL,
+                        "line": {"width": 2, "color": _NEUTRAL}},
+            )  # fmt: skip
+
+
+def rate_figure(entries: Sequence[Entry]) -> go.Figure:
+    """Draw the learning rate against tokens."""
+    return _step_figure(entries, lambda step: step.lr)
+
+
+def gradient_figure(entries: Sequence[Entry]) -> go.Figure:
+    """Draw the norm of the gradient, before clipping, against tokens."""
+    return _step_figure(entries, lambda step: step.gradient_norm)
+
+
+def throughput_figure(entries: Sequence[Entry]) -> go.Figure:
+    """Draw the tokens per second of each step against tokens."""
+    figure = _step_figure(entries, lambda step: step.tokens_per_second)
+    figure.update_yaxes(exponentformat="B")
+    return figure
+
+
+def _step_figure(entries: Sequence[Entry], of: Quantity) -> go.Figure:
+    """Draw one quantity of the steps; the page's heading names it."""
+    figure = _figure("tokens", None, height=230)
+    figure.update_layout(showlegend=False)
+    figure.update_yaxes(rangemode="tozero")
+    for index, entry in enumerate(entries):
+        tokens, values = _series(entry.run.journal.steps, of)
+        figure.add_scatter(
+            x=tokens, y=values, mode="lines", name=html.escape(entry.label),
+            line={"color": colour(index), "width": 1.5},
+        )  # fmt: skip
+    return figure
+
+
+def _series(steps: Sequence[Step], of: Quantity) -> tuple[list[int], list[float | None]]:
+    kept = thinned([of(step) for step in steps], _MOST_POINTS)
+    # JSON has no NaN; plotly leaves a gap at null.
+    values = [of(steps[i]) if math.isfinite(of(steps[i])) else None for i in kept]
+    return [steps[i].tokens for i in kept], values
+
+
+def thinned(values: Sequence[float], most_points: int) -> list[int]:
+    """Choose the indices to draw: the lowest and highest of each of equal stretches.
+
+    Spikes stay visible at any length; so does the first value of a stretch that is no number.
+    """
+    if len(values) <= most_points:
+        return list(range(len(values)))
+    stretches, kept = max(1, most_points // 2), set()
+    for part in range(stretches):
+        start, stop = (len(values) * p // stretches for p in (part, part + 1))
+        finite = [i for i in range(start, stop) if math.isfinite(values[i])]
+        if finite:
+            kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+        if len(finite) < stop - start:
+            kept.add(next(i for i in range(start, stop) if not math.isfinite(values[i])))
+    return sorted(kept)
+
+
+def _figure(x_title: str, y_title: str | None, *, height: int) -> go.Figure:
+    axis = {"zeroline": False, "automargin": True, "ticks": ""}
+    return go.Figure(
+        layout={
+            "template": None,
+            "height": height,
+            "margin": {"l": 48, "r": 16, "t": 12, "b": 44},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 12.5},
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "hovermode": "closest",
+            "xaxis": {**axis, "exponentformat": "B", "title": {"text": x_title}},
+            "yaxis": {**axis, "exponentformat": "e", "title": {"text": y_title}},
+        }
+    )

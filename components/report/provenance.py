@@ -1,0 +1,142 @@
+"""Published, measured, assumed: three kinds of figure that the report never mixes.
+
+A published figure stands beside the run's own only if it is the same quantity, by name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from components.report import numbers
+from components.report.outcome import Entry
+from components.report.run_folder import Tree, flat
+from components.report.tables import Grid, Row, column_labels
+
+_MINIATURE = "mini"
+# First match wins; a name's suffix is its unit.
+_UNITS = (
+    ("tokens_per_second_per_device", "tokens/s"),
+    ("tokens_per_second", "tokens/s"),
+    ("flops_per_second", "FLOP/s"),
+    ("flops_per_token", "FLOP"),
+    ("_seconds", "s"),
+    ("_hours", "h"),
+    ("days", "d"),
+    ("_bytes", "B"),
+    ("loss", "nats/token"),
+    ("parameters", "parameters"),
+    ("tokens", "tokens"),
+)
+
+
+def is_miniature(entry: Entry) -> bool:
+    """Say whether the run is the recipe made small, so that no figure compares directly."""
+    return bool(entry.run.recipe["scale"]["name"] == _MINIATURE)
+
+
+def published_grid(entries: Sequence[Entry]) -> Grid:
+    """Lay out every published figure beside what each run measured of the same quantity."""
+    own = [_with_parts(_named(entry.run.recipe["published"], "")) for entry in entries]
+    measured = [measured_quantities(entry) for entry in entries]
+    rows = []
+    for key in dict.fromkeys(key for figures in own for key in figures):
+        name, value, unit, source = key
+        cells = (
+            _beside(name, quantities) if key in figures else numbers.ABSENT
+            for figures, quantities in zip(own, measured, strict=True)
+        )
+        rows.append(Row(cells=(_title(name), f"{value} {unit}".strip(), source, *cells)))
+    heads = (
+        f"{label}, miniature" if is_miniature(entry) else label
+        for label, entry in zip(column_labels(entries), entries, strict=True)
+    )
+    return Grid(columns=("quantity", "published", "source", *heads), rows=tuple(rows))
+
+
+def assumed_grid(entries: Sequence[Entry]) -> Grid:
+    """Lay out every assumed value with its reason and, of several runs, who assumes it."""
+    several = len(entries) > 1
+    holders: dict[tuple[str, str, str], list[str]] = {}
+    for entry in entries:
+        for name, leaf in _named(entry.run.recipe["assumed"], ""):
+            key = (name, numbers.exact(leaf["value"]), str(leaf.get("reason", "")))
+            holders.setdefault(key, []).append(entry.label)
+    rows = []
+    for key, labels in holders.items():
+        who = "all runs" if len(labels) == len(entries) else ", ".join(labels)
+        rows.append(Row(cells=(*key, *((who,) if several else ()))))
+    columns = ("key", "value", "reason", *(("assumed by",) if several else ()))
+    return Grid(columns=columns, rows=tuple(rows))
+
+
+Published = tuple[str, str, str, str]
+
+
+def _with_parts(leaves: Iterator[tuple[str, Tree]]) -> dict[Published, None]:
+    rows: dict[Published, None] = {}
+    for name, leaf in leaves:
+        said = (str(leaf.get("unit", "")), str(leaf.get("source", "")))
+        for part, value in _parts(name, leaf["value"]):
+            rows[part, numbers.exact(value), *said] = None
+    return rows
+
+
+def _named(tree: Tree, prefix: str) -> Iterator[tuple[str, Tree]]:
+    """Walk to the mappings that carry a value; what lies above them are groups."""
+    for key, node in tree.items():
+        if "value" in node:
+            yield f"{prefix}{key}", node
+        else:
+            yield from _named(node, f"{prefix}{key}.")
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from flat(value, f"{name}.").items()
+    else:
+        yield name, value
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").replace(".", ": ")
+
+
+def measured_quantities(entry: Entry) -> dict[str, float]:
+    """Collect what the run itself can state, under the names a recipe would publish it."""
+    run, out = entry.run, entry.outcome
+    named: dict[str, Any] = {
+        **flat(run.derived),
+        "parameters": run.derived["parameters"].get("total"),
+        "devices": run.derived["ranks"],
+        "steps": out.steps,
+        "tokens": out.tokens,
+        "total_tokens": out.tokens,
+        "held_out_loss": out.held_out_final,
+        "training_loss": out.training_loss,
+        "tokens_per_second": out.tokens_per_second,
+        "tokens_per_second_per_device": out.tokens_per_second_per_device,
+        **{f"flops_per_second.{c}": rate for c, rate in out.flops_per_second.items()},
+    }
+    if out.seconds is not None:
+        named["device_hours"] = out.seconds * run.derived["ranks"] / 3600
+        named["days"] = out.seconds / 86400
+    if run.journal.steps:
+        named["step_seconds"] = median(step.seconds for step in run.journal.steps)
+    numeric = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    return {_normal(name): value for name, value in numeric.items()}
+
+
+def _normal(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _beside(name: str, quantities: Mapping[str, float]) -> str:
+    """Find the quantity by its full name, else by its last part (``time.step_seconds``)."""
+    for candidate in (_normal(name), name.rpartition(".")[2]):
+        if candidate in quantities:
+            return f"{numbers.measured(quantities[candidate])} {_unit(candidate)}".strip()
+    return numbers.ABSENT
+
+
+def _unit(name: str) -> str:
+    return next((unit for part, unit in _UNITS if part in name), "")

@@ -1,0 +1,86 @@
+"""The resolved recipe as the YAML that a person would have written.
+
+Our own small writer, because a recipe has a hand of its own that no library's dumper knows:
+underscores in long integers, short mappings and lists in one line.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+# Words that YAML 1.1 reads as a boolean or as nothing.
+_RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_INLINE_WIDTH = 88
+
+
+@dataclass(frozen=True, slots=True)
+class YamlLine:
+    """One line; ``differs`` marks a key whose value is another in another run."""
+
+    text: str
+    differs: bool
+
+
+def recipe_lines(recipe: Mapping[str, Any], differing: frozenset[str]) -> tuple[YamlLine, ...]:
+    """Write the recipe line by line, and mark those of the dotted keys in ``differing``."""
+    return tuple(_lines(recipe, "", 0, differing))
+
+
+def _lines(
+    tree: Mapping[str, Any], prefix: str, indent: int, differing: frozenset[str]
+) -> Iterator[YamlLine]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        head = f"{' ' * indent}{_scalar(key)}:"
+        line = f"{head} {_inline(value)}"
+        fits = len(line) <= _INLINE_WIDTH and not (indent == 0 and value)
+        if isinstance(value, Mapping) and value and not fits:
+            yield YamlLine(head, path in differing)
+            yield from _lines(value, f"{path}.", indent + 2, differing)
+        else:
+            yield YamlLine(line, _touches(path, differing))
+
+
+def _touches(path: str, differing: frozenset[str]) -> bool:
+    return any(key == path or key.startswith(f"{path}.") for key in differing)
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(k)}: {_inline(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:_}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return _float(value)
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
+        return text
+    return '"' + "".join(_character(c) for c in text) + '"'
+
+
+def _character(character: str) -> str:
+    """Escape what YAML cannot show; it reads JSON's escapes, except beyond 16 bits."""
+    if character.isprintable() and character not in '"\\':
+        return character
+    short = ord(character) <= 0xFFFF
+    return json.dumps(character)[1:-1] if short else f"\\U{ord(character):08x}"
+
+
+def _float(value: float) -> str:
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ("-.inf" if value < 0 else ".inf")
+    text = repr(value)
+    # YAML 1.1 reads 1e-05 as a string: it wants the point.
+    return text.replace("e", ".0e") if "e" in text and "." not in text else text

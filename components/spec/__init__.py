@@ -1,0 +1,1 @@
+"""The frozen, typed recipe and its arithmetic; imports no torch."""

@@ -1,0 +1,115 @@
+"""Settle the number of ranks and the data degree, one from the other."""
+
+from math import prod
+from typing import Any
+
+from components.errors import RecipeError
+from components.spec.named import Named, Tree
+
+AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
+OTHERS = AXES[1:]
+
+
+def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
+    """Deal a miniature's ranks in twos to the axes that the recipe uses, round by round.
+
+    Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. What the recipe
+    uses is also the most that an axis gets; what is left over goes to data.
+    """
+    degrees, ranks = tree["parallelism"], tree["cluster"]["ranks"]
+    left = 1 if ranks == "auto" else ranks
+    dealt = dict.fromkeys(AXES, 1)
+    for axis in AXES:
+        if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
+            dealt[axis] = degrees[axis]
+            left //= dealt[axis]
+    free = [axis for axis in AXES if not named.covers(f"parallelism.{axis}")]
+    while left > 1:
+        takers = [axis for axis in free if axis != "data" and _has_room(degrees, dealt, axis)]
+        for axis in ["data", *takers] if "data" in free else takers:
+            if left % 2 == 0:
+                dealt[axis] *= 2
+                left //= 2
+        if left % 2 or not takers:
+            dealt["data"] *= left if "data" in free else 1
+            break
+    for axis in AXES:
+        named.put(tree, f"parallelism.{axis}", dealt[axis])
+    budget = tree["budget"]
+    samples = budget["global_batch_tokens"] // budget["sequence_length"]
+    share = max(1, samples // (dealt["data"] * dealt["expert"]))
+    fitting = max(size for size in range(1, microbatch_sequences + 1) if share % size == 0)
+    named.put(tree, "parallelism.microbatch_sequences", fitting)
+
+
+def _has_room(degrees: Any, dealt: dict[str, int], axis: str) -> bool:
+    wanted = degrees[axis]
+    return bool(wanted == "auto" or dealt[axis] * 2 <= wanted)
+
+
+def settle_layout(tree: Tree, named: Named) -> None:
+    """Derive whichever of ranks and data degree is not given, and the nodes.
+
+    Raises:
+        RecipeError: the other degrees do not divide the ranks, or the ranks do not fill nodes;
+            the nearest data degrees that do are proposed.
+    """
+    degrees, cluster = tree["parallelism"], tree["cluster"]
+    others = prod(degrees[axis] for axis in OTHERS)
+    ranks = _given_ranks(cluster)
+    if ranks is not None and not named.covers("parallelism.data"):
+        if ranks % others:
+            below, above = max(ranks // others, 1) * others, (ranks // others + 1) * others
+            raise RecipeError(
+                "cluster.ranks",
+                f"{ranks} are no multiple of tensor x pipeline x expert x context = {others}",
+                f"the nearest that are: {below} and {above}",
+            )
+        degrees["data"] = ranks // others
+    elif degrees["data"] == "auto":
+        degrees["data"] = 1
+    if ranks is None:
+        ranks = degrees["data"] * others
+    cluster["ranks"] = ranks
+    _settle_nodes(tree, others)
+
+
+def _given_ranks(cluster: Any) -> int | None:
+    if cluster["ranks"] != "auto":
+        return int(cluster["ranks"])
+    if cluster["nodes"] != "auto" and cluster["devices_per_node"] != "auto":
+        return int(cluster["nodes"] * cluster["devices_per_node"])
+    return None
+
+
+def _settle_nodes(tree: Tree, others: int) -> None:
+    cluster = tree["cluster"]
+    ranks, devices = cluster["ranks"], cluster["devices_per_node"]
+    if devices == "auto":
+        cluster["devices_per_node"] = devices = ranks
+    if ranks % devices:
+        raise RecipeError(
+            "cluster.devices_per_node",
+            f"{ranks} ranks do not fill nodes of {devices} devices",
+            _proposal(tree, others, devices),
+        )
+    if cluster["nodes"] == "auto":
+        cluster["nodes"] = ranks // devices
+
+
+def _proposal(tree: Tree, others: int, devices: int) -> str:
+    """Nearest data degrees that fill whole nodes and divide the batch, else only the former."""
+    budget, wanted = tree["budget"], tree["parallelism"]["data"]
+    samples = budget["global_batch_tokens"] // budget["sequence_length"]
+    filling = [
+        data for data in range(1, 2 * wanted + devices + 1) if data * others % devices == 0
+    ]
+    legal = [data for data in filling if samples % data == 0] or filling
+    nearest = sorted(legal, key=lambda data: abs(data - wanted))[:3]
+    layouts = ", ".join(
+        f"parallelism.data={data} ({data * others // devices} nodes)"
+        for data in sorted(nearest)
+    )
+    if legal is filling and samples % nearest[0]:
+        layouts += f", with a batch that divides (now {samples} sequences)"
+    return f"the nearest that do: {layouts}"

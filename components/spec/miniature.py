@@ -1,0 +1,103 @@
+"""The miniature: a recipe made small by rule, which keeps every feature of the big one.
+
+Width, depth, vocabulary, sequence, batch and tokens shrink; head grouping, positions, norm,
+activation, tying, routing and the schedule's shape stay. The sizes are those of
+``conf/scale/``; what the user named is left alone.
+"""
+
+from typing import Any
+
+from components.spec.named import Named, Tree, leaves
+from components.spec.sections import Shrink
+
+FFN_MULTIPLE = 8  # keeps small matrices on whole vector registers
+
+
+def shrink(tree: Tree, rule: Shrink, named: Named, full: Tree) -> None:
+    """Make ``tree`` small in place, before its ranks are dealt.
+
+    ``full`` is the recipe without the user's keys: lengths and rates keep their proportion
+    to it.
+    """
+    _shrink_model(tree, rule, named)
+    _shrink_vocabulary(tree, rule, named)
+    named.put(tree, "budget.total_tokens", rule.total_tokens)
+    named.put(tree, "budget.sequence_length", rule.sequence_length)
+    samples = rule.samples_per_step
+    named.put(tree, "budget.global_batch_tokens", samples * tree["budget"]["sequence_length"])
+    _shrink_schedule(tree, full["budget"]["total_tokens"], named)
+    _shrink_cadence(tree, rule, named)
+    widths = full["model"]["dim"] / tree["model"]["dim"]
+    lr = tree["optimizer"]["lr"] * widths**rule.lr_width_exponent
+    named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
+    named.put(tree, "precision.compute", "auto")
+    named.put(tree, "data.held_out_fraction", rule.held_out_fraction)
+    named.put(tree, "data.tokenizer_sample_bytes", rule.tokenizer_sample_bytes)
+    _stand_in(tree["data"], rule, named)
+
+
+def _shrink_model(tree: Tree, rule: Shrink, named: Named) -> None:
+    model: Any = tree["model"]
+    heads, groups = model["attention"]["num_heads"], model["attention"]["num_kv_heads"]
+    ratio = model["mlp"]["ffn_dim"] / model["dim"]
+    named.put(tree, "model.dim", rule.dim)
+    named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
+    named.put(tree, "model.attention.head_dim", rule.head_dim)
+    small_heads = max(1, model["dim"] // model["attention"]["head_dim"])
+    named.put(tree, "model.attention.num_heads", small_heads)
+    kept = model["attention"]["num_heads"]
+    most = kept if groups == heads else min(groups, max(1, kept // 2))
+    grouped = max(count for count in range(1, most + 1) if kept % count == 0)
+    named.put(tree, "model.attention.num_kv_heads", grouped)
+    ffn_dim = round(ratio * model["dim"] / FFN_MULTIPLE) * FFN_MULTIPLE
+    named.put(tree, "model.mlp.ffn_dim", ffn_dim)
+
+
+def _shrink_vocabulary(tree: Tree, rule: Shrink, named: Named) -> None:
+    """The tokenizer and the embedding agree; a recipe with rows to spare keeps some."""
+    model: Any = tree["model"]
+    spare = model["padded_vocab_size"] > model["vocab_size"]
+    rows = rule.padded_vocab_size
+    pieces = rows - rule.padding_rows if spare else rows
+    named.put(tree, "tokenizer.vocab_size", pieces)
+    named.put(tree, "model.vocab_size", tree["tokenizer"]["vocab_size"])
+    if model["vocab_size"] != pieces:
+        rows = model["vocab_size"] + (rule.padding_rows if spare else 0)
+    named.put(tree, "model.padded_vocab_size", rows)
+
+
+def _shrink_schedule(tree: Tree, full_tokens: int, named: Named) -> None:
+    """Every length of the schedule keeps its share of the whole budget."""
+    total = tree["budget"]["total_tokens"]
+    for path, value in list(leaves(tree["schedule"], "schedule")):
+        if path.endswith("_tokens"):
+            named.put(tree, path, value * total // full_tokens)
+
+
+def _shrink_cadence(tree: Tree, rule: Shrink, named: Named) -> None:
+    batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
+    named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
+    named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
+
+
+def _stand_in(data: Any, rule: Shrink, named: Named) -> None:
+    """Give each source its embedded text; those without one leave, carriers fill up."""
+    sources, shares = data["sources"], data["shares"]
+    for name, source in sources.items():
+        if not source.get("files") and source.get("stand_in"):
+            named.put(sources, f"{name}.embedded", source["stand_in"])
+    if named.covers("data.shares"):
+        return
+    usable = [name for name in shares if _has_text(sources.get(name, {}))]
+    carried = sum(carrier.share for carrier in rule.carriers.values())
+    scale = (1 - carried) / sum(shares[name] for name in usable) if usable else 0
+    data["shares"] = {name: shares[name] * scale for name in usable}
+    unshared = [name for name in sources if name not in shares]  # the user's; refused later
+    data["sources"] = {name: sources[name] for name in [*usable, *unshared]}
+    for name, carrier in rule.carriers.items():
+        data["shares"][name] = carrier.share if usable else carrier.share / carried
+        data["sources"][name] = {"files": [], "embedded": carrier.embedded, "stand_in": None}
+
+
+def _has_text(source: Any) -> bool:
+    return bool(source.get("files") or source.get("embedded"))

@@ -1,0 +1,145 @@
+"""The frozen, checked recipe: what ``run.py`` hands down and what the ranks load."""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from components.errors import RecipeError
+from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
+from components.spec.frozen import FrozenMapping, Node, thaw
+from components.spec.rules import check_rules
+from components.spec.sections import (
+    Assumed,
+    Budget,
+    Checkpoint,
+    Cluster,
+    Data,
+    Evaluation,
+    Parallelism,
+    Precision,
+    Published,
+    Scale,
+    Section,
+    Stem,
+)
+from components.spec.shape import ModelShape
+from components.spec.targets import check_nodes, nearest
+
+S = TypeVar("S", bound=BaseModel)
+MATHEMATICS = ("model", "tokenizer", "data", "budget", "optimizer", "schedule", "precision")
+
+
+class Recipe(Section):
+    """Everything that one run needs, with every number settled."""
+
+    name: Stem
+    why: str
+    home: Stem
+    model: Node
+    tokenizer: Node
+    data: Data
+    budget: Budget
+    optimizer: Node
+    schedule: Node
+    precision: Precision
+    parallelism: Parallelism
+    checkpoint: Checkpoint
+    evaluation: Evaluation
+    cluster: Cluster
+    scale: Scale
+    published: FrozenMapping[Published]
+    assumed: FrozenMapping[Assumed]
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return read_section(ModelShape, thaw(self.model), "model")
+
+    @cached_property
+    def derived(self) -> Derived:
+        """Numbers that follow from the settled ones; computed here and nowhere else."""
+        budget, degrees = self.budget, self.parallelism
+        return Derived(
+            parameters=ParameterCounts.of(self.shape),
+            tokens_per_step=budget.global_batch_tokens,
+            samples_per_step=budget.global_batch_tokens // budget.sequence_length,
+            steps=-(-budget.total_tokens // budget.global_batch_tokens),
+            ranks=self.cluster.ranks,
+            microbatches_per_step=budget.global_batch_tokens
+            // budget.sequence_length
+            // (degrees.data * degrees.expert * degrees.microbatch_sequences),
+            flops_per_token=FlopsPerToken.of(self.shape, budget.sequence_length),
+        )
+
+    def fingerprint(self) -> str:
+        """Hash what changes the mathematics: not the layout, the machine or the folders."""
+        tree = self.model_dump(mode="json", include=set(MATHEMATICS))
+        del tree["data"]["folder"], tree["data"]["verify"]
+        return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", "utf-8")
+
+
+def read_recipe(file: Path) -> Recipe:
+    """Load the frozen recipe of a run folder.
+
+    Raises:
+        RecipeError: the file is missing, no JSON, or no valid recipe.
+    """
+    try:
+        tree = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(str(file), f"no readable recipe: {error}") from error
+    return check_recipe(tree)
+
+
+def check_recipe(tree: Mapping[str, Any]) -> Recipe:
+    """Turn a settled tree into a :class:`Recipe`: targets first, then fields, then rules.
+
+    Raises:
+        RecipeError: what is wrong, with its YAML path; of the fields, all that are wrong.
+    """
+    check_nodes(tree)
+    recipe = read_section(Recipe, tree, "")
+    check_rules(recipe)
+    return recipe
+
+
+def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
+    """Validate one section; pydantic's errors become ours, with paths below ``path``.
+
+    Raises:
+        RecipeError: every field that is missing, unknown or out of range, one a line.
+    """
+    try:
+        return kind.model_validate(dict(tree))
+    except ValidationError as failure:
+        lines = [_sentence(error, kind, path) for error in failure.errors()]
+    first, _, rest = lines[0].partition(": ")
+    raise RecipeError(first, "\n".join([rest, *lines[1:]]))
+
+
+def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
+    location = ".".join(str(step) for step in error["loc"])
+    where = f"{path}.{location}" if path else location
+    if error["type"] == "extra_forbidden":
+        known = _fields(kind, error["loc"][:-1])
+        return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
+    if error["type"] == "missing":
+        return f"{where}: missing; set {where}=..."
+    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _fields(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields of the section that ``location`` leads to."""
+    for step in location:
+        annotation = kind.model_fields[step].annotation if step in kind.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        kind = annotation
+    return list(kind.model_fields)

@@ -1,0 +1,116 @@
+"""Rules between sections. Each says the path, the value, the rule, and a value that works."""
+
+from typing import TYPE_CHECKING
+
+from components.errors import RecipeError
+from components.spec.shape import check_shape
+from components.spec.targets import nearest
+
+if TYPE_CHECKING:
+    from components.spec.recipe import Recipe
+
+SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
+
+
+def check_rules(recipe: "Recipe") -> None:
+    """Hold every rule that spans fields.
+
+    Raises:
+        RecipeError: the first rule that is broken.
+    """
+    check_shape(recipe.shape)
+    _check_vocabulary(recipe)
+    _check_budget(recipe)
+    _check_shares(recipe)
+    _check_layout(recipe)
+    _check_microbatches(recipe)
+
+
+def _check_vocabulary(recipe: "Recipe") -> None:
+    pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
+    if pieces > rows:
+        raise RecipeError(
+            "tokenizer.vocab_size",
+            f"{pieces:,} pieces do not fit model.vocab_size {rows:,}",
+            f"set model.vocab_size={pieces} too",
+        )
+
+
+def _check_budget(recipe: "Recipe") -> None:
+    budget = recipe.budget
+    if budget.global_batch_tokens % budget.sequence_length:
+        below, above = _neighbours(budget.global_batch_tokens, budget.sequence_length)
+        raise RecipeError(
+            "budget.global_batch_tokens",
+            f"{budget.global_batch_tokens:,} is no multiple of sequence_length "
+            f"{budget.sequence_length:,}",
+            f"the nearest that are: {below:,} and {above:,}",
+        )
+    if budget.total_tokens < budget.global_batch_tokens:
+        raise RecipeError(
+            "budget.total_tokens",
+            f"{budget.total_tokens:,} is less than one global batch of "
+            f"{budget.global_batch_tokens:,} tokens",
+            f"give at least {budget.global_batch_tokens:,}, or a smaller global_batch_tokens",
+        )
+
+
+def _check_shares(recipe: "Recipe") -> None:
+    shares, sources = recipe.data.shares, recipe.data.sources
+    total = sum(shares.values())
+    if abs(total - 1) > SHARES_TOLERANCE:
+        raise RecipeError(
+            "data.shares",
+            f"{len(shares)} shares add up to {total:.6f}, not to 1",
+            f"divide each by {total:.6f}, or change one by {1 - total:+.6f}",
+        )
+    for name in sources:
+        if name not in shares:
+            raise RecipeError(
+                f"data.sources.{name}",
+                "no share is given for this source",
+                f"set data.shares.{name}=..., or: {nearest(name, list(shares))}",
+            )
+        if sources[name].files and sources[name].embedded:
+            raise RecipeError(
+                f"data.sources.{name}",
+                "files and embedded exclude each other",
+                "give one of them",
+            )
+
+
+def _check_layout(recipe: "Recipe") -> None:
+    degrees, cluster = recipe.parallelism, recipe.cluster
+    axes = ("data", "expert", "context", "tensor", "pipeline")
+    product = 1
+    for axis in axes:
+        product *= getattr(degrees, axis)
+    if product != cluster.ranks:
+        factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in axes)
+        raise RecipeError(
+            "parallelism",
+            f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}",
+            f"set cluster.ranks={product}, or leave one of the two to be derived",
+        )
+
+
+def _check_microbatches(recipe: "Recipe") -> None:
+    degrees, budget = recipe.parallelism, recipe.budget
+    samples = budget.global_batch_tokens // budget.sequence_length
+    group = degrees.data * degrees.expert * degrees.microbatch_sequences
+    if samples % group:
+        below, above = _neighbours(samples, group)
+        raise RecipeError(
+            "budget.global_batch_tokens",
+            f"{samples} sequences a step do not divide among "
+            f"{degrees.data * degrees.expert} data ranks in microbatches of "
+            f"{degrees.microbatch_sequences}",
+            "the nearest batches that do: "
+            f"{below * budget.sequence_length:,} and {above * budget.sequence_length:,} tokens",
+        )
+
+
+def _neighbours(value: int, divisor: int) -> tuple[int, int]:
+    """Nearest positive multiples of ``divisor`` below and above ``value``."""
+    below = value // divisor * divisor
+    return max(below, divisor), below + divisor

@@ -1,0 +1,149 @@
+"""The fixed sections of a recipe: types and ranges, without defaults (those live in ``conf/``).
+
+Open sections (``model``, ``tokenizer``, ``optimizer``, ``schedule``) name a class with
+``_target_``; their schema is its constructor, see :mod:`components.spec.targets`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.spec.frozen import FrozenMapping, FrozenValue
+
+Count = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+
+
+class Section(BaseModel):
+    """Strict, frozen, and closed: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Budget(Section):
+    """How many tokens, in what helpings."""
+
+    total_tokens: Count
+    global_batch_tokens: Count
+    sequence_length: Count
+    seed: Annotated[int, Field(ge=0)]
+
+
+class Source(Section):
+    """Where the text of one source is: the user's files, or an embedded corpus.
+
+    Both may be absent: a published corpus that cannot be shipped has a share but no text, and
+    ``stand_in`` names the embedded corpus that takes its place in a miniature.
+    """
+
+    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    embedded: str | None = None
+    stand_in: str | None = None
+
+
+class Data(Section):
+    """Which sources, in which shares of the training tokens, prepared where."""
+
+    shares: FrozenMapping[Annotated[float, Field(ge=0, le=1)]]
+    sources: FrozenMapping[Source]
+    folder: str
+    held_out_fraction: Fraction
+    tokenizer_sample_bytes: Count | Literal["all"]
+    verify: Literal["contents", "sizes"]
+
+
+class Precision(Section):
+    """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32."""
+
+    compute: Literal["auto", "bfloat16", "float16", "float32"]
+    accumulate: Literal["bfloat16", "float32"]
+    reduce: Literal["bfloat16", "float32"]
+
+
+class Parallelism(Section):
+    """The degrees; their product is the number of ranks."""
+
+    data: Count
+    tensor: Count
+    pipeline: Count
+    expert: Count
+    context: Count
+    zero: Literal[0, 1, 2, 3]
+    sequence_parallel: bool
+    microbatch_sequences: Count
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+
+
+class Checkpoint(Section):
+    """How often a checkpoint is written, on the clock of tokens, and how many are kept."""
+
+    every_tokens: Count
+    keep: Count
+
+
+class Evaluation(Section):
+    """How often the held-out loss is taken, and on how many windows of each source."""
+
+    every_tokens: Count
+    max_windows_per_source: Count
+
+
+class Cluster(Section):
+    """The machine: how many nodes of how many devices, behind which scheduler."""
+
+    name: str
+    scheduler: Literal["none", "slurm", "pbs"]
+    device: Literal["auto", "cpu", "cuda", "xpu"]
+    devices_per_node: Count
+    nodes: Count
+    ranks: Count
+
+
+class Published(Section):
+    """A figure that a source states."""
+
+    value: int | float | str
+    unit: str
+    source: str
+
+
+class Assumed(Section):
+    """A value that a run needs and no source gives, set here once, with the reason."""
+
+    value: FrozenValue
+    reason: str
+
+
+class Carrier(Section):
+    """An embedded corpus that carries a share of a miniature's tokens."""
+
+    embedded: str
+    share: Fraction
+
+
+class Shrink(Section):
+    """The sizes that a miniature is brought down to."""
+
+    dim: Count
+    num_layers: Count
+    head_dim: Count
+    padded_vocab_size: Count
+    padding_rows: Count
+    sequence_length: Count
+    samples_per_step: Count
+    microbatch_sequences: Count
+    total_tokens: Count
+    checkpoints: Count
+    evaluations: Count
+    lr_width_exponent: Annotated[float, Field(ge=0, le=1)]
+    held_out_fraction: Fraction
+    tokenizer_sample_bytes: Count | Literal["all"]
+    carriers: FrozenMapping[Carrier]
+
+
+class Scale(Section):
+    """Which size of the recipe this is, and how a smaller one is made."""
+
+    name: Stem
+    shrink: Shrink | Literal["none"]

@@ -1,0 +1,65 @@
+"""From the composed tree to the settled one: check what rules read, shrink, deal the ranks."""
+
+from collections.abc import Iterable
+
+from components.errors import RecipeError
+from components.spec.layout import deal_ranks, settle_layout
+from components.spec.miniature import shrink
+from components.spec.named import Named, Tree, leaves
+from components.spec.recipe import Recipe, check_recipe, read_section
+from components.spec.sections import Scale, Shrink
+from components.spec.shape import ModelShape
+from components.spec.targets import check_nodes
+
+MISSING = "???"
+CHOICES = {"device"}  # where ``auto`` is a choice, not a number to derive
+
+
+def settle(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
+    """Apply the scale's rule to what the user did not name, settle the layout, check it all.
+
+    ``full`` is the composed tree before the user's keys went in.
+
+    Raises:
+        RecipeError: whatever is wrong, with its YAML path.
+    """
+    named = Named(named_keys)
+    _check_present(tree)
+    check_nodes(tree)
+    _check_sections(tree)
+    _drop_unshared(tree, named)
+    scale = read_section(Scale, tree["scale"], "scale")
+    if isinstance(scale.shrink, Shrink):
+        shrink(tree, scale.shrink, named, full)
+        deal_ranks(tree, scale.shrink.microbatch_sequences, named)
+    settle_layout(tree, named)
+    return check_recipe(tree)
+
+
+def _check_present(tree: Tree) -> None:
+    for path, value in leaves(tree):
+        if value == MISSING:
+            raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
+
+
+def _drop_unshared(tree: Tree, named: Named) -> None:
+    """A data set is a menu: what no share asks for leaves, unless the user named it."""
+    data = tree["data"]
+    data["sources"] = {
+        name: source
+        for name, source in data["sources"].items()
+        if name in data["shares"] or named.covers(f"data.sources.{name}")
+    }
+
+
+def _check_sections(tree: Tree) -> None:
+    """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
+    tree = dict(tree)
+    for name in ("parallelism", "cluster"):
+        section = tree[name]
+        tree[name] = {
+            key: 1 if value == "auto" and key not in CHOICES else value
+            for key, value in section.items()
+        }
+    read_section(Recipe, tree, "")
+    read_section(ModelShape, tree["model"], "model")

@@ -1,0 +1,174 @@
+"""The gate: what a ``_target_`` may name, and which arguments it takes, read without importing.
+
+A recipe is data, so it may only name a class that this repository itself defines. The module's
+source is parsed, never run: a hostile recipe is refused before anything it names is imported.
+"""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = re.compile(r"components(\.[a-z][a-z0-9_]*)+\.[A-Z][A-Za-z0-9]*")
+NODE_KEYS = frozenset({"_target_", "_partial_"})
+SCALARS: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Keyword arguments of a class: name to annotation, and those with a default."""
+
+    arguments: Mapping[str, ast.expr | None]
+    optional: frozenset[str]
+
+
+def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
+    """Offer the known words that look like ``word``, or list all of them if none does."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return "known: " + (", ".join(sorted(known)) or "none")
+
+
+def check_nodes(tree: Mapping[str, Any], path: str = "") -> None:
+    """Check every ``_target_`` node of ``tree`` against the class that it names.
+
+    Raises:
+        RecipeError: a target outside this repository, an unknown, missing or ill-typed
+            argument, or a key that only Hydra's own instantiation would read.
+    """
+    for key, value in tree.items():
+        _check_value(value, f"{path}.{key}" if path else str(key))
+
+
+def _check_value(value: object, path: str) -> None:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            _check_node(value, path)
+        check_nodes(value, path)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_value(item, f"{path}[{index}]")
+
+
+def _check_node(node: Mapping[str, Any], path: str) -> None:
+    signature = read_signature(node["_target_"], f"{path}._target_")
+    given = [key for key in node if key not in NODE_KEYS]
+    for key in given:
+        if key not in signature.arguments:
+            hint = nearest(key, list(signature.arguments))
+            raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
+        _check_type(signature.arguments[key], node[key], f"{path}.{key}")
+    missing = set(signature.arguments) - signature.optional - set(given)
+    if missing and not node.get("_partial_", False):
+        raise RecipeError(
+            path,
+            f"{node['_target_']} needs {', '.join(sorted(missing))}",
+            f"set {path}.{min(missing)}=...",
+        )
+
+
+def read_signature(target: object, path: str) -> Signature:
+    """Read the constructor of the class ``target`` from its source file.
+
+    Raises:
+        RecipeError: ``target`` is no class defined at the top of a module of ``components``.
+    """
+    refusal = "a recipe may only name a class that this repository defines under components/"
+    if not isinstance(target, str) or not TARGET.fullmatch(target):
+        raise RecipeError(path, f"{target!r} is refused", refusal)
+    module, _, name = target.rpartition(".")
+    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    if not file.is_file():
+        raise RecipeError(path, f"{target!r}: there is no module {module}", refusal)
+    for statement in _parse(file).body:
+        if isinstance(statement, ast.ClassDef) and statement.name == name:
+            return _class_signature(statement)
+    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", refusal)
+
+
+@cache
+def _parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
+
+
+def _class_signature(node: ast.ClassDef) -> Signature:
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            return _init_signature(statement.args)
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    names = {
+        item.target.id: item.annotation for item in fields if isinstance(item.target, ast.Name)
+    }
+    optional = frozenset(
+        item.target.id for item in fields if isinstance(item.target, ast.Name) and item.value
+    )
+    return Signature(names, optional)
+
+
+def _init_signature(arguments: ast.arguments) -> Signature:
+    """Keyword-only arguments, and positional ones besides ``self``."""
+    positional = [*arguments.posonlyargs, *arguments.args][1:]
+    names = {argument.arg: argument.annotation for argument in positional}
+    names |= {argument.arg: argument.annotation for argument in arguments.kwonlyargs}
+    optional = {
+        argument.arg for argument in positional[len(positional) - len(arguments.defaults) :]
+    }
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    optional |= {argument.arg for argument, default in pairs if default is not None}
+    return Signature(names, frozenset(optional))
+
+
+def _check_type(annotation: ast.expr | None, value: object, path: str) -> None:
+    choices = list(_alternatives(annotation))
+    if not choices or any(_fits(choice, value) for choice in choices):
+        return
+    wanted = " or ".join(ast.unparse(choice) for choice in choices)
+    raise RecipeError(path, f"{value!r} is not {wanted}", f"give {path} a value of that type")
+
+
+def _alternatives(annotation: ast.expr | None) -> Iterator[ast.expr]:
+    if isinstance(annotation, ast.BinOp):
+        yield from _alternatives(annotation.left)
+        yield from _alternatives(annotation.right)
+    elif annotation is not None:
+        yield annotation
+
+
+def _fits(annotation: ast.expr, value: object) -> bool:
+    """Judge scalars, literals and containers; a class's name wants a node of its own."""
+    if isinstance(annotation, ast.Constant):
+        return value is None if annotation.value is None else True
+    if isinstance(annotation, ast.Name) and annotation.id in SCALARS:
+        kinds = SCALARS[annotation.id]
+        return isinstance(value, kinds) and (
+            annotation.id == "bool" or not isinstance(value, bool)
+        )
+    if isinstance(annotation, ast.Subscript):
+        return _fits_subscript(annotation, value)
+    return isinstance(value, Mapping)
+
+
+def _fits_subscript(annotation: ast.Subscript, value: object) -> bool:
+    name = ast.unparse(annotation.value).rpartition(".")[2]
+    if name == "Literal":
+        return value in ast.literal_eval(
+            annotation.slice
+            if isinstance(annotation.slice, ast.Tuple)
+            else ast.Tuple([annotation.slice])
+        )
+    if name in {"list", "tuple", "Sequence"}:
+        return isinstance(value, list | tuple)
+    return isinstance(value, Mapping)

@@ -1,0 +1,1 @@
+"""The loop: Lightning module, strategy, callbacks, checkpoints."""

@@ -1,0 +1,44 @@
+"""Batches of one data rank: what a step reads is a function of the step alone."""
+
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from components.data.manifest import Manifest
+from components.data.order import SampleId, SampleOrder
+from components.data.samples import PackedSamples, step_positions, windows_per_source
+from components.spec.recipe import Recipe
+
+
+class StepBatches(Dataset[torch.Tensor]):
+    """Item ``step`` is one rank's share of it: ``[microbatches, sequences, length + 1]``."""
+
+    def __init__(self, *, recipe: Recipe, folder: Path, manifest: Manifest, rank: int) -> None:
+        length = recipe.budget.sequence_length
+        counts = windows_per_source(manifest, length)
+        samples = {name: counts[name] for name in recipe.data.shares}
+        order = SampleOrder(shares=recipe.data.shares, samples=samples, seed=recipe.budget.seed)
+        self._samples = PackedSamples(
+            folder=folder, manifest=manifest, order=order, sequence_length=length
+        )
+        self._samples_per_step = recipe.derived.samples_per_step
+        self._microbatch = recipe.parallelism.microbatch_sequences
+        self._ranks = recipe.parallelism.data
+        self._rank = rank
+
+    def __getitem__(self, step: int) -> torch.Tensor:
+        rows = torch.stack([self._samples[position] for position in self.positions(step)])
+        return rows.view(-1, self._microbatch, rows.shape[1])
+
+    def positions(self, step: int) -> range:
+        """Positions of the whole order that this rank reads at ``step``, counted from 0."""
+        return step_positions(
+            first_sample=step * self._samples_per_step,
+            samples_per_step=self._samples_per_step,
+            rank=self._rank,
+            ranks=self._ranks,
+        )
+
+    def sample_ids(self, step: int) -> list[SampleId]:
+        return [self._samples.sample_id(position) for position in self.positions(step)]

@@ -1,0 +1,128 @@
+"""Checkpoints: torch.distributed.checkpoint over safetensors, complete or not there at all.
+
+The tensors go through torch's distributed checkpoint, so that any layout can write and read
+them, but into safetensors files: its default format keeps a pickle. What is no tensor (step,
+tokens) is one small JSON file, written last.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from components.errors import RecipeError
+
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)  # nested groups differ by stage
+MARKER = "progress.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is on its clock."""
+
+    step: int
+    tokens: int
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> Path:
+    """Write a checkpoint beside, mark it, rename it to its place; every rank calls this."""
+    target = folder / f"tokens-{progress.tokens:015d}"
+    beside = folder / f".{target.name}"
+    if dist.get_rank() == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+    dist.barrier()
+    writer = HuggingFaceStorageWriter(str(beside), save_distributed=True)
+    save(_tensors(model, optimizer), storage_writer=writer)
+    if dist.get_rank() == 0:
+        hashes = {file.name: _sha256(file) for file in sorted(beside.glob("*.safetensors"))}
+        marker = asdict(progress) | {"files": hashes}
+        (beside / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        beside.rename(target)
+    dist.barrier()
+    return target
+
+
+def load_checkpoint(
+    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Progress:
+    """Fill ``model`` and ``optimizer`` in place, whatever layout wrote the checkpoint.
+
+    Raises:
+        RecipeError: a file of the checkpoint is missing or was changed.
+    """
+    progress = read_progress(checkpoint)
+    tensors = _tensors(model, optimizer)
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    load(tensors, storage_reader=reader)
+    state = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
+    loaded = {key: tensors.get(f"optimizer.{key}", value) for key, value in state.items()}
+    set_optimizer_state_dict(model, optimizer, loaded, options=OPTIONS)
+    return progress
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Find the last checkpoint that is complete: one without its marker never counts."""
+    complete = [marker.parent for marker in folder.glob(f"tokens-*/{MARKER}")]
+    return max(complete, default=None)
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Remove all but the last ``keep``, oldest first."""
+    complete = sorted(marker.parent for marker in folder.glob(f"tokens-*/{MARKER}"))
+    for old in complete[:-keep]:
+        (old / MARKER).unlink()  # without its marker a half-removed one is not taken
+        shutil.rmtree(old)
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """Check the files against the marker and return where the run was.
+
+    Raises:
+        RecipeError: a file is missing or its contents are not what was written.
+    """
+    marker = json.loads((checkpoint / MARKER).read_text("utf-8"))
+    for name, sha256 in marker["files"].items():
+        file = checkpoint / name
+        if not file.is_file() or _sha256(file) != sha256:
+            what = "was changed after it was written" if file.is_file() else "is missing"
+            remedy = f"remove {checkpoint}: the checkpoint before it is taken then"
+            raise RecipeError(str(file), what, remedy)
+    return Progress(step=marker["step"], tokens=marker["tokens"])
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Name every tensor of the state; the optimizer's numbers come from the recipe."""
+    weights = get_model_state_dict(model)
+    state = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
+    tensors = {f"model.{name}": value for name, value in weights.items()}
+    return tensors | {
+        f"optimizer.{name}": value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,92 @@
+"""Start the ranks of a run on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from components.build import build
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from components.train.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Refuse what the loop cannot do, before anything is written.
+
+    Raises:
+        RecipeError: an axis other than data, a dtype without its loss scaling, several nodes.
+    """
+    if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
+        problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
+        raise RecipeError("cluster", problem, "leave cluster= out to train a miniature here")
+    for axis in ("tensor", "pipeline", "expert", "context"):
+        degree = getattr(recipe.parallelism, axis)
+        if degree > 1:
+            raise RecipeError(
+                f"parallelism.{axis}",
+                f"{degree}: training over this axis does not exist yet",
+                f"set parallelism.{axis}=1, or cluster.ranks=2 for data alone",
+            )
+    if recipe.precision.compute == "float16":
+        remedy = "set precision.compute=auto"
+        raise RecipeError(
+            "precision.compute", "float16 needs loss scaling, not built yet", remedy
+        )
+    for key in ("accumulate", "reduce"):
+        if getattr(recipe.precision, key) != "float32":
+            remedy = f"set precision.{key}=float32"
+            raise RecipeError(f"precision.{key}", "only float32 is built yet", remedy)
+
+
+def check_builds(recipe: Recipe) -> None:
+    """Build every part once, the model on ``meta``: what a constructor refuses fails here.
+
+    Raises:
+        RecipeError: whatever a constructor says is wrong.
+    """
+    import torch  # slow: only who is about to train pays for it
+
+    build(recipe.tokenizer, "tokenizer")
+    build(recipe.schedule, "schedule")
+    with torch.device("meta"):
+        model = build(recipe.model, "model")
+    build(recipe.optimizer, "optimizer")(parameters=list(model.named_parameters()))
+
+
+def launch(recipe: Recipe, folder: RunFolder) -> str:
+    """Train in this process if there is one rank, else under torchrun; return how it ended."""
+    if recipe.cluster.ranks == 1:
+        from components.train.fit import fit
+
+        return fit(folder.path)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
+    }
+    words = ["--standalone", f"--nproc-per-node={recipe.cluster.ranks}", "--no-python"]
+    ranks = [sys.executable, "-m", "components.train", str(folder.path)]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, *ranks]
+    # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    status = _wait(process, folder)
+    if folder.results.exists():
+        return str(folder.read_json("results.json")["status"])
+    return "finished" if status == 0 else "failed"
+
+
+def _wait(process: subprocess.Popen[bytes], folder: RunFolder) -> int:
+    """Wait; the first signal asks the ranks to save and stop, the second ends them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        folder.stop.touch()
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)

@@ -1,0 +1,78 @@
+"""How a run ended, as data: nothing is ever read back out of a log."""
+
+import json
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from components.train.journal import Journal
+from components.train.module import Pretraining
+
+
+def summarize(
+    *,
+    module: Pretraining,
+    journal: Journal,
+    metrics: Path,
+    unigram: dict[str, float],
+    began: float,
+) -> dict[str, Any]:
+    """Collect the figures of ``results.json``; every rate names its FLOP convention."""
+    recipe, derived = module.recipe, module.recipe.derived
+    speed = _median_speed(metrics)
+    finished = module.progress.step == derived.steps
+    return {
+        "status": "finished" if finished else "stopped",
+        "recipe": recipe.name,
+        "scale": recipe.scale.name,
+        "fingerprint": recipe.fingerprint(),
+        "steps": module.progress.step,
+        "tokens": module.progress.tokens,
+        "loss": module.last.loss if module.last else None,
+        "seconds": time.perf_counter() - began,
+        "tokens_per_second": speed,
+        "tokens_per_second_per_device": speed / derived.ranks,
+        "flops_per_second": {
+            "full": speed * derived.flops_per_token.full,
+            "causal": speed * derived.flops_per_token.causal,
+        },
+        "device": str(module.device),
+        "held_out": summarize_held_out(journal.held_out_losses, unigram),
+    }
+
+
+def summarize_held_out(
+    losses: list[tuple[int, float, dict[str, float]]], unigram: dict[str, float]
+) -> dict[str, Any]:
+    """Put the held-out losses, in nats a token, beside a smoothed unigram model's.
+
+    ``rising`` asks the least-squares slope over the evaluations of the last quarter of tokens.
+    """
+    if not losses:
+        return {}
+    tokens = np.array([entry[0] for entry in losses], dtype=float)
+    means = np.array([entry[1] for entry in losses])
+    last_quarter = tokens >= 0.75 * tokens[-1]
+    slope = 0.0
+    if last_quarter.sum() > 1:
+        slope = float(np.polyfit(tokens[last_quarter] / 1e6, means[last_quarter], 1)[0])
+    return {
+        "first": losses[0][1],
+        "final": losses[-1][1],
+        "by_source": losses[-1][2],
+        "unigram": fmean(unigram.values()),
+        "unigram_by_source": unigram,
+        "slope_last_quarter": slope,
+        "slope_unit": "nats a token, per million tokens trained",
+        "rising": slope > 0,
+    }
+
+
+def _median_speed(metrics: Path) -> float:
+    """Median over the steps: the first one warms up, evaluations are not training."""
+    entries = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    speeds = [entry["tokens_per_second"] for entry in entries if entry["kind"] == "step"]
+    return float(np.median(speeds)) if speeds else 0.0

@@ -1,0 +1,121 @@
+"""A run folder that explains itself: what was asked, with what, on what, and what came out.
+
+recipe.json        the resolved recipe that the ranks load
+derived.json       the numbers that follow from it, and its fingerprint
+environment.json   command, commit, versions, device
+source.diff        what differed from that commit, if anything did
+data.json          the prepared data that this run reads
+metrics.jsonl      the journal: steps, held-out losses, checkpoints, resumes
+checkpoints/       complete checkpoints, by tokens
+tensorboard/       the same curves for TensorBoard
+results.json       how it ended; absent while it runs and if it was killed
+report.html        all of the above for a person
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError
+from components.spec.recipe import Recipe, read_recipe
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def stop(self) -> Path:
+        """While this file exists the run saves and stops after the step it is in."""
+        return self.path / "stop"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
+    def write_json(self, name: str, tree: dict[str, Any]) -> None:
+        """Write beside, then rename: a reader never sees half a file."""
+        beside = self.path / f".{name}.{os.getpid()}"
+        beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        beside.replace(self.path / name)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read one of the folder's files.
+
+        Raises:
+            RecipeError: it is missing or no JSON.
+        """
+        try:
+            tree: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            remedy = "is this a run folder? name one that holds a recipe.json"
+            raise RecipeError(
+                str(self.path / name), f"cannot be read: {error}", remedy
+            ) from None
+        return tree
+
+
+def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
+    """Make the folder of a new run and write its frozen recipe there.
+
+    Raises:
+        RecipeError: the folder already holds a run or something else.
+    """
+    folder = RunFolder(wanted or _fresh(recipe))
+    if folder.recipe.exists():
+        same = read_recipe(folder.recipe) == recipe
+        what = "this very run" if same else "another recipe"
+        way = f"resume={folder.path} goes on with it" if same else "choose another run=FOLDER"
+        raise RecipeError("run", f"{folder.path} holds {what}", way)
+    try:
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
+        folder.checkpoints.mkdir(parents=True)
+    except OSError as error:
+        raise RecipeError(
+            "run", f"cannot make {folder.path}: {error}", "choose another"
+        ) from None
+    derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
+    folder.write_json("derived.json", derived)
+    folder.write_json("recipe.json", recipe.model_dump(mode="json"))
+    return folder
+
+
+def _fresh(recipe: Recipe) -> Path:
+    """Name a folder after recipe, scale and second; count up where that is taken."""
+    stem = f"{recipe.name}-{recipe.scale.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = [stem, *(f"{stem}-{count}" for count in range(2, 1_000))]
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+
+
+def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
+    """Open the folder of a run that is to be resumed.
+
+    Raises:
+        RecipeError: it is no run folder, or the run has finished.
+    """
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        raise RecipeError("resume", f"{path} is no run folder", "it needs a recipe.json")
+    recipe = read_recipe(folder.recipe)
+    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+        remedy = "start a new run with a larger budget.total_tokens"
+        raise RecipeError("resume", f"the run in {path} has finished", remedy)
+    return folder, recipe

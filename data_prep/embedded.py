@@ -1,0 +1,137 @@
+"""The corpora that need no network: this repository's parallel text, the interpreter's library.
+
+Both corpora of the standard library put a module's documents into one group, its path: what is
+held out as documentation is then not trained on as source code.
+"""
+
+import ast
+import hashlib
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from components.data.files import FileRecord
+from components.errors import RecipeError
+from data_prep.read import Document, Input, LocalFile
+
+CORPORA = Path(__file__).resolve().parents[1] / "corpora"
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+EXCLUDED = frozenset({
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "dist-packages",
+})
+# Generated when the interpreter is built: paths of the machine that built it, not text.
+GENERATED = "_sysconfigdata"
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryDocument:
+    """A text out of the standard library, grouped by its module."""
+
+    text: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """One corpus drawn from the running interpreter's standard library."""
+
+    name: str
+    read: Callable[[], tuple[LibraryDocument, ...]]
+
+    def record(self) -> FileRecord:
+        """Hash the documents, which differ from one Python version to the next."""
+        digest = hashlib.sha256()
+        num_bytes = 0
+        for document in self.read():
+            content = document.text.encode()
+            digest.update(len(content).to_bytes(8, "little") + content)
+            num_bytes += len(content)
+        return FileRecord(name=self.name, sha256=digest.hexdigest(), bytes=num_bytes)
+
+    def documents(self) -> Iterator[Document]:
+        yield from self.read()
+
+
+def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
+    """Find an embedded corpus by the name that a recipe gives it.
+
+    Raises:
+        RecipeError: there is no such corpus; the message lists those there are.
+    """
+    libraries = {"python/source": library_source, "python/docs": library_docs}
+    if name in libraries:
+        return Library(name=name, read=libraries[name])
+    texts = {
+        file.relative_to(corpora).with_suffix("").as_posix(): file
+        for file in sorted(corpora.glob("*/*.txt"))
+    }
+    if name not in texts:
+        known = ", ".join([*libraries, *texts])
+        raise RecipeError(where, f"there is no embedded corpus {name!r}", f"known: {known}")
+    return LocalFile(path=texts[name], name=name, where=where)
+
+
+@cache
+def library_source() -> tuple[LibraryDocument, ...]:
+    """Read the modules, a document each, in the order of their paths.
+
+    Kept in memory after the first call (about 10 MB), since a preparation reads it four times.
+    """
+    return tuple(
+        LibraryDocument(text=text, group=path.as_posix())
+        for path in _module_paths()
+        if (text := _decoded(LIBRARY / path)).strip()
+    )
+
+
+@cache
+def library_docs() -> tuple[LibraryDocument, ...]:
+    """Read the docstrings, a document for each module, and the help topics of the language."""
+    documents = [
+        LibraryDocument(text="\n\n".join(docstrings), group=module.group)
+        for module in library_source()
+        if (docstrings := list(_docstrings(ast.parse(module.text))))
+    ]
+    return (*documents, *_topics(LIBRARY / "pydoc_data" / "topics.py"))
+
+
+def _module_paths() -> list[Path]:
+    paths = (file.relative_to(LIBRARY) for file in LIBRARY.rglob("*.py"))
+    return sorted(
+        path
+        for path in paths
+        if not EXCLUDED & set(path.parts) and not path.name.startswith(GENERATED)
+    )
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring and docstring.strip():
+            yield docstring if isinstance(node, ast.Module) else f"{node.name}: {docstring}"
+    for child in ast.iter_child_nodes(node):
+        yield from _docstrings(child)
+
+
+def _topics(path: Path) -> Iterator[LibraryDocument]:
+    if not path.is_file():
+        return  # some distributions package it apart
+    for statement in ast.parse(path.read_bytes()).body:
+        if isinstance(statement, ast.Assign):
+            for name, text in ast.literal_eval(statement.value).items():
+                yield LibraryDocument(text=text, group=f"topic/{name}")

@@ -1,0 +1,207 @@
+"""From raw text to a folder of packed token files, in stages.
+
+The folder's name carries a hash of all that decides its content, so the same recipe finds it
+again and another never overwrites it. It is built beside its place and renamed at the end: what
+has the name is complete.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from components.data.files import record_file, sync_folder
+from components.data.manifest import FORMAT_VERSION, Manifest, SourceRecord, TokenizerRecord
+from components.data.token_file import TokenFileRecord, write_token_file
+from components.data.unigram import FILE_NAME, Unigram
+from components.errors import RecipeError
+from data_prep.read import Document
+from data_prep.sources import OpenSource, Source, open_source
+from data_prep.split import Split, choose_split
+from data_prep.tokenizer_sample import sample_texts
+
+BATCH_CHARACTERS = 1 << 18
+SHORTEST_HELD_OUT_TOKENS = 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """All that decides the content of the folder."""
+
+    sources: Mapping[str, OpenSource]
+    tokenizer: Unigram
+    held_out_fraction: float
+    tokenizer_sample_bytes: int | Literal["all"]
+
+    def key(self) -> str:
+        """Hash it; where the inputs lie makes no difference, what is in them does."""
+        tree = {
+            "format_version": FORMAT_VERSION,
+            "tokenizer": self.tokenizer.settings(),
+            "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
+            "held_out_fraction": self.held_out_fraction,
+            "inputs": {
+                name: [(record.sha256, Path(record.name).suffix) for record in source.records]
+                for name, source in self.sources.items()
+            },
+        }
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def prepare(
+    *,
+    sources: Mapping[str, Source],
+    tokenizer: Unigram,
+    root: Path,
+    name: str,
+    held_out_fraction: float,
+    tokenizer_sample_bytes: int | Literal["all"],
+    sequence_length: int,
+    say: Say,
+) -> tuple[Path, Manifest]:
+    """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
+
+    Raises:
+        RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
+            trained on it, or a folder that was changed since it was built.
+    """
+    task = _Preparation(
+        sources={source: open_source(source, sources[source]) for source in sorted(sources)},
+        tokenizer=tokenizer,
+        held_out_fraction=held_out_fraction,
+        tokenizer_sample_bytes=tokenizer_sample_bytes,
+    )
+    folder = root / f"{name}-{task.key()[:12]}"
+    if folder.exists():
+        say(f"data: reusing {folder}")
+    else:
+        _build_beside(folder, task, say)
+        say(f"data: prepared {folder}")
+    manifest = Manifest.read(folder)
+    manifest.verify(folder, contents=True)
+    tokenizer.load(folder)
+    _check_lengths(manifest, sequence_length)
+    return folder, manifest
+
+
+def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
+    unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
+    if unfinished:
+        names = ", ".join(map(str, unfinished))
+        say(f"data: unfinished, delete if no preparation is running: {names}")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise RecipeError(
+            "data.folder", f"cannot write there: {error}", "name a folder that you may write to"
+        ) from error
+    try:
+        _build(partial, task, say)
+        _take_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    """Rename, unless another process has built the same folder meanwhile: then use that one."""
+    sync_folder(partial)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    sync_folder(folder.parent)
+
+
+def _build(folder: Path, task: _Preparation, say: Say) -> None:
+    chosen = {
+        name: choose_split(source.documents(), task.held_out_fraction)
+        for name, source in task.sources.items()
+    }
+    splits = {name: split for name, (split, _) in chosen.items()}
+    tokenizer = task.tokenizer
+    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
+    tokenizer.train(_tokenizer_texts(task, splits), folder)
+    records = {}
+    for name, source in task.sources.items():
+        train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
+        say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
+        records[name] = SourceRecord(
+            inputs=source.records, documents=chosen[name][1], train=train, held_out=held_out
+        )
+    Manifest(
+        key=task.key(),
+        tokenizer=_tokenizer_record(folder, tokenizer),
+        held_out_fraction=task.held_out_fraction,
+        sources=records,
+    ).write(folder)
+
+
+def _tokenizer_texts(task: _Preparation, splits: Mapping[str, Split]) -> Iterator[str]:
+    """Draw the tokenizer's text from the training side alone, as much of each source."""
+    for name, source in task.sources.items():
+        texts = map(splits[name].train_text, source.documents())
+        if task.tokenizer_sample_bytes == "all":
+            yield from texts
+        else:
+            yield from sample_texts(texts, task.tokenizer_sample_bytes)
+
+
+def _tokenizer_record(folder: Path, tokenizer: Unigram) -> TokenizerRecord:
+    return TokenizerRecord(
+        settings=tokenizer.settings(),
+        files=(record_file(folder / FILE_NAME),),
+        vocab_size=tokenizer.vocab_size,
+        eod_id=tokenizer.eod_id,
+    )
+
+
+def _write_source(
+    folder: Path, name: str, source: OpenSource, split: Split, tokenizer: Unigram
+) -> tuple[TokenFileRecord, TokenFileRecord]:
+    def write(side: str, part: Callable[[Document], str]) -> TokenFileRecord:
+        texts = filter(None, map(part, source.documents()))
+        return write_token_file(
+            folder / f"{name}.{side}.tokens",
+            _encoded(texts, tokenizer),
+            eod_id=tokenizer.eod_id,
+            vocab_size=tokenizer.vocab_size,
+        )
+
+    return write("train", split.train_text), write("held_out", split.held_out_text)
+
+
+def _encoded(texts: Iterator[str], tokenizer: Unigram) -> Iterator[Sequence[int]]:
+    """Encode in batches: the tokenizer shares a batch among its threads."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield from tokenizer.encode(batch)
+            batch, size = [], 0
+    yield from tokenizer.encode(batch)
+
+
+def _check_lengths(manifest: Manifest, sequence_length: int) -> None:
+    for name, source in manifest.sources.items():
+        for side, tokens, needed in (
+            ("to train on", source.train.tokens, sequence_length + 1),
+            ("held out", source.held_out.tokens, SHORTEST_HELD_OUT_TOKENS),
+        ):
+            if tokens < needed:
+                raise RecipeError(
+                    f"data.sources.{name}",
+                    f"has {tokens:,} tokens {side}, one window needs {needed:,}",
+                    "give it more text, shorten budget.sequence_length, or change "
+                    "data.held_out_fraction",
+                )

@@ -1,0 +1,59 @@
+"""From a recipe's source to inputs that were found, opened and hashed."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from components.data.files import FileRecord
+from components.errors import RecipeError
+from data_prep.embedded import open_embedded
+from data_prep.read import Document, Input, open_files
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Source(Protocol):
+    """Where the text of one source is, as the recipe's section says it."""
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+    @property
+    def embedded(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class OpenSource:
+    """The inputs of one source and the hash of each."""
+
+    inputs: tuple[Input, ...]
+    records: tuple[FileRecord, ...]
+
+    def documents(self) -> Iterator[Document]:
+        """Read everything, from the beginning each time."""
+        for text_input in self.inputs:
+            yield from text_input.documents()
+
+
+def open_source(name: str, source: Source) -> OpenSource:
+    """Find and hash all inputs of a source: the embedded corpus first, then the files.
+
+    Raises:
+        RecipeError: an input that is missing or unreadable, or no input at all.
+    """
+    where = f"data.sources.{name}"
+    if not NAME.fullmatch(name):
+        raise RecipeError(
+            where, "the name becomes a file name", "use letters, digits, _ . and - in it"
+        )
+    inputs: list[Input] = list(open_files(source.files, f"{where}.files"))
+    if source.embedded is not None:
+        inputs.insert(0, open_embedded(source.embedded, f"{where}.embedded"))
+    if not inputs:
+        raise RecipeError(
+            where,
+            "has no text: neither files nor an embedded corpus",
+            f"name your own, {where}.files=[...], or leave the source out",
+        )
+    records = tuple(text_input.record() for text_input in inputs)
+    return OpenSource(inputs=tuple(inputs), records=records)

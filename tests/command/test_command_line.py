@@ -1,0 +1,162 @@
+"""The command line as a user meets it: streams, JSON, exit statuses, sweeps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(ROOT / "run.py"), *words]
+    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_alone_it_lists_the_recipes_one_line_each(tmp_path: Path) -> None:
+    done = call(cwd=tmp_path)
+    assert done.returncode == 0
+    stems = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    listed = [line.split()[0] for line in done.stdout.splitlines()[-len(stems) :]]
+    assert listed == stems
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
+    done = call("recipe=teuken7b", "action=show", "output=json", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    tree = json.loads(done.stdout)
+    assert set(tree) >= {"recipe", "derived"}
+    assert set(tree["derived"]["parameters"]) == {
+        "total",
+        "active",
+        "embedding",
+        "expert",
+        "padding",
+    }
+    assert set(tree["derived"]) >= {"tokens_per_step", "steps", "ranks", "flops_per_token"}
+
+
+def test_text_shows_published_and_assumed_apart(tmp_path: Path) -> None:
+    out = call("recipe=teuken7b", "action=show", "scale=full", cwd=tmp_path).stdout
+    assert "7,452,725,248" in out
+    before, after = out.split("assumed (never published)")
+    assert "warmup_tokens" in after
+    assert "eu21_average" in before
+
+
+def test_a_sweep_prints_one_object_a_line_reports_bad_points_and_runs_the_rest(
+    tmp_path: Path,
+) -> None:
+    words = ("-m", "recipe=teuken7b", "action=show", "output=json", "cluster.ranks=2,nine,1")
+    done = call(*words, cwd=tmp_path)
+    ranks = [json.loads(line)["derived"]["ranks"] for line in done.stdout.splitlines()]
+    assert ranks == [2, 1]
+    assert done.returncode == 2
+    assert "cluster.ranks=nine" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_crosses_its_keys(tmp_path: Path) -> None:
+    words = ("-m", "recipe=teuken7b", "action=show", "output=json", "budget.seed=1,2")
+    done = call(*words, "optimizer.lr=1e-4,3e-4,1e-3", cwd=tmp_path)
+    points = [json.loads(line)["recipe"] for line in done.stdout.splitlines()]
+    pairs = [(point["budget"]["seed"], point["optimizer"]["lr"]) for point in points]
+    assert pairs == [(s, lr) for s in (1, 2) for lr in (1e-4, 3e-4, 1e-3)]
+
+
+def test_nothing_is_left_in_the_working_folder(tmp_path: Path) -> None:
+    call(cwd=tmp_path)
+    call("recipe=teuken7b", "action=show", cwd=tmp_path)
+    call("-m", "recipe=teuken7b", "action=show", "budget.seed=1,2", cwd=tmp_path)
+    call("recipe=nothing", cwd=tmp_path)
+    call("recipe=teuken7b", "hydra.run.dir=stray", cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("recipe=teuken7b", "scale=full", "action=show")])
+def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path: Path) -> None:
+    program = [sys.executable, "-X", "importtime", str(ROOT / "run.py"), *words]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "command.main" in imported
+    heavy = {name for name in imported if name.split(".")[0] in {"torch", "lightning", "numpy"}}
+    assert heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("recipe=teuken7",), "recipe: there is no recipe 'teuken7'\n  did you mean teuken7b?"),
+        (("recipe=../recipes/teuken7b",), "there is no recipe '../recipes/teuken7b'"),
+        (("cluster=jewels",), "cluster: there is no cluster 'jewels'\n  did you mean juwels?"),
+        (("scale=medium",), "scale: there is no scale 'medium'"),
+        (("modle.dim=3",), "modle: unknown key\n  did you mean model?"),
+        (("model.dimm=3",), "model.dimm: unknown key\n  did you mean dim?"),
+        (("model.mlp.dropout=0.1",), "model.mlp.dropout: unknown key"),
+        (
+            ("budget.totl_tokens=3",),
+            "budget.totl_tokens: unknown key\n  did you mean total_tokens",
+        ),
+        (("budget.seed.x=3",), "budget.seed is a value, it has no keys"),
+        (("model.dim=sixty",), "model.dim: 'sixty' is not int"),
+        (
+            ("model.attention.num_kv_heads=3",),
+            "model.attention.num_kv_heads: 3 does not divide",
+        ),
+        (("budget.total_tokens=100",), "100 is less than one global batch of 4,096 tokens"),
+        (("data.shares={en: 0.5, de: 0.2}",), "2 shares add up to 0.700000, not to 1"),
+        (("data.shares.en=0.9",), "shares add up to"),
+        (("data.sources.xx.files=[a.txt]",), "data.sources.xx: no share is given"),
+        (("optimizer.lr=1e-4,3e-4",), "optimizer.lr: several values in"),
+        (("--cfg=job",), "--cfg=job: an argument is key=value"),
+        (("+model.x=1",), "+model.x=1: keys are neither added nor removed\n  write model.x="),
+        (("hydra.run.dir=x",), "hydra.run.dir: Hydra's own settings are not a recipe's"),
+        (("model.dim=[1",), "model.dim: "),
+        (("budget.seed=1", "budget.seed=2"), "budget.seed: given twice"),
+        (("action=plan",), "action: 'plan' does not exist yet"),
+        (("action=trian",), "action: 'trian' is not known\n  did you mean train?"),
+        (("output=xml",), "output: 'xml' is not known"),
+        (("why=${oc.env:HOME}",), "why: '${oc.env:HOME}' is refused"),
+        (("model.mlp._target_=os.system",), "model.mlp._target_: 'os.system' is refused"),
+        (("run=",), "run: no path is given"),
+        (("cluster=juwels",), "action: submitting to a scheduler does not exist yet"),
+        (("cluster=juwels", "action=train"), "128 nodes of juwels are not this machine"),
+        (("scale=full", "action=prepare"), "data.sources.bg: no text is named for this source"),
+        (("precision.compute=float16",), "precision.compute: float16 needs loss scaling"),
+        (("precision.reduce=bfloat16",), "precision.reduce: only float32 is built yet"),
+        (("action=train", "optimizer.beta1=1.5"), "optimizer.beta1: 1.5 is out of range"),
+        (("action=train", "schedule.phases.first.start=2.0"), "2.0 is no share of the peak"),
+        (("action=train", "model.attention.head_dim=33"), "33 is odd, but rotary positions"),
+        (("action=report",), "runs: no run is named"),
+        (("action=report", "run=nowhere"), "nowhere: is no run folder"),
+        (("resume=nowhere",), "resume: nowhere is no run folder"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_status_two(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    first = (
+        ()
+        if any(word.startswith(("recipe=", "resume=")) for word in words)
+        else ("recipe=teuken7b",)
+    )
+    shown = (
+        ()
+        if any(w.startswith(("action=", "resume=", "cluster=", "precision")) for w in words)
+        else ("action=show",)
+    )
+    done = call(*first, *words, *shown, cwd=tmp_path)
+    assert message in done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_must_be_named(tmp_path: Path) -> None:
+    done = call("action=show", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "recipe: no recipe is named" in done.stderr

@@ -1,0 +1,64 @@
+import hashlib
+
+import pytest
+
+from components.data.files import FileRecord, record_file, replace_atomically, verify_file
+from components.errors import RecipeError
+
+
+@pytest.fixture
+def record(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    return record_file(tmp_path / "a.bin")
+
+
+def test_a_record_states_name_size_and_hash(record):
+    assert record == FileRecord("a.bin", hashlib.sha256(b"0123456789").hexdigest(), 10)
+
+
+def test_an_untouched_file_passes(tmp_path, record):
+    verify_file(tmp_path, record, contents=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"01234", r"a\.bin: is truncated: 5 bytes, the manifest says 10\n  delete its folder"),
+        (b"0123456789x", r"a\.bin: is longer than written: 11 bytes"),
+        (b"0123456780", r"a\.bin: was edited"),
+    ],
+)
+def test_a_changed_file_is_named_with_what_differs(tmp_path, record, content, message):
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(RecipeError, match=message):
+        verify_file(tmp_path, record, contents=True)
+
+
+def test_an_edit_of_equal_size_passes_without_the_contents(tmp_path, record):
+    (tmp_path / "a.bin").write_bytes(b"0123456780")
+    verify_file(tmp_path, record, contents=False)
+
+
+def test_a_missing_file_is_named(tmp_path, record):
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(RecipeError, match=r"a\.bin: is missing"):
+        verify_file(tmp_path, record, contents=False)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, record):
+    def fail():
+        with replace_atomically(tmp_path / "a.bin") as file:
+            file.write(b"half")
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        fail()
+    verify_file(tmp_path, record, contents=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_nothing_has_the_name_before_the_write_is_complete(tmp_path):
+    with replace_atomically(tmp_path / "new") as file:
+        file.write(b"content")
+        assert not (tmp_path / "new").exists()
+    assert (tmp_path / "new").read_bytes() == b"content"

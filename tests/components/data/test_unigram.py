@@ -1,0 +1,202 @@
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.data.unigram import Unigram
+from components.errors import RecipeError
+
+SETTINGS = Path(__file__).resolve().parents[3] / "conf" / "tokenizer" / "unigram_eu24.yaml"
+
+
+def make(**changes) -> Unigram:
+    settings = yaml.safe_load(SETTINGS.read_text())
+    assert settings.pop("_target_") == f"{Unigram.__module__}.{Unigram.__name__}"
+    return Unigram(**{**settings, "vocab_size": 570, "num_threads": 2, **changes})
+
+
+def words(seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    known = ["".join(draw.choices("abcdefgäß", k=draw.randint(2, 7))) for _ in range(80)]
+    return [" ".join(draw.choices(known, k=12)) + "\n\tif 7:" for _ in range(300)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Unigram:
+    tokenizer = make()
+    tokenizer.train(words(), tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer
+
+
+def test_the_recipe_has_the_published_options():
+    settings = yaml.safe_load(SETTINGS.read_text())
+    assert settings["vocab_size"] == 250_680
+    assert settings["character_coverage"] == 0.9999
+    assert settings["byte_fallback"] is True
+    assert settings["remove_extra_whitespaces"] is False
+    assert settings["normalization_rule_name"] == "nfkc"
+    assert set(settings["splitting"].values()) == {True}
+    assert settings["sentences"]["max_sentence_length"] == 4096
+    assert settings["sentences"]["input_sentence_size"] == 0
+
+
+def test_the_settings_are_those_of_the_recipe_file():
+    settings = yaml.safe_load(SETTINGS.read_text())
+    target = settings.pop("_target_")
+    assert target == "components.data.unigram.Unigram"
+    assert Unigram(**settings).settings() == settings
+
+
+def test_the_special_pieces_have_their_published_ids(trained):
+    special = ["<s>", "</s>", "<pad>", "<eod>", "<placeholder_tok_0>", "<placeholder_tok_255>"]
+    assert [trained.encode([piece])[0][-1] for piece in special] == [1, 2, 3, 4, 5, 260]
+    assert trained.eod_id == 4
+    assert trained.vocab_size == 570
+    assert trained.decode([5, 4]) == "<placeholder_tok_0><eod>"
+
+
+def test_no_id_is_added_or_out_of_range(trained):
+    (ids,) = trained.encode(["abc"])
+    assert set(ids) & {0, 1, 2, 3, 4} == set()
+    assert trained.encode(["", "abc"]) == [[], ids]
+    assert trained.encode([]) == []
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
+def test_text_comes_back_normalised(trained, text):
+    """Plain letters, control characters and anything else, by way of bytes.
+
+    SentencePiece writes spaces as U+2581, so that character cannot come back.
+    """
+    text = text.replace("\u2581", "")
+    (ids,) = trained.encode([text])
+    assert max(ids, default=0) < trained.vocab_size
+    if unicodedata.is_normalized("NFKC", text):
+        assert trained.decode(ids) == text
+
+
+def test_code_keeps_its_indentation(trained):
+    text = "def f():\n\tif 1:\n        return  2  # ää\n"
+    assert trained.decode(trained.encode([text])[0]) == text
+
+
+def test_compatibility_characters_are_normalised(trained):
+    assert trained.decode(trained.encode(["ﬁn\u2168"])[0]) == "finIX"
+
+
+def test_digits_are_split(trained):
+    ids = trained.encode(["1234"])[0]
+    assert len(ids) - len(trained.encode(["1"])[0]) == 3
+
+
+def test_the_same_text_gives_the_same_bytes(trained, tmp_path):
+    models = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        make().train(iter(words()), tmp_path / name)
+        models.append((tmp_path / name / "tokenizer.model").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("num_threads", [1, 16])
+def test_the_same_text_gives_the_same_bytes_with_any_fixed_number_of_threads(
+    tmp_path, num_threads
+):
+    sentences = {**make().settings()["sentences"], "input_sentence_size": 200}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        make(num_threads=num_threads, sentences=sentences).train(words(), tmp_path / name)
+    one, two = (tmp_path / name / "tokenizer.model" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
+    trained, loaded = make(), make()
+    trained.train(words(), tmp_path)
+    loaded.load(tmp_path)
+    texts = words(seed=1)
+    assert loaded.encode(texts) == trained.encode(texts)
+
+
+def test_training_and_loading_are_silent(tmp_path, capfd):
+    tokenizer = make()
+    tokenizer.train(words(), tmp_path)
+    tokenizer.load(tmp_path)
+    tokenizer.encode(words())
+    with pytest.raises(RecipeError):
+        make(vocab_size=50_000).train(words(), tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(RecipeError):
+        tokenizer.load(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_of_the_reader_is_not_disguised(tmp_path):
+    def read():
+        yield "abc"
+        raise RecipeError("data.sources.a.files", "is not UTF-8")
+
+    with pytest.raises(RecipeError, match=r"data\.sources\.a\.files: is not UTF-8"):
+        make().train(read(), tmp_path)
+
+
+def test_too_many_pieces_name_the_largest_number(tmp_path):
+    with pytest.raises(RecipeError, match=r"vocab_size: 9,000 pieces.*at most (\d+)") as caught:
+        make(vocab_size=9000).train(words(), tmp_path)
+    largest = int(caught.value.remedy.split("=")[1].split(",")[0])
+    make(vocab_size=largest).train(words(), tmp_path)
+    with pytest.raises(RecipeError, match="at most"):
+        make(vocab_size=largest + 1).train(words(), tmp_path)
+
+
+def test_too_few_pieces_name_the_number_needed(tmp_path):
+    with pytest.raises(RecipeError, match=r"vocab_size: 300 pieces.*alone take 5\d\d\n  set"):
+        make(vocab_size=300).train(words(), tmp_path)
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["\n\t\n"], ["a" * 5000]])
+def test_text_without_a_usable_line_is_refused(tmp_path, texts):
+    message = r"tokenizer\.sentences\.max_sentence_length: no line of the text is left"
+    with pytest.raises(RecipeError, match=message):
+        make().train(texts, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"normalization_rule_name": "nfxx"}, {"character_coverage": 0.5}]
+)
+def test_a_setting_that_sentencepiece_refuses_is_explained(tmp_path, changes):
+    with pytest.raises(RecipeError, match=r"tokenizer: SentencePiece refuses a setting: .+"):
+        make(**changes).train(words(), tmp_path)
+
+
+@pytest.mark.parametrize("group", ["splitting", "sentences", "special_pieces"])
+def test_a_missing_or_unknown_nested_setting_is_named(group):
+    settings = make().settings()[group]
+    name = next(iter(settings))
+    with pytest.raises(RecipeError, match=rf"tokenizer\.{group}: missing or unknown: speed\n"):
+        make(**{group: {**settings, "speed": 1}})
+    settings.pop(name)
+    with pytest.raises(RecipeError, match=rf"missing or unknown: {name}\n  give exactly"):
+        make(**{group: settings})
+
+
+def test_a_missing_model_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"tokenizer\.model: there is no tokenizer\n  delete"):
+        make().load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model"])
+def test_something_else_in_its_place_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(RecipeError, match=r"tokenizer\.model: is not a SentencePiece model"):
+        make().load(tmp_path)
+
+
+def test_a_model_of_another_size_is_refused(tmp_path):
+    make().train(words(), tmp_path)
+    with pytest.raises(RecipeError, match=r"has 570 pieces, tokenizer\.vocab_size is 569"):
+        make(vocab_size=569).load(tmp_path)

@@ -1,0 +1,115 @@
+"""Initial values: what they depend on, what they do not, and how they are distributed."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.model.decoder import Decoder
+from components.model.initialization import Normal, draw_rows, initialize
+from components.model.mlp import MLP
+
+ROWS = 2_500  # three blocks, the last one short
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, ROWS), st.integers(0, ROWS))
+def test_any_slice_of_rows_is_that_slice_of_the_whole(one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    draw = partial(draw_rows, "layers.3.mlp.up.weight", (ROWS, 3), seed=1, std=0.5)
+    whole = draw(first_row=0, last_row=ROWS)
+    assert torch.equal(draw(first_row=first, last_row=last), whole[first:last])
+
+
+def test_rows_of_a_stack_of_matrices_are_counted_over_all_of_them() -> None:
+    stack = draw_rows("w", (5, 600, 3), first_row=0, last_row=3_000, seed=1, std=1.0)
+    fourth = draw_rows("w", (5, 600, 3), first_row=1_800, last_row=2_400, seed=1, std=1.0)
+    assert torch.equal(stack.view(5, 600, 3)[3], fourth)
+
+
+def test_seed_name_and_block_each_give_other_values() -> None:
+    def block(name: str, seed: int, first: int) -> torch.Tensor:
+        return draw_rows(
+            name, (2_048, 4), first_row=first, last_row=first + 9, seed=seed, std=1.0
+        )
+
+    start = block("a", 1, 0)
+    assert torch.equal(start, block("a", 1, 0))
+    for other in (block("b", 1, 0), block("a", 2, 0), block("a", 1, 1_024)):
+        assert not torch.isclose(start, other).any()
+
+
+def test_a_model_from_meta_starts_like_one_built_in_memory(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    plain = small_decoder()
+    with torch.device("meta"):
+        empty = small_decoder()
+    empty = empty.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.fill_(torch.nan)
+    torch.manual_seed(99)  # the global generator has no say
+    initialize(plain, seed=7)
+    initialize(empty, seed=7)
+    theirs = dict(empty.named_parameters())
+    assert all(torch.equal(value, theirs[name]) for name, value in plain.named_parameters())
+
+
+def test_a_stage_starts_like_its_part_of_the_whole(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    whole, stage = small_decoder(num_layers=3), small_decoder(num_layers=3)
+    del stage.layers["0"]
+    stage.embedding = None
+    initialize(whole, seed=7)
+    initialize(stage, seed=7)
+    reference = dict(whole.named_parameters())
+    parts = dict(stage.named_parameters())
+    assert 0 < len(parts) < len(reference)
+    assert all(torch.equal(value, reference[name]) for name, value in parts.items())
+
+
+def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Decoder]) -> None:
+    wide, narrow = small_decoder(), small_decoder().bfloat16()
+    initialize(wide, seed=7)
+    initialize(narrow, seed=7)
+    for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
+        assert torch.equal(one.bfloat16(), other)
+
+
+@pytest.mark.parametrize(("residual", "expected"), [("scaled", 0.2 / 8**0.5), ("plain", 0.2)])
+def test_only_maps_onto_the_residual_stream_are_scaled(
+    small_decoder: Callable[..., Decoder], residual: Literal["scaled", "plain"], expected: float
+) -> None:
+    model = small_decoder(dim=480, num_layers=4, num_heads=48)
+    model.initialization = Normal(std=0.2, residual=residual)
+    initialize(model, seed=5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+            continue
+        onto_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        std = expected if onto_residual else 0.2
+        error = std / parameter.numel() ** 0.5
+        assert abs(parameter.mean().item()) < 5 * error, name
+        assert parameter.std().item() == pytest.approx(std, abs=5 * error), name
+
+
+def test_biases_start_at_zero() -> None:
+    class Model(torch.nn.Module):
+        num_layers = 1
+        initialization = Normal(std=0.1, residual="scaled")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = MLP(dim=4, ffn_dim=6, activation="gelu", gated=False, bias=True)
+
+    model = Model()
+    initialize(model, seed=0)
+    assert not model.mlp.up.bias.any()
+    assert not model.mlp.down.bias.any()

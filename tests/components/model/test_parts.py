@@ -1,0 +1,127 @@
+"""Norms, positions, attention and MLP, each against a formula written out."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from components.errors import RecipeError
+from components.model.attention import Attention
+from components.model.mlp import MLP
+from components.model.norms import Norm
+from components.model.positions import Rotary
+
+CPU = torch.device("cpu")
+Part = TypeVar("Part")
+
+
+def one(part: Part | None) -> Part:
+    """Take for granted that an optional part is there."""
+    assert part is not None
+    return part
+
+
+def test_a_norm_without_centering_divides_by_the_root_mean_square() -> None:
+    norm = Norm(dim=5, eps=0.1, center=False, weight=True, bias=False)
+    weight = nn.init.uniform_(one(norm.weight))
+    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
+    expected = hidden / (hidden.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+    torch.testing.assert_close(norm(hidden.float()), expected.float())
+
+
+def test_a_centered_norm_is_layer_norm() -> None:
+    norm = Norm(dim=5, eps=0.1, center=True, weight=True, bias=True)
+    weight, bias = nn.init.uniform_(one(norm.weight)), nn.init.uniform_(one(norm.bias))
+    hidden = torch.randn(2, 3, 5, dtype=torch.float64)
+    centered = hidden - hidden.mean(-1, keepdim=True)
+    scale = (centered.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    expected = centered / scale * weight + bias
+    torch.testing.assert_close(norm(hidden.float()), expected.float())
+
+
+def test_a_norm_may_have_no_parameters() -> None:
+    norm = Norm(dim=5, eps=0.0, center=False, weight=False, bias=False)
+    assert list(norm.parameters()) == []
+    assert norm(torch.full((1, 5), 3.0)).tolist() == [[1.0] * 5]
+
+
+def test_rejects_a_bias_without_centering() -> None:
+    with pytest.raises(RecipeError, match=r"model.norm.bias: true, but"):
+        Norm(dim=5, eps=0.1, center=False, weight=True, bias=True)
+
+
+def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
+    heads = torch.randn(1, 9, 2, 6)
+    turned = Rotary(base=100.0)(9, head_dim=6, device=CPU)(heads)
+    for position in range(9):
+        for pair in range(3):
+            angle = position * 100.0 ** (-2 * pair / 6)
+            for head in range(2):
+                before = complex(*heads[0, position, head, [pair, pair + 3]].tolist())
+                after = complex(*turned[0, position, head, [pair, pair + 3]].tolist())
+                expected = before * complex(math.cos(angle), math.sin(angle))
+                assert after == pytest.approx(expected, abs=1e-5)
+
+
+def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
+    heads = torch.randn(1, 600, 1, 8).bfloat16()
+    rotation = Rotary(base=10_000.0)(600, head_dim=8, device=CPU)
+    turned = rotation(heads)
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, rotation(heads.float()).bfloat16())
+
+
+def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
+    attention = Attention(dim=12, num_heads=6, num_kv_heads=2, head_dim=4, bias=True)
+    rotation = Rotary(base=10_000.0)(7, head_dim=4, device=CPU)
+    hidden = torch.randn(2, 7, 12)
+    query = rotation(attention.query(hidden).view(2, 7, 6, 4))
+    key = rotation(attention.key(hidden).view(2, 7, 2, 4))
+    value = attention.value(hidden).view(2, 7, 2, 4)
+    mixed = torch.zeros(2, 7, 6, 4)
+    for head in range(6):
+        scores = query[:, :, head] @ key[:, :, head // 3].mT / math.sqrt(4)
+        hidden_future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
+        mixed[:, :, head] = weights @ value[:, :, head // 3]
+    expected = attention.output(mixed.view(2, 7, 24))
+    torch.testing.assert_close(attention(hidden, rotation), expected)
+
+
+def test_rejects_groups_that_do_not_divide_the_heads() -> None:
+    with pytest.raises(
+        RecipeError, match=r"num_kv_heads: 4 does not divide num_heads = 6\n.*1, 2"
+    ):
+        Attention(dim=12, num_heads=6, num_kv_heads=4, head_dim=4, bias=False)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("activation", "formula"), [("silu", _silu), ("gelu", _gelu), ("gelu_tanh", _gelu_tanh)]
+)
+def test_the_mlp_is_its_formula_plain_and_gated(
+    activation: Literal["silu", "gelu", "gelu_tanh"], formula: Callable[[Tensor], Tensor]
+) -> None:
+    hidden = torch.randn(2, 3, 8)
+    gated = MLP(dim=8, ffn_dim=11, activation=activation, gated=True, bias=False)
+    expected = (formula(hidden @ one(gated.gate).weight.T) * (hidden @ gated.up.weight.T)) @ (
+        gated.down.weight.T
+    )
+    torch.testing.assert_close(gated(hidden), expected)
+    plain = MLP(dim=8, ffn_dim=11, activation=activation, gated=False, bias=True)
+    inner = formula(hidden @ plain.up.weight.T + plain.up.bias)
+    torch.testing.assert_close(plain(hidden), inner @ plain.down.weight.T + plain.down.bias)

@@ -1,0 +1,74 @@
+"""Numbers as the report writes them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.report import numbers
+
+_POWERS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+@given(st.integers(min_value=1, max_value=10**15))
+def test_a_short_count_is_within_half_a_percent_and_three_digits(value):
+    number, _, unit = numbers.count(value).partition(" ")
+    assert float(number.replace(",", "")) * _POWERS[unit] == pytest.approx(value, rel=0.0051)
+    assert value >= 10**15 or len(number.replace(".", "").replace(",", "")) <= 4
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_no_digit_of_a_stated_number_is_dropped(value):
+    assert float(numbers.exact(value).replace(",", "")) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"), (True, "yes"), (False, "no"), (7_452_725_248, "7,452,725,248"),
+        (2891.5, "2,891.5"), (3e-05, "3e-05"), ([1000, "a"], "1,000, a"),
+        ({"de": 0.5, "en": 1}, "de 0.5, en 1"), ("TP 2", "TP 2"),
+    ],
+)  # fmt: skip
+def test_stated_values(value, text):
+    assert numbers.exact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (999_700, "1.00 M"), (12_345.6, "12.3 k"), (None, "—")],
+)
+def test_counts_at_the_borders(value, text):
+    assert numbers.count(value) == text
+
+
+def test_rates_carry_an_si_prefix():
+    assert numbers.rate(35.13e12, "FLOP/s") == "35.1 TFLOP/s"
+    assert numbers.rate(12.0, "FLOP/s") == "12 FLOP/s"
+    assert numbers.rate(None, "FLOP/s") == "—"
+
+
+def test_a_loss_that_is_no_number_says_so():
+    assert numbers.loss(math.nan) == "nan"
+    assert numbers.count(math.inf) == "inf"
+    assert numbers.measured(math.nan) == "nan"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4096, "4,096"), (4096.4, "4,096"), (0.51234, "0.5123"), (3e20, "3e+20")],
+)
+def test_measured_values(value, text):
+    assert numbers.measured(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "—"), (4.25, "4.2 s"), (200.0, "3 min 20 s"), (3599.9, "59 min 59 s"),
+        (7260.0, "2 h 1 min"), (180_000.0, "2 d 2 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert numbers.duration(seconds) == text

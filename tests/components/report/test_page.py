@@ -1,0 +1,141 @@
+"""The page as a browser gets it: whole, offline, harmless."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.report import load_run, summary_table, write_report
+
+_HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
+
+
+class _Page(HTMLParser):
+    """Collect tags, attributes, and the text outside scripts and styles."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.links, self.text, self.styles, self._inside = [], [], "", "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self._inside = tag if tag in {"script", "style"} else ""
+        self.links += [v for k, v in attrs if k in {"src", "href", "srcset", "data", "action"}]
+        self.styles += " ".join(v or "" for k, v in attrs if k == "style")
+        assert not [k for k, _ in attrs if k.startswith("on")]
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "style":
+            self.styles += data
+        elif not self._inside:
+            self.text += data
+
+
+def _page(runs, tmp_path):
+    return _Page(write_report(runs, tmp_path / "report.html").read_text())
+
+
+def test_nothing_is_loaded_from_anywhere(write_run, tmp_path):
+    html = write_report([write_run()], tmp_path / "report.html").read_text()
+    page = _Page(html)
+    assert page.links == []
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & set(page.tags)
+    assert not re.search(r"url\(|@import", page.styles)
+    assert "default-src 'none'" in html
+
+
+def test_shows_the_key_figures_of_one_run(write_run, tmp_path):
+    text = _page([write_run()], tmp_path).text
+    for figure in ("walnut7b", "2.215", "6.543", "492 k", "16.4 k", "1.23 M", "1,234,567"):
+        assert figure in text
+    for sentence in ("Miniature.", "full attention", "causal attention", "no source says"):
+        assert sentence in text
+    assert "total_tokens: 491_520" in text
+
+
+def test_a_full_size_run_is_not_called_a_miniature(write_run, tmp_path):
+    recipe = dict(load_run(write_run("a")).recipe, scale={"name": "full"})
+    assert "iniature" not in _page([write_run("b", recipe=recipe)], tmp_path).text
+
+
+def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
+    recipe = dict(load_run(write_run("plain")).recipe, name=_HOSTILE, why=_HOSTILE)
+    recipe["assumed"] = {_HOSTILE: {"value": _HOSTILE, "reason": _HOSTILE}}
+    line = {
+        "kind": "held_out",
+        "step": 1,
+        "tokens": 9,
+        "loss": 2.0,
+        "by_source": {_HOSTILE: 2.0},
+    }
+    plain = _page([tmp_path / "plain"], tmp_path)
+    page = _page([write_run("hostile", recipe=recipe, lines=[line], killed=True)], tmp_path)
+    assert page.tags.count("script") == plain.tags.count("script")
+    assert "img" not in page.tags
+    assert _HOSTILE in page.text
+
+
+def test_half_a_character_in_a_recipe_does_not_stop_the_report(write_run, tmp_path):
+    recipe = dict(load_run(write_run("plain")).recipe, why="half \ud800 of it")
+    assert "half ? of it" in _page([write_run("odd", recipe=recipe)], tmp_path).text
+
+
+def test_a_killed_run_has_a_page_that_says_so(write_run, tmp_path):
+    text = _page([write_run(killed=True, tail='{"kind": "step", "st')], tmp_path).text
+    assert "This run wrote no results" in text
+    assert "unfinished" in text
+    assert re.search(r"half-written journal lines, ignored\s*1", text)
+
+
+def test_a_run_killed_before_its_first_step_has_a_page(write_run, tmp_path):
+    page = _page([write_run(killed=True, lines=[])], tmp_path)
+    assert "Held-out loss by source" not in page.text
+
+
+def test_several_runs_open_with_the_table_and_mark_what_differs(write_run, tmp_path):
+    first = write_run("one")
+    recipe = dict(load_run(first).recipe, optimizer={"lr": 0.001, "betas": [0.9, 0.95]})
+    page = _page([first, write_run("two", recipe=recipe)], tmp_path)
+    assert page.text.index("Runs") < page.text.index("Loss")
+    assert "optimizer.lr=0.001" in page.text
+    assert page.tags.count("mark") == 2
+    assert page.tags.count("details") == 2
+
+
+def test_the_script_library_is_in_the_file_once(write_run, tmp_path):
+    page = write_report([write_run("a"), write_run("b")], tmp_path / "report.html")
+    assert page.stat().st_size < 6_000_000
+
+
+def test_makes_the_folder_and_leaves_no_draft(write_run, tmp_path):
+    destination = write_report([write_run()], tmp_path / "new" / "report.html")
+    assert list(destination.parent.iterdir()) == [destination]
+
+
+def test_a_failed_write_keeps_the_old_report(write_run, tmp_path, monkeypatch):
+    destination = tmp_path / "report.html"
+    destination.write_text("old")
+
+    def full_disk(self: Path, target: Path) -> Path:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_report([write_run()], destination)
+    assert destination.read_text() == "old"
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_refuses_a_folder_as_destination(write_run, tmp_path):
+    with pytest.raises(RecipeError, match="is a folder"):
+        write_report([write_run()], tmp_path)
+
+
+def test_the_package_offers_its_three_functions(write_run):
+    assert summary_table([write_run()]).row_count == 1

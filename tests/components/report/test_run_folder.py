@@ -1,0 +1,111 @@
+"""Run folders, whole and broken, and what came out of the runs."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from components.errors import RecipeError
+from components.report.outcome import load_entries, non_finite_steps, outcome_of
+from components.report.run_folder import flat, load_run, short_labels
+
+
+def test_a_finished_run_speaks_through_its_results(write_run):
+    run = load_run(write_run())
+    out = outcome_of(run)
+    assert run.recipe["name"] == "walnut7b"
+    assert (out.status, out.steps, out.rising, out.unigram) == ("finished", 60, False, 6.543)
+    assert out.training_loss == run.journal.steps[-1].loss
+    assert set(out.first_by_source) == set(out.final_by_source) == set(out.unigram_by_source)
+
+
+def test_a_killed_run_speaks_through_its_journal(write_run):
+    run = load_run(write_run(killed=True))
+    out = outcome_of(run)
+    rate = median(step.tokens_per_second for step in run.journal.steps)
+    assert (out.status, out.steps, out.tokens) == ("unfinished", 60, 60 * 8192)
+    assert out.held_out_final == run.journal.held_out[-1].loss
+    assert out.tokens_per_second_per_device == rate / 4
+    assert out.flops_per_second == {"full": 8_000_000 * rate, "causal": 7_600_000 * rate}
+    assert (out.unigram, out.rising, out.seconds) == (None, None, None)
+
+
+def test_a_run_killed_before_its_first_step_has_no_figures(write_run):
+    out = outcome_of(load_run(write_run(killed=True, lines=[])))
+    assert (out.steps, out.tokens, out.training_loss, out.tokens_per_second) == (
+        0,
+        0,
+        None,
+        None,
+    )
+    assert out.flops_per_second == {}
+
+
+def test_losses_that_are_no_number_are_counted(write_run):
+    folder = write_run(lines=[])
+    line = (
+        '{"kind": "step", "step": 1, "tokens": 1, "loss": NaN, "lr": 0, "gradient_norm": 0,'
+        ' "seconds": 1, "tokens_per_second": 1}\n'
+    )
+    (folder / "metrics.jsonl").write_text(line)
+    assert non_finite_steps(load_run(folder).journal) == 1
+
+
+def test_refuses_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.json"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["derived.json", "environment.json"])
+def test_refuses_a_folder_that_was_not_copied_whole(write_run, file):
+    folder = write_run()
+    (folder / file).unlink()
+    with pytest.raises(RecipeError, match=rf"{file}: is missing"):
+        load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not JSON: Expecting property name"),
+        ("[1]", "holds a list, not a mapping"),
+        (json.dumps({"status": "finished"}), None),
+    ],
+)
+def test_refuses_results_that_are_no_mapping(write_run, text, problem):
+    folder = write_run()
+    (folder / "results.json").write_text(text)
+    if problem is None:
+        assert load_run(folder).results == {"status": "finished"}
+        return
+    with pytest.raises(RecipeError, match=problem):
+        load_run(folder)
+
+
+def test_refuses_a_recipe_without_its_heading(write_run):
+    folder = write_run()
+    (folder / "recipe.json").write_text('{"name": "x", "why": "y", "scale": {}, "cluster": {}}')
+    with pytest.raises(RecipeError, match=r"recipe\.json: has no published, assumed"):
+        load_run(folder)
+
+
+def test_refuses_a_report_on_nothing():
+    with pytest.raises(RecipeError, match="runs: names no run folder"):
+        load_entries([])
+
+
+def test_refuses_the_same_run_twice(write_run):
+    folder = write_run()
+    with pytest.raises(RecipeError, match=r"names .* twice"):
+        load_entries([folder, folder / ".." / folder.name])
+
+
+def test_labels_are_as_short_as_telling_the_runs_apart_allows():
+    assert short_labels([Path("/home/ada/runs/a"), Path("/home/ada/runs/b")]) == ("a", "b")
+    assert short_labels([Path("/x/one/a"), Path("/x/two/a")]) == ("one/a", "two/a")
+    assert short_labels([Path("/home/ada/runs/a")]) == ("a",)
+
+
+def test_flat_keeps_empty_mappings_as_values():
+    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}

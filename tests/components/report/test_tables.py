@@ -1,0 +1,127 @@
+"""Tables: what differs between runs, what was published, assumed and measured."""
+
+import pytest
+from rich.console import Console
+
+from components.report import provenance, tables
+from components.report.cards import key_figures
+from components.report.outcome import load_entries
+
+
+@pytest.fixture
+def two_runs(write_run):
+    first = write_run("a")
+    entry = load_entries([first])[0]
+    wider = dict(entry.run.recipe["model"], dim=256)
+    recipe = dict(entry.run.recipe, model=wider, why="another", scale={"name": "full"})
+    return [first, write_run("b", recipe=recipe, killed=True)]
+
+
+def _rows(grid):
+    return {row.cells[0]: row.cells[1:] for row in grid.rows}
+
+
+def test_only_overrides_that_differ_are_listed(two_runs):
+    differing = tables.differing_keys(load_entries(two_runs))
+    assert differing == {"model.dim": ("128", "256"), "scale.name": ("mini", "full")}
+
+
+def test_a_key_that_one_recipe_lacks_differs(write_run):
+    first = write_run("a")
+    recipe = dict(load_entries([first])[0].run.recipe)
+    del recipe["optimizer"]
+    entries = load_entries([first, write_run("b", recipe=recipe)])
+    assert tables.differing_keys(entries)["optimizer.lr"] == ("3e-05", "—")
+
+
+def test_summary_has_one_row_a_run(two_runs):
+    table = tables.summary_table(two_runs)
+    assert table.row_count == 2
+    columns = {column.header: list(column.cells) for column in table.columns}
+    assert columns["differs in"][1] == "model.dim=256, scale.name=full"
+    assert columns["status"] == ["finished", "unfinished"]
+    assert columns["held-out loss"][0] == "2.215"
+
+
+def test_summary_shows_brackets_as_they_are(write_run):
+    table = tables.summary_table([write_run("[red]run")])
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    assert "[red]run" in captured.get()
+
+
+def test_published_figures_stand_beside_the_same_quantity_only(write_run):
+    rows = _rows(provenance.published_grid(load_entries([write_run()])))
+    assert rows["parameters"] == ("7,452,725,248 parameters", "card", "1,234,567 parameters")
+    assert rows["time: step seconds"] == ("12.5 s", "table 3", "0.5 s")
+    assert rows["energy: node"] == ("2.5 MWh", "press", "—")
+    assert rows["energy: total"] == ("600 MWh", "press", "—")
+
+
+def test_groups_of_published_figures_are_walked(write_run):
+    recipe = dict(load_entries([write_run("a")])[0].run.recipe)
+    recipe["published"] = {"run": {"steps": {"value": 9, "unit": "steps", "source": "s"}}}
+    rows = _rows(provenance.published_grid(load_entries([write_run("b", recipe=recipe)])))
+    assert rows == {"run: steps": ("9 steps", "s", "60")}
+
+
+def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):
+    columns = provenance.published_grid(load_entries(two_runs)).columns
+    assert columns[-2:] == ("a, miniature", "b")
+
+
+def test_a_run_of_another_recipe_leaves_foreign_figures_blank(write_run):
+    first = write_run("a")
+    recipe = dict(load_entries([first])[0].run.recipe, published={})
+    rows = _rows(
+        provenance.published_grid(load_entries([first, write_run("b", recipe=recipe)]))
+    )
+    assert rows["parameters"][-2:] == ("1,234,567 parameters", "—")
+
+
+def test_assumed_values_carry_their_reason_and_their_run(write_run):
+    first = write_run("a")
+    alone = provenance.assumed_grid(load_entries([first]))
+    row = ("schedule.warmup_tokens", "2,000,000", "no source says")
+    assert [r.cells for r in alone.rows] == [row]
+    recipe = dict(load_entries([first])[0].run.recipe, assumed={})
+    both = provenance.assumed_grid(load_entries([first, write_run("b", recipe=recipe)]))
+    assert [r.cells for r in both.rows] == [(*row, "a")]
+
+
+def test_flop_rates_are_given_under_both_conventions(write_run):
+    grid = tables.flops_grid(load_entries([write_run()]))
+    assert grid.columns == ("", "full attention", "causal attention")
+    rows = _rows(grid)
+    assert rows["one token"] == ("8.00 MFLOP", "7.60 MFLOP")
+    assert rows["one device"] == ("32.8 GFLOP/s", "31.1 GFLOP/s")
+
+
+def test_environment_rows_that_differ_are_marked(two_runs):
+    (two_runs[1] / "environment.json").write_text('{"python": "3.12.1", "commit": "0123abc"}')
+    grid = tables.environment_grid(load_entries(two_runs))
+    marked = {row.cells[0]: row.differs for row in grid.rows}
+    assert (marked["python"], marked["commit"]) == (True, False)
+    assert _rows(grid)["command"][0] == "python run.py recipe=walnut7b 'name=two words'"
+
+
+def test_incidents_count_kills_and_resumes(write_run):
+    folder = write_run(killed=True, tail='{"kind": "st')
+    rows = _rows(tables.incidents_grid(load_entries([folder])))
+    assert rows["half-written journal lines, ignored"] == ("1",)
+    assert rows["checkpoints written"] == ("3",)
+    assert rows["results.json"] == ("absent: killed, or still training",)
+
+
+def test_key_figures_warn_of_a_rising_loss_and_name_active_parameters(write_run):
+    folder = write_run()
+    results = dict(load_entries([folder])[0].run.results or {})
+    results["held_out"] = dict(results["held_out"], rising=True)
+    derived = '{"parameters": {"total": 2000000, "active": 500000}, "tokens_per_step": 8192,'
+    rising = write_run("rising", results=results)
+    rest = '"steps": 60, "ranks": 4, "flops_per_token": {"full": 2, "causal": 1}}'
+    (rising / "derived.json").write_text(derived + rest)
+    cards = {card.title: card for card in key_figures(load_entries([rising])[0])}
+    assert cards["held-out loss"].warning == "rising over the last quarter"
+    assert cards["parameters"].notes == ("2,000,000", "500 k active per token")

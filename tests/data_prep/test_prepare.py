@@ -1,0 +1,255 @@
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.data.manifest import Manifest
+from components.data.token_file import open_token_file
+from components.data.unigram import Unigram
+from components.errors import RecipeError
+from data_prep.prepare import prepare
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOREVER = """
+import sys
+from pathlib import Path
+from tests.data_prep.conftest import TextSource, make_tokenizer
+from data_prep.prepare import prepare
+
+def say(line):
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+    if line.startswith("first:"):
+        sys.stdin.read()
+
+prepare(sources={"first": TextSource((sys.argv[1],)), "second": TextSource((sys.argv[2],))},
+        tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
+        tokenizer_sample_bytes="all", sequence_length=16, say=say)
+"""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def run(
+    sources: Any, tokenizer: Unigram, tmp_path: Path, said: list[str]
+) -> Callable[..., Any]:
+    def call(**changes: Any) -> tuple[Path, Manifest]:
+        arguments: dict[str, Any] = {
+            "sources": sources,
+            "tokenizer": tokenizer,
+            "root": tmp_path / "prepared",
+            "name": "mix",
+            "held_out_fraction": 0.1,
+            "tokenizer_sample_bytes": "all",
+            "sequence_length": 16,
+            "say": said.append,
+        }
+        return prepare(**{**arguments, **changes})
+
+    return call
+
+
+def state(folder: Path) -> dict[str, tuple[int, int]]:
+    return {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
+
+
+def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources):
+    folder, manifest = run()
+    paragraphs = Path(sources["first"].files[0]).read_text("utf-8").split("\n\n")
+    decoded: list[str] = []
+    for record in (manifest.sources["first"].train, manifest.sources["first"].held_out):
+        tokens = np.asarray(open_token_file(folder, record))
+        parts = np.split(tokens, np.flatnonzero(tokens == tokenizer.eod_id) + 1)
+        assert len(parts.pop()) == 0
+        assert len(parts) == record.documents
+        decoded += [tokenizer.decode(part[:-1]) for part in parts]
+    assert sorted(decoded) == sorted(paragraphs)
+    assert manifest.sources["first"].documents == len(paragraphs)
+
+
+def test_the_manifest_on_disk_is_the_one_returned(run, tokenizer):
+    folder, manifest = run()
+    assert Manifest.read(folder) == manifest
+    assert folder.name == f"mix-{manifest.key[:12]}"
+    assert manifest.tokenizer.settings == tokenizer.settings()
+    assert sorted(path.name for path in folder.iterdir()) == sorted([
+        "manifest.json",
+        *(record.name for record in manifest.files()),
+    ])
+
+
+def test_a_second_preparation_reuses_the_first_and_loads_its_tokenizer(
+    run, said, new_tokenizer, tokenizer
+):
+    folder, manifest = run()
+    before = state(folder)
+    said.clear()
+    fresh = new_tokenizer(tokenizer.vocab_size)
+    assert run(tokenizer=fresh) == (folder, manifest)
+    assert state(folder) == before
+    assert said == [f"data: reusing {folder}"]
+    assert fresh.encode(["abc ä"]) == tokenizer.encode(["abc ä"])
+
+
+def test_the_same_texts_give_the_same_bytes_elsewhere(run, tmp_path, new_tokenizer, tokenizer):
+    one, _ = run()
+    two, _ = run(root=tmp_path / "elsewhere", tokenizer=new_tokenizer(tokenizer.vocab_size))
+    assert one.name == two.name
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes(), path.name
+
+
+def test_whatever_decides_the_content_changes_the_folder(run, new_tokenizer, sources):
+    folders = {
+        run()[0],
+        run(held_out_fraction=0.2)[0],
+        run(tokenizer_sample_bytes=40_000)[0],
+        run(tokenizer=new_tokenizer(560))[0],
+        run(sources={"first": sources["first"]})[0],
+    }
+    with Path(sources["first"].files[0]).open("a") as file:
+        file.write("\n\nanother abc")
+    assert len(folders | {run()[0]}) == 6
+
+
+def test_the_sequence_length_does_not_change_the_folder(run):
+    assert run(sequence_length=8)[0] == run(sequence_length=9)[0]
+
+
+@pytest.mark.parametrize("side", ["train", "held_out"])
+def test_a_truncated_token_file_is_named_by_the_next_preparation(run, side):
+    folder, manifest = run()
+    path = folder / getattr(manifest.sources["first"], side).name
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(RecipeError, match=rf"{path.name}: is truncated.*\n  delete its folder"):
+        run()
+
+
+def test_an_edited_file_is_named_by_the_next_preparation(run):
+    folder, manifest = run()
+    for record in manifest.files():
+        content = bytearray((folder / record.name).read_bytes())
+        content[-1] ^= 1
+        (folder / record.name).write_bytes(content)
+        with pytest.raises(RecipeError, match=rf"{record.name}: was edited"):
+            run()
+        content[-1] ^= 1
+        (folder / record.name).write_bytes(content)
+    run()
+
+
+def test_a_killed_preparation_leaves_nothing_that_looks_complete(run, sources, tmp_path, said):
+    root = tmp_path / "prepared"
+    files = [source.files[0] for source in sources.values()]
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREVER, *files, str(root)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout
+        assert any(line.startswith("first:") for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+    (left,) = root.iterdir()
+    assert left.name.endswith(".partial")
+    assert not (left / "manifest.json").exists()
+    folder, _ = run()
+    assert said[0] == f"data: unfinished, delete if no preparation is running: {left}"
+    assert said[-1] == f"data: prepared {folder}"
+
+
+def test_two_preparations_at_once_share_one_folder(run, sources, tmp_path):
+    root = tmp_path / "prepared"
+    files = [source.files[0] for source in sources.values()]
+    with subprocess.Popen(
+        [sys.executable, "-c", FOREVER, *files, str(root)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as slow:
+        assert slow.stdout
+        assert any(line.startswith("first:") for line in slow.stdout)
+        folder, _ = run()
+        before = state(folder)
+        slow.communicate("")
+    assert slow.returncode == 0
+    assert state(folder) == before
+    assert list(root.iterdir()) == [folder]
+
+
+def test_a_failed_preparation_leaves_nothing(run, new_tokenizer, tmp_path):
+    with pytest.raises(RecipeError, match=r"tokenizer\.vocab_size: 50,000 pieces"):
+        run(tokenizer=new_tokenizer(50_000))
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+def test_an_unreadable_line_is_reported_while_the_tokenizer_trains(run, sources, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "abc"}\n{"tekst": "abc"}')
+    source = type(sources["first"])((str(bad),))
+    with pytest.raises(RecipeError, match=r"bad\.jsonl:2 line 2 has no text"):
+        run(sources={**sources, "bad": source})
+
+
+def test_too_little_text_names_the_source_and_the_need(run, sources):
+    Path(sources["second"].files[0]).write_text('{"text": "a"}\n{"text": "b"}')
+    message = r"data\.sources\.second: has \d tokens to train on, one window needs 17\n  give"
+    with pytest.raises(RecipeError, match=message):
+        run()
+
+
+def test_a_text_without_a_held_out_part_is_refused(run, sources, tmp_path):
+    one = tmp_path / "one.txt"
+    one.write_text("abc" * 200)
+    message = r"data\.sources\.tiny: has 0 tokens held out, one window needs 2"
+    with pytest.raises(RecipeError, match=message):
+        run(
+            sources={**sources, "tiny": type(sources["first"])((str(one),))},
+            held_out_fraction=1e-20,
+        )
+
+
+def test_a_root_that_cannot_be_written_to_is_refused(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"data\.folder: cannot write there"):
+        run(root=tmp_path / "file" / "prepared")
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    """Compare the peak of two processes: one reads 3 MB, one 30 MB."""
+    peaks = [_peak_bytes(tmp_path / str(copies), copies) for copies in (1, 10)]
+    assert peaks[1] - peaks[0] < 12 << 20
+
+
+def _peak_bytes(folder: Path, copies: int) -> int:
+    folder.mkdir()
+    script = f"""
+import random, resource, sys
+from pathlib import Path
+from tests.data_prep.conftest import TextSource, make_paragraphs, make_tokenizer
+from data_prep.prepare import prepare
+
+folder = Path(sys.argv[1])
+with (folder / "a.txt").open("w") as file:
+    for seed in range({copies}):
+        for paragraph in make_paragraphs(7500, "abcdefg", seed=seed):
+            file.write(paragraph + chr(10) * 2)
+prepare(sources={{"a": TextSource((str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
+        root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
+        sequence_length=16, say=lambda line: None)
+sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+"""
+    run = [sys.executable, "-c", script, str(folder)]
+    return int(subprocess.run(run, cwd=REPOSITORY, check=True, capture_output=True).stdout)

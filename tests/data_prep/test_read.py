@@ -1,0 +1,115 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from data_prep.read import LocalFile, open_files
+
+WHERE = "data.sources.mine.files"
+
+
+def local(path: Path, content: bytes) -> LocalFile:
+    path.write_bytes(content)
+    return LocalFile(path=path, name=path.name, where=WHERE)
+
+
+def texts(file: LocalFile) -> list[str]:
+    return [document.text for document in file.documents()]
+
+
+def names(*patterns: str) -> list[str]:
+    return [file.name for file in open_files(patterns, WHERE)]
+
+
+def test_blank_lines_part_a_text_file_into_documents(tmp_path):
+    content = "\ufeff\n\nEins,\r\nzwei.\n \t\n\n\nDrei.\n\nDer Schluß".encode()
+    assert texts(local(tmp_path / "a.txt", content)) == ["Eins,\nzwei.", "Drei.", "Der Schluß"]
+
+
+def test_indentation_inside_a_paragraph_stays(tmp_path):
+    assert texts(local(tmp_path / "a.txt", b"def f():\n    return\n")) == [
+        "def f():\n    return"
+    ]
+
+
+def test_each_jsonl_line_is_a_document_and_keeps_its_line_breaks(tmp_path):
+    lines = [json.dumps({"text": "a\n\nb", "id": 1}), "", json.dumps({"text": "ž"})]
+    content = "\n".join(lines).encode()
+    assert texts(local(tmp_path / "a.jsonl", content)) == ["a\n\nb", "ž"]
+
+
+def test_a_file_can_be_read_twice(tmp_path):
+    file = local(tmp_path / "a.txt", b"a\n\nb")
+    assert texts(file) == texts(file) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", r"a\.txt holds no text"),
+        ("a.txt", b" \n\n\t\n", r"a\.txt holds no text"),
+        ("a.jsonl", b"", r"a\.jsonl holds no text"),
+        ("a.txt", b"gut\nschl\xe4ch", r"a\.txt is not UTF-8 at byte 8\n  .*iconv"),
+        ("a.txt", b"\xef\xbb\xbfab\xff", r"a\.txt is not UTF-8 at byte 5"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a\.jsonl:2 line 2 is not JSON"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"tekst": "b"}', r"a\.jsonl:3 line 3 has no text"),
+        ("a.jsonl", b'{"text": 7}', r"a\.jsonl:1 line 1 has no text"),
+        ("a.jsonl", b'["text"]', r"a\.jsonl:1 line 1 has no text"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1 line 1 escapes half a character"),
+    ],
+)
+def test_bad_content_is_named_with_its_place(tmp_path, name, content, message):
+    with pytest.raises(RecipeError, match=rf"^data\.sources\.mine\.files: {message}"):
+        texts(local(tmp_path / name, content))
+
+
+def test_patterns_are_expanded_sorted_and_without_repetition(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.txt", "a.txt", "c.jsonl"):
+        (tmp_path / name).write_text("x")
+    assert names("*.txt", "a.txt", "c.*") == ["a.txt", "b.txt", "c.jsonl"]
+
+
+def test_absolute_patterns_are_expanded(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    assert names(f"{tmp_path}/*.txt") == [f"{tmp_path}/a.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "[1].txt").write_text("x")
+    assert names("[1].txt") == ["[1].txt"]
+
+
+@pytest.mark.parametrize("pattern", ["absent.txt", "*.jsonl"])
+def test_a_pattern_without_a_file_is_refused(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"mine\.files: .*names no file\n  .*relative to"):
+        names(pattern)
+
+
+def test_a_folder_and_an_unknown_suffix_are_refused(tmp_path):
+    (tmp_path / "a.pdf").write_text("x")
+    with pytest.raises(RecipeError, match=r"mine\.files: .* is a folder\n  give a pattern"):
+        names(str(tmp_path))
+    with pytest.raises(RecipeError, match=r"a\.pdf is neither \.txt nor \.jsonl"):
+        names(str(tmp_path / "a.pdf"))
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_the_systems_reason(tmp_path):
+    loop = tmp_path / "loop.txt"
+    loop.symlink_to(loop)
+    (file,) = open_files((str(loop),), WHERE)
+    with pytest.raises(RecipeError, match=r"loop\.txt cannot be read: Too many levels"):
+        file.record()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_file_without_permission_is_named(tmp_path):
+    file = local(tmp_path / "a.txt", b"a")
+    file.path.chmod(0)
+    with pytest.raises(RecipeError, match=r"a\.txt cannot be read: Permission denied"):
+        file.record()

@@ -1,0 +1,73 @@
+"""The house keeps its own rules: sizes, names that never steer, one home for defaults."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("command", "components", "data_prep", "benchmarks")
+SOURCES = sorted([
+    ROOT / "run.py",
+    *(file for room in ROOMS for file in (ROOT / room).rglob("*.py")),
+])
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_YAML_LINES = 60
+
+
+def test_the_sources_are_found() -> None:
+    assert len(SOURCES) > 50
+
+
+def test_no_source_file_grows_into_several_things() -> None:
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    long = {
+        str(file.relative_to(ROOT)): lines
+        for file in [*SOURCES, *tests]
+        if (lines := len(file.read_text("utf-8").splitlines())) > MOST_LINES
+    }
+    assert long == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{file.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= MOST_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_recipes_and_groups_stay_short() -> None:
+    files = [*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "conf").glob("*/*.yaml")]
+    assert len(files) > 10
+    long = {
+        file.name: lines
+        for file in files
+        if (lines := len(file.read_text("utf-8").splitlines())) > MOST_YAML_LINES
+    }
+    assert long == {}
+
+
+def test_no_code_knows_a_recipe_a_model_or_a_cluster_by_name() -> None:
+    folders = ("recipes", "conf/model", "conf/cluster")
+    stems = {file.stem for folder in folders for file in (ROOT / folder).glob("*.yaml")}
+    words = re.compile(r"\b(" + "|".join(sorted(stems - {"local"})) + r")\b")
+    found = {
+        f"{file.relative_to(ROOT)}: {match.group()}"
+        for file in SOURCES
+        for match in words.finditer(file.read_text("utf-8"))
+    }
+    assert found == set()
+
+
+def test_only_two_rooms_know_hydra() -> None:
+    knowing = {
+        str(file.relative_to(ROOT))
+        for file in SOURCES
+        if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", file.read_text("utf-8"), re.M)
+    }
+    assert knowing == {"command/arguments.py", "command/compose.py", "components/build.py"}

@@ -1,0 +1,62 @@
+"""Runs of the real program in a folder of their own, on a miniature of the miniature."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    "recipe=teuken7b",
+    "model.dim=32",
+    "model.num_layers=2",
+    "model.attention.head_dim=8",
+    "model.mlp.ffn_dim=64",
+    "tokenizer.vocab_size=768",
+    f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}",
+    "data.shares={eu: 1.0}",
+    "budget.sequence_length=64",
+    "budget.global_batch_tokens=512",
+    "parallelism.microbatch_sequences=4",
+    "budget.total_tokens=12_288",
+    "checkpoint.every_tokens=3_072",
+    "evaluation.every_tokens=6_144",
+)
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, str(ROOT / "run.py"), *words]
+
+
+def environment() -> dict[str, str]:
+    """One thread: two ranks share two cores, and sums keep one order."""
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder shared by a file's tests, so that data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def program(home: Path) -> Program:
+    def call(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command(*words),
+            cwd=home,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == status, done.stderr[-4000:]
+        return done
+
+    return call

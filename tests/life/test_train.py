@@ -1,0 +1,209 @@
+"""The loop as a user meets it: whole, killed, interrupted, on two ranks, swept."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.life.conftest import TINY, Program, command, environment
+
+# Two ranks add the same fp32 numbers in another order; losses are near 6.
+TWO_RANKS_TOLERANCE = 2e-5
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def last_weights(run: Path) -> dict[str, Any]:
+    newest = max((run / "checkpoints").glob("tokens-*"))
+    return {
+        name: tensor
+        for file in newest.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    """An uninterrupted run."""
+    run = home / "whole"
+    done = subprocess.run(
+        command(*TINY, f"run={run}"),
+        cwd=home,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return run
+
+
+def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
+    assert names >= {
+        *("recipe.json", "derived.json", "environment.json", "data.json", "metrics.jsonl"),
+        *("results.json", "report.html", "checkpoints", "tensorboard"),
+    }
+    results = json.loads((whole / "results.json").read_text())
+    assert results["status"] == "finished"
+    assert results["steps"] == 24
+    assert results["tokens"] == 24 * 512
+    assert set(results["flops_per_second"]) == {"full", "causal"}
+    assert list((whole / "tensorboard").glob("events*"))
+    steps = entries(whole, "step")
+    assert [entry["step"] for entry in steps] == list(range(1, 25))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    kept = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert kept == ["tokens-000000000009216", "tokens-000000000012288"]
+
+
+def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
+    whole: Path, home: Path
+) -> None:
+    run = home / "killed"
+    process = subprocess.Popen(
+        command(*TINY, f"run={run}"),
+        cwd=home,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    printed = ""
+    for line in process.stderr:
+        found = re.search(r"python run\.py (resume=\S+)\)", line)
+        printed = found.group(1) if found else printed
+        if run.is_dir() and (run / "metrics.jsonl").exists() and len(entries_or_none(run)) >= 2:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    assert printed == f"resume={run}"
+    saved = entries_or_none(run)[-1]["step"]
+    done = subprocess.run(
+        command(printed), cwd=home, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
+    assert lines[resumed]["step"] == saved
+    computed = [line["step"] for line in lines[resumed:] if line["kind"] == "step"]
+    assert computed == list(range(saved + 1, 25))
+    expected, found_weights = last_weights(whole), last_weights(run)
+    assert expected.keys() == found_weights.keys()
+    assert all(expected[name].equal(found_weights[name]) for name in expected)
+    assert (run / "report.html").is_file()
+
+
+def entries_or_none(run: Path) -> list[dict[str, Any]]:
+    """Checkpoints in a journal whose last line may be half written."""
+    text = (run / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    return [line for line in lines if line["kind"] == "checkpoint"]
+
+
+def test_two_ranks_read_the_same_samples_and_find_the_same_losses(
+    whole: Path, home: Path, program: Program
+) -> None:
+    run = home / "two"
+    program(*TINY, "cluster.ranks=2", f"run={run}")
+    one, two = entries(whole, "step"), entries(run, "step")
+    assert [entry["samples_digest"] for entry in one] == [
+        entry["samples_digest"] for entry in two
+    ]
+    for first, second in zip(one, two, strict=True):
+        assert second["loss"] == pytest.approx(first["loss"], rel=TWO_RANKS_TOLERANCE)
+    one, two = entries(whole, "held_out"), entries(run, "held_out")
+    for first, second in zip(one, two, strict=True):
+        assert second["loss"] == pytest.approx(first["loss"], rel=TWO_RANKS_TOLERANCE)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
+    home: Path, ranks: int
+) -> None:
+    run = home / f"interrupted-{ranks}"
+    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
+    process = subprocess.Popen(
+        command(
+            *words, "budget.total_tokens=50_000_000", f"cluster.ranks={ranks}", f"run={run}"
+        ),
+        cwd=home,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while process.poll() is None:
+        if (run / "metrics.jsonl").exists() and '"step"' in (run / "metrics.jsonl").read_text():
+            break
+        time.sleep(0.1)
+    signal_group(process)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err[-4000:]
+    assert f"python run.py resume={run}" in out
+    assert "Traceback" not in err
+    last = entries(run, "step")[-1]
+    assert entries(run, "checkpoint")[-1]["step"] == last["step"]
+    assert json.loads((run / "results.json").read_text())["status"] == "stopped"
+
+
+def signal_group(process: subprocess.Popen[str]) -> None:
+    """As a terminal does: everyone in the foreground gets Ctrl-C."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def test_a_sweep_leaves_one_run_a_point_and_one_table(home: Path, program: Program) -> None:
+    before = set((home / "runs").glob("*")) if (home / "runs").exists() else set()
+    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
+    done = program("-m", *words, "budget.total_tokens=1_024", "optimizer.lr=1e-4,3e-4,1e-3")
+    runs = set((home / "runs").glob("*")) - before
+    assert len(runs) == 3
+    rates = {json.loads((run / "recipe.json").read_text())["optimizer"]["lr"] for run in runs}
+    assert rates == {1e-4, 3e-4, 1e-3}
+    assert all(done.stdout.count(run.name) >= 1 for run in runs)
+    assert "optimizer.lr" in done.stdout
+
+
+def test_a_folder_that_holds_another_recipe_is_refused(whole: Path, program: Program) -> None:
+    done = program(*TINY, "optimizer.lr=1e-5", f"run={whole}", status=2)
+    assert f"{whole} holds another recipe" in done.stderr
+    done = program(*TINY, f"run={whole}", status=2)
+    assert f"resume={whole} goes on with it" in done.stderr
+
+
+def test_a_finished_run_is_not_resumed(whole: Path, program: Program) -> None:
+    done = program(f"resume={whole}", status=2)
+    assert "has finished" in done.stderr
+
+
+def test_a_key_beside_resume_is_refused(whole: Path, program: Program) -> None:
+    done = program(f"resume={whole}", "optimizer.lr=1e-5", status=2)
+    assert "takes its recipe from its folder" in done.stderr
+
+
+def test_an_axis_that_cannot_be_trained_is_refused_before_anything_is_written(
+    home: Path, program: Program
+) -> None:
+    done = program(*TINY, "cluster.ranks=4", f"run={home / 'never'}", status=2)
+    assert "parallelism.tensor: 2" in done.stderr
+    assert not (home / "never").exists()
+
+
+def test_a_report_of_several_runs_is_one_file(
+    whole: Path, home: Path, program: Program
+) -> None:
+    done = program("action=report", f"runs=[{whole},{home / 'killed'}]", "file=both.html")
+    assert done.stdout.strip() == "both.html"
+    assert "killed" in (home / "both.html").read_text()
