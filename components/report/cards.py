@@ -64,7 +64,7 @@ def _tokens(entry: Entry) -> Card:
 
 def _throughput(entry: Entry) -> Card:
     out = entry.outcome
-    measured = "over the whole run" if entry.run.results else "median step"
+    measured = "median of the steps"
     devices = f"{entry.run.derived['ranks']:,} ranks on {out.device or 'an unknown device'}"
     per_device = numbers.count(out.tokens_per_second_per_device)
     return Card(
