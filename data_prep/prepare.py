@@ -133,12 +133,10 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
     records = {}
     for name, source in task.sources.items():
         train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
+        say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
             inputs=source.records, documents=chosen[name][1], train=train, held_out=held_out
         )
-    train_tokens = sum(record.train.tokens for record in records.values())
-    held_out_tokens = sum(record.held_out.tokens for record in records.values())
-    say(f"data: {train_tokens:,} tokens to train on, {held_out_tokens:,} held out")
     Manifest(
         key=task.key(),
         tokenizer=_tokenizer_record(folder, tokenizer),
