@@ -5,7 +5,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test check fix golden bench lock clean
+.PHONY: help setup run test check fix golden recipes bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ fix: setup ## mend what the tools can mend
 
 golden: setup ## rewrite the golden files; read the diff before you commit it
 	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes -q
+
+recipes: setup ## train a hundred steps of every recipe's miniature and print the table (20 minutes)
+	$(PY) -m benchmarks.miniatures
 
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.train_step

@@ -50,17 +50,23 @@ def our_model() -> Decoder:
         vocab_size=VOCAB_SIZE,
         padded_vocab_size=VOCAB_SIZE,
         tied_embeddings=True,
-        positions=Rotary(base=BASE),
+        positions=partial(Rotary, base=BASE),
         attention=partial(
             Attention,
             num_heads=NUM_HEADS,
             num_kv_heads=NUM_KV_HEADS,
             head_dim=HEAD_DIM,
             bias=False,
+            qk_norm=None,
+            layer_scaling=False,
+            dropout=0.0,
+            backend="auto",
         ),
         mlp=partial(MLP, ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
         norm=partial(Norm, eps=EPS, center=False, weight=True, bias=False),
-        initialization=Normal(std=STD, residual="scaled"),
+        embedding_norm=None,
+        dropout=0.0,
+        initialization=Normal(std=STD, residual="scaled", padding_row=None),
     )
     initialize(model, seed=0)
     return model
@@ -124,7 +130,9 @@ def our_step(model: Decoder) -> Step:
         eps=ADAM_EPS,
         weight_decay=WEIGHT_DECAY,
         decay="matrices",
+        decay_order="before",
         clip_norm=MAX_NORM,
+        clip_after_tokens=0,
     )
     return make_step(model, model.loss, optimizer)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from components.data.files import record_file, sync_folder
+from components.data.files import FileRecord, record_file, sync_folder
 from components.data.manifest import FORMAT_VERSION, Manifest, SourceRecord, TokenizerRecord
 from components.data.token_file import TokenFileRecord, write_token_file
-from components.data.unigram import FILE_NAME, Unigram
+from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.read import Document
 from data_prep.sources import OpenSource, Source, open_source
@@ -36,7 +36,7 @@ class _Preparation:
     """All that decides the content of the folder."""
 
     sources: Mapping[str, OpenSource]
-    tokenizer: Unigram
+    tokenizer: Tokenizer
     held_out_fraction: float
     tokenizer_sample_bytes: int | Literal["all"]
 
@@ -58,7 +58,7 @@ class _Preparation:
 def prepare(
     *,
     sources: Mapping[str, Source],
-    tokenizer: Unigram,
+    tokenizer: Tokenizer,
     root: Path,
     name: str,
     held_out_fraction: float,
@@ -130,6 +130,7 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
     tokenizer = task.tokenizer
     say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
     tokenizer.train(_tokenizer_texts(task, splits), folder)
+    trained = tuple(map(record_file, sorted(folder.iterdir())))
     records = {}
     for name, source in task.sources.items():
         train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
@@ -139,7 +140,7 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
         )
     Manifest(
         key=task.key(),
-        tokenizer=_tokenizer_record(folder, tokenizer),
+        tokenizer=_tokenizer_record(trained, tokenizer),
         held_out_fraction=task.held_out_fraction,
         sources=records,
     ).write(folder)
@@ -155,17 +156,17 @@ def _tokenizer_texts(task: _Preparation, splits: Mapping[str, Split]) -> Iterato
             yield from sample_texts(texts, task.tokenizer_sample_bytes)
 
 
-def _tokenizer_record(folder: Path, tokenizer: Unigram) -> TokenizerRecord:
+def _tokenizer_record(trained: tuple[FileRecord, ...], tokenizer: Tokenizer) -> TokenizerRecord:
     return TokenizerRecord(
         settings=tokenizer.settings(),
-        files=(record_file(folder / FILE_NAME),),
+        files=trained,
         vocab_size=tokenizer.vocab_size,
         eod_id=tokenizer.eod_id,
     )
 
 
 def _write_source(
-    folder: Path, name: str, source: OpenSource, split: Split, tokenizer: Unigram
+    folder: Path, name: str, source: OpenSource, split: Split, tokenizer: Tokenizer
 ) -> tuple[TokenFileRecord, TokenFileRecord]:
     def write(side: str, part: Callable[[Document], str]) -> TokenFileRecord:
         texts = filter(None, map(part, source.documents()))
@@ -179,7 +180,7 @@ def _write_source(
     return write("train", split.train_text), write("held_out", split.held_out_text)
 
 
-def _encoded(texts: Iterator[str], tokenizer: Unigram) -> Iterator[Sequence[int]]:
+def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[Sequence[int]]:
     """Encode in batches: the tokenizer shares a batch among its threads."""
     batch: list[str] = []
     size = 0

@@ -1,12 +1,19 @@
 """Causal self-attention with grouped key-value heads."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, cast
+
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
+from components.model.dropout import check_dropout
 from components.model.linear import ResidualLinear
-from components.model.positions import Rotation
+from components.model.masks import Scope
 
 
 class Attention(nn.Module):
@@ -14,44 +21,147 @@ class Attention(nn.Module):
 
     Grouping is https://arxiv.org/abs/2305.13245, section 2.2: query head ``i`` reads group
     ``i // (num_heads / num_kv_heads)``. The number of heads at hand is read off the
-    projections' outputs, so that a rank may hold some of the heads.
+    projections' outputs, so that a rank may hold some of the heads, from ``first_head`` on.
+
+    ``qk_norm`` normalizes queries and keys over their whole projected width, before the split
+    into heads and the rotation (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
+
+    ``layer_scaling`` records that the published run divided scores by the layer's number and
+    multiplied them back inside the softmax, to keep float16 scores in range (Megatron's
+    query-key layer scaling). The softmax here reads float32 scores, where the two cancel:
+    nothing is computed differently.
 
     Raises:
-        RecipeError: the groups do not divide the heads.
+        RecipeError: the groups do not divide the heads, ``dropout`` is no fraction, or
+            ``backend`` is ``flex``, which cannot drop weights, and ``dropout`` asks for it.
     """
 
     def __init__(
-        self, *, dim: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool,
+        qk_norm: Callable[..., nn.Module] | None,
+        layer_scaling: bool,
+        dropout: float,
+        backend: Literal["auto", "sdpa", "flex"],
     ) -> None:
         super().__init__()
-        if num_heads % num_kv_heads:
-            divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-            raise RecipeError(
-                "model.attention.num_kv_heads",
-                f"{num_kv_heads} does not divide num_heads = {num_heads}",
-                f"choose one of {', '.join(map(str, divisors))}",
-            )
+        _check_groups(num_heads, num_kv_heads)
+        query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
+        self.num_heads = num_heads
         self.head_dim = head_dim
-        self.query = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
-        self.output = ResidualLinear(num_heads * head_dim, dim, bias=bias)
+        self.first_head = 0
+        self.layer_scaling = layer_scaling
+        self.query = nn.Linear(dim, query_dim, bias=bias)
+        self.key = nn.Linear(dim, key_dim, bias=bias)
+        self.value = nn.Linear(dim, key_dim, bias=bias)
+        self.query_norm = None if qk_norm is None else qk_norm(dim=query_dim)
+        self.key_norm = None if qk_norm is None else qk_norm(dim=key_dim)
+        self.core = AttentionCore(dropout=dropout, backend=backend)
+        self.output = ResidualLinear(query_dim, dim, bias=bias)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], rotation: Rotation
+        self, hidden: Float[Tensor, "batch seq dim"], scope: Scope
     ) -> Float[Tensor, "batch seq dim"]:
-        query = rotation(self._heads(self.query(hidden)))
-        key = rotation(self._heads(self.key(hidden)))
-        value = self._heads(self.value(hidden))
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(1, 2),  # (batch, heads, seq, head_dim)
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=True,
+        query, key = self.query(hidden), self.key(hidden)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        mixed = self.core(
+            scope.turn(self._heads(query)).transpose(1, 2),  # (batch, heads, seq, head_dim)
+            scope.turn(self._heads(key)).transpose(1, 2),
+            self._heads(self.value(hidden)).transpose(1, 2),
+            scope,
+            first_head=self.first_head,
         )
         branch: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
         return branch
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:2], -1, self.head_dim)
+
+
+class AttentionCore(nn.Module):
+    """Mix values by the softmax of scaled scores; no parameters, so it is easily replaced.
+
+    ``auto`` is torch's scaled dot product, except on CUDA where positions or documents shape
+    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask.
+
+    Raises:
+        RecipeError: ``flex`` with dropout, or in training on a CPU.
+    """
+
+    def __init__(self, *, dropout: float, backend: Literal["auto", "sdpa", "flex"]) -> None:
+        super().__init__()
+        if backend == "flex" and dropout > 0:
+            raise RecipeError(
+                "model.attention.backend",
+                f"flex cannot drop attention weights, but model.attention.dropout = {dropout}",
+                "use auto or sdpa, or model.attention.dropout=0.0",
+            )
+        self.dropout = check_dropout("model.attention.dropout", dropout)
+        self.backend = backend
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads seq head_dim"],
+        key: Float[Tensor, "batch kv_heads seq head_dim"],
+        value: Float[Tensor, "batch kv_heads seq head_dim"],
+        scope: Scope,
+        *,
+        first_head: int,
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        heads = (first_head, first_head + query.shape[1])
+        if self._uses_flex(query, scope):
+            return _flex(query, key, value, scope.score_change(heads), scope.blocks())
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if scope.is_plain else scope.dense(heads, query.dtype),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=scope.is_plain,
+            enable_gqa=True,
+        )
+
+    def _uses_flex(self, query: Tensor, scope: Scope) -> bool:
+        if self.backend == "flex" and query.device.type == "cpu" and query.requires_grad:
+            raise RecipeError(
+                "model.attention.backend",
+                "flex has no backward pass on a CPU",
+                "use auto or sdpa",
+            )
+        if self.backend != "auto":
+            return self.backend == "flex"
+        # A fake CUDA tensor may live on a machine without CUDA, where nothing compiles.
+        on_cuda = query.is_cuda and torch.cuda.is_available()
+        return on_cuda and not scope.is_plain and self.dropout == 0
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
+    attend = cast("Callable[..., Tensor]", flex_attention)
+    if query.is_cuda and not torch.compiler.is_compiling():
+        attend = _compiled_flex()
+    mixed: Tensor = attend(
+        query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True
+    )
+    return mixed
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
+    return compiled
+
+
+def _check_groups(num_heads: int, num_kv_heads: int) -> None:
+    if num_heads % num_kv_heads:
+        divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
+        raise RecipeError(
+            "model.attention.num_kv_heads",
+            f"{num_kv_heads} does not divide num_heads = {num_heads}",
+            f"choose one of {', '.join(map(str, divisors))}",
+        )

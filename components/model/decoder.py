@@ -14,19 +14,26 @@ where a pipeline stage holds only some of the layers, and map onto a Hugging Fac
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
 from components.model.attention import Attention
+from components.model.dropout import check_dropout
 from components.model.initialization import Normal
-from components.model.loss import cross_entropy
-from components.model.positions import Rotary, Rotation
+from components.model.linear import Head
+from components.model.loss import linear_cross_entropy
+from components.model.masks import Scope
+from components.model.positions import Placement, Positions
 
 
 class Layer(nn.Module):
-    """Add attention, then an MLP, to the residual stream, each fed through its own norm."""
+    """Add attention, then an MLP, to the residual stream, each fed through its own norm.
+
+    ``dropout`` is the fraction of either branch that training drops before it is added.
+    """
 
     def __init__(
         self,
@@ -35,35 +42,44 @@ class Layer(nn.Module):
         attention: Callable[..., Attention],
         mlp: Callable[..., nn.Module],
         norm: Callable[..., nn.Module],
+        dropout: float,
     ) -> None:
         super().__init__()
         self.attention_norm = norm(dim=dim)
         self.attention = attention(dim=dim)
         self.mlp_norm = norm(dim=dim)
         self.mlp = mlp(dim=dim)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], rotation: Rotation
+        self, hidden: Float[Tensor, "batch seq dim"], scope: Scope
     ) -> Float[Tensor, "batch seq dim"]:
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
-        after: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
+        after: Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
         return after
 
 
 class Decoder(nn.Module):
     """Predict each next token from all before it.
 
-    ``embedding``, ``final_norm``, ``head`` and any of the ``layers`` may be taken away (set
-    to ``None``, deleted by their key) to make a pipeline stage of the rest. A tied last stage
-    keeps the embedding, whose rows are its head.
+    ``embedding``, ``embedding_norm``, ``final_norm``, ``head`` and any of the ``layers`` may be
+    taken away (set to ``None``, deleted by their key) to make a pipeline stage of the rest;
+    ``positions`` too where they have parameters, which belong to the embedding. A tied last
+    stage keeps the embedding, whose rows are its head.
+
+    ``documents``, where given, number the document of each token; a token then attends to its
+    own document only. Without them attention crosses the borders of packed documents.
 
     Raises:
-        RecipeError: fewer rows than tokens, no layer, or heads that the positions refuse.
+        RecipeError: fewer rows than tokens, no layer, a padding row that does not exist,
+            heads that the positions refuse, or ``dropout`` that is no fraction.
     """
 
     embedding: nn.Embedding | None
+    embedding_norm: nn.Module | None
+    positions: Positions | None
     final_norm: nn.Module | None
-    head: nn.Linear | None
+    head: Head | None
 
     def __init__(
         self,
@@ -73,64 +89,104 @@ class Decoder(nn.Module):
         vocab_size: int,
         padded_vocab_size: int,
         tied_embeddings: bool,
-        positions: Rotary,
+        positions: Callable[..., Positions],
         attention: Callable[..., Attention],
         mlp: Callable[..., nn.Module],
         norm: Callable[..., nn.Module],
+        embedding_norm: Callable[..., nn.Module] | None,
+        dropout: float,
         initialization: Normal,
     ) -> None:
         super().__init__()
-        _check_sizes(num_layers, vocab_size, padded_vocab_size)
+        _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
         self.num_layers = num_layers
         self.vocab_size = vocab_size
         self.initialization = initialization
-        self.positions = positions
         self.embedding = nn.Embedding(padded_vocab_size, dim)
+        self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
+        self.dropout = nn.Dropout(check_dropout("model.dropout", dropout))
         layers = [
-            Layer(dim=dim, attention=attention, mlp=mlp, norm=norm) for _ in range(num_layers)
+            Layer(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+            for _ in range(num_layers)
         ]
+        heads = layers[0].attention
+        self.positions = positions(dim=dim, num_heads=heads.num_heads, head_dim=heads.head_dim)
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
-        self.head = None if tied_embeddings else nn.Linear(dim, padded_vocab_size, bias=False)
-        self.head_dim = layers[0].attention.head_dim
-        positions.check(head_dim=self.head_dim)
+        self.head = None if tied_embeddings else Head(dim, padded_vocab_size, bias=False)
 
     def forward(
-        self, inputs: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq dim"]
-    ) -> Float[Tensor, "batch seq padded_vocab"] | Float[Tensor, "batch seq dim"]:
-        """Return logits, or a stage's hidden states where the final norm is absent.
+        self,
+        inputs: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq dim"],
+        *,
+        documents: Int[Tensor, "batch seq"] | None = None,
+        targets: Int[Tensor, "batch seq"] | None = None,
+    ) -> (
+        Float[Tensor, "batch seq padded_vocab"]
+        | Float[Tensor, "batch seq dim"]
+        | Float[Tensor, ""]
+    ):
+        """Return logits; given ``targets``, their loss instead, in nats a token.
 
-        ``inputs`` are tokens, or hidden states from the stage before.
+        ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
+        absent, the result are hidden states for the stage after.
         """
-        hidden = inputs if inputs.is_floating_point() else self._embed(inputs)
-        rotation = self.positions(hidden.shape[1], head_dim=self.head_dim, device=hidden.device)
+        placement = self._place(inputs)
+        hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
+        scope = Scope(placement=placement, documents=documents)
         for layer in self.layers.values():
-            hidden = layer(hidden, rotation)
-        return hidden if self.final_norm is None else self._logits(self.final_norm(hidden))
+            hidden = layer(hidden, scope)
+        if self.final_norm is None:
+            return hidden
+        return self._finish(self.final_norm(hidden), targets)
 
     def loss(
-        self, tokens: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"]
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        targets: Int[Tensor, "batch seq"],
+        *,
+        documents: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Average the cross-entropy of ``targets``, in nats a token, over all rows."""
-        # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
-        return cross_entropy(self(tokens), targets)
+        """Average the cross-entropy of ``targets``, in nats a token, over all rows.
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+        The logits of all tokens never exist at once.
+        """
+        # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
+        mean: Tensor = self(tokens, documents=documents, targets=targets)
+        return mean
+
+    def _place(self, inputs: Tensor) -> Placement:
+        places = torch.arange(inputs.shape[1], device=inputs.device)
+        if self.positions is None:
+            return Placement(places=places)
+        placement: Placement = self.positions(places)
+        return placement
+
+    def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
         hidden: Tensor = self.embedding(tokens)
-        return hidden
+        if placement.embedded is not None:
+            hidden = hidden + placement.embedded
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if self.head is None:
-            assert self.embedding is not None, "a tied last stage needs the embedding's rows"
+    def _finish(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
+        if self.head is not None:
+            result: Tensor = self.head(hidden, targets)
+            return result
+        assert self.embedding is not None, "a tied last stage needs the embedding's rows"
+        if targets is None:
             return F.linear(hidden, self.embedding.weight)
-        logits: Tensor = self.head(hidden)
-        return logits
+        return linear_cross_entropy(hidden, self.embedding.weight, targets)
 
 
-def _check_sizes(num_layers: int, vocab_size: int, padded_vocab_size: int) -> None:
+def _check_sizes(
+    num_layers: int, vocab_size: int, padded_vocab_size: int, padding_row: int | None
+) -> None:
     if num_layers < 1:
         raise RecipeError(
             "model.num_layers", f"{num_layers} is no layer at all", "use 1 or more"
@@ -140,4 +196,10 @@ def _check_sizes(num_layers: int, vocab_size: int, padded_vocab_size: int) -> No
             "model.padded_vocab_size",
             f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens",
             f"use {vocab_size:,} or more",
+        )
+    if padding_row is not None and not 0 <= padding_row < padded_vocab_size:
+        raise RecipeError(
+            "model.initialization.padding_row",
+            f"there is no row {padding_row} among {padded_vocab_size:,}",
+            f"use 0 to {padded_vocab_size - 1:,}, or null for none",
         )

@@ -23,12 +23,16 @@ class Normal:
 
     ``residual: scaled`` divides the deviation of maps onto the residual stream by the root of
     their number, ``sqrt(2 num_layers)`` (the GPT-2 report, section 2.3, as Megatron's
-    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others.
+    ``scaled_init_method_normal`` has it); ``plain`` treats them like the others. The embedding
+    of ``padding_row``, a token that no text contains, starts at zero.
     """
 
-    def __init__(self, *, std: float, residual: Literal["scaled", "plain"]) -> None:
+    def __init__(
+        self, *, std: float, residual: Literal["scaled", "plain"], padding_row: int | None
+    ) -> None:
         self.std = std
         self.residual = residual
+        self.padding_row = padding_row
 
     def std_of(self, module: nn.Module, *, num_layers: int) -> float:
         """Choose the deviation for the weights that ``module`` itself owns."""
@@ -48,7 +52,7 @@ class Initializable(Protocol):
 
 
 def initialize(model: Initializable, *, seed: int) -> None:
-    """Overwrite every parameter: weights drawn, norm weights 1, biases 0.
+    """Overwrite every parameter: weights drawn, norm weights 1, biases 0, padding row 0.
 
     Call it before anything wraps the model: a wrapper that changes names changes the values.
     The model may come from ``meta`` through ``to_empty``.
@@ -59,6 +63,10 @@ def initialize(model: Initializable, *, seed: int) -> None:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 _draw_into(parameter, name, seed=seed, std=std)
+        row = model.initialization.padding_row
+        for _, module in model.named_modules():
+            if row is not None and isinstance(module, nn.Embedding):
+                module.weight[row] = 0.0
 
 
 def initial_stds(model: Initializable) -> Iterator[tuple[str, nn.Parameter, float | None]]:

@@ -1,8 +1,10 @@
-"""Mean cross-entropy over a large vocabulary, without a float32 copy of the logits.
+"""Head and mean cross-entropy in one, so that the logits of all tokens never exist at once.
 
-torch's own loss keeps the log-probabilities of every token in float32 until the backward pass,
-on top of the logits: for 4,096 tokens and 250,880 rows that is 4.1 GB a microbatch. Here the
-forward pass keeps one number a token, and both passes go through the logits in blocks of rows.
+For 4,096 tokens and 250,880 rows, float32 logits take 4.1 GB, torch's loss keeps as much again
+until the backward pass, and the gradient is a third. Here a block of tokens goes all the way,
+from its logits to its share of both gradients, before the next block begins: three products of
+matrices, as many as the plain way has, and the backward pass only scales what is there.
+The softmax within a block goes by rows that fit a cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,52 +14,106 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# Logits in flight: on a CPU what its cache holds, elsewhere what makes kernel launches cheap.
-_CPU_BLOCK_ELEMENTS = 2**20
-_DEVICE_BLOCK_ELEMENTS = 2**26
+# Tokens in a block: enough to make a product efficient, more where the rows are few.
+_CPU_BLOCK_TOKENS = 256
+_DEVICE_BLOCK_TOKENS = 1_024
+# Logits that the softmax touches at a time: what a cache holds, or what keeps a device busy.
+_CPU_CHUNK_ELEMENTS = 2**20
+_DEVICE_CHUNK_ELEMENTS = 2**26
 
 
-def cross_entropy(
-    logits: Float[Tensor, "*batch rows"], targets: Int[Tensor, "*batch"]
+def linear_cross_entropy(
+    hidden: Float[Tensor, "*batch dim"],
+    weight: Float[Tensor, "rows dim"],
+    targets: Int[Tensor, "*batch"],
 ) -> Float[Tensor, ""]:
-    """Average ``logsumexp(logits) - logits[target]`` over all tokens, in float32.
+    """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
     Rows added to the vocabulary for training take part in the sum like any other, as in
-    Megatron, so that training drives them down; no target ever names them.
+    Megatron, so that training drives them down; no target ever names them. The result can be
+    differentiated once.
     """
-    apply: Callable[[Tensor, Tensor], Tensor] = _CrossEntropy.apply
-    return apply(logits.flatten(0, -2), targets.flatten())
+    device = hidden.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return _apply(hidden, weight, targets)
+    # Cast here, once: inside, every block would cast the weight anew.
+    precision = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        return _apply(hidden.to(precision), weight.to(precision), targets)
 
 
-class _CrossEntropy(torch.autograd.Function):
+def _apply(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    differentiable = torch.is_grad_enabled()
+    wanted = tuple(differentiable and tensor.requires_grad for tensor in (hidden, weight))
+    apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
+    return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        log_sums = torch.cat([
-            torch.logsumexp(_widened(logits[rows]), dim=-1) for rows in _blocks(logits)
-        ])
-        ctx.save_for_backward(logits, targets, log_sums)
-        return (log_sums - logits.gather(1, targets[:, None])[:, 0]).mean()
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, wanted: tuple[bool, bool]
+    ) -> Tensor:
+        of_hidden = torch.empty_like(hidden) if wanted[0] else None
+        of_weight = torch.zeros_like(weight) if wanted[1] else None
+        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for tokens in _blocks(hidden, weight):
+            logits = hidden[tokens] @ weight.T
+            total += _to_gradient(logits, targets[tokens])
+            if of_hidden is not None:
+                torch.mm(logits, weight, out=of_hidden[tokens])
+            if of_weight is not None:
+                of_weight.addmm_(logits.T, hidden[tokens])
+            del logits  # before the next block's are made
+        ctx.gradients = of_hidden, of_weight
+        ctx.tokens = len(targets)
+        return total / len(targets)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        """Return ``(softmax - one_hot) / tokens``, in the precision of the logits."""
-        logits, targets, log_sums = ctx.saved_tensors
-        scale = upstream[0] / len(targets)
-        gradient = torch.empty_like(logits)
-        minus_one = -torch.ones_like(log_sums)[:, None]
-        for rows in _blocks(logits):
-            block = _widened(logits[rows]) - log_sums[rows, None]
-            block.exp_().scatter_add_(1, targets[rows, None], minus_one[rows])
-            torch.mul(block, scale, out=gradient[rows])
-        return gradient, None
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the gradients in place, after the products: a 4,096th underflows in float16.
+
+        Raises:
+            RuntimeError: called twice; the gradients of the first call would change.
+        """
+        if ctx.gradients is None:
+            raise RuntimeError("this loss was differentiated before: compute it again")
+        gradients, ctx.gradients = ctx.gradients, None
+        scale = upstream[0] / ctx.tokens
+        of_hidden, of_weight = (
+            None if gradient is None else gradient.mul_(scale) for gradient in gradients
+        )
+        return of_hidden, of_weight, None, None
 
 
-def _blocks(logits: Tensor) -> Iterator[slice]:
+def _to_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    total = logits.new_zeros((), dtype=precision)
+    for rows in _chunks(logits):
+        chunk, target = logits[rows].to(precision), targets[rows, None]
+        chunk.sub_(chunk.amax(1, keepdim=True))
+        total -= chunk.gather(1, target).sum()
+        sums = chunk.exp_().sum(1, keepdim=True)
+        total += sums.log().sum()
+        chunk.div_(sums).scatter_add_(1, target, -torch.ones_like(sums))
+        if chunk.dtype != logits.dtype:
+            logits[rows] = chunk
+    return total
+
+
+def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    on_cpu = hidden.device.type == "cpu"
+    least = _CPU_BLOCK_TOKENS if on_cpu else _DEVICE_BLOCK_TOKENS
+    elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
+    return _slices(len(hidden), max(least, elements // len(weight)))
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
     on_cpu = logits.device.type == "cpu"
-    elements = _CPU_BLOCK_ELEMENTS if on_cpu else _DEVICE_BLOCK_ELEMENTS
-    size = max(1, elements // logits.shape[1])
-    return (slice(first, first + size) for first in range(0, len(logits), size))
+    elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
+    return _slices(len(logits), max(1, elements // logits.shape[1]))
 
 
-def _widened(block: Tensor) -> Tensor:
-    return block.to(torch.promote_types(block.dtype, torch.float32))
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(first, first + size) for first in range(0, length, size))

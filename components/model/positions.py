@@ -1,22 +1,22 @@
 """How a decoder learns where a token stands.
 
-A positions part is called once per forward pass; what it returns is handed to every layer.
+A positions part is called once per forward pass with the places of the tokens; the
+``Placement`` that it returns says what to do with embeddings, queries and keys, and scores. The
+decoder tells every kind of positions the same three sizes, and each takes what it needs.
 """
 
+import math
+
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
 
 
 class Rotation:
-    """Turn the channels of queries and keys by the angle of their position.
-
-    A plain class on purpose: ``fully_shard`` casts every tensor that it finds in a layer's
-    arguments, in dataclasses and tuples too, to the parameters' precision, and would round
-    float32 sines and cosines to the 8 bits of bfloat16.
-    """
+    """Turn the channels of queries and keys by the angle of their position."""
 
     def __init__(
         self, *, cos: Float[Tensor, "seq 1 head_dim"], sin: Float[Tensor, "seq 1 head_dim"]
@@ -33,36 +33,119 @@ class Rotation:
         return (wide * self.cos + swapped * self.sin).type_as(heads)
 
 
-class Rotary(nn.Module):
+class Placement:
+    """What positions do to one forward pass; what a kind of positions does not do is ``None``.
+
+    ``embedded`` is added to the embeddings, ``rotation`` turns queries and keys, and a score
+    falls by its head's slope for every place that the key lies behind the query.
+
+    A plain class on purpose: ``fully_shard`` casts every tensor that it finds in a layer's
+    arguments, in dataclasses and tuples too, to the parameters' precision, and would round
+    float32 sines and cosines to the 8 bits of bfloat16.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Int[Tensor, " seq"],
+        embedded: Float[Tensor, "seq dim"] | None = None,
+        rotation: Rotation | None = None,
+        slopes: Float[Tensor, " heads"] | None = None,
+    ) -> None:
+        self.places = places
+        self.embedded = embedded
+        self.rotation = rotation
+        self.slopes = slopes
+
+
+class Positions(nn.Module):
+    """Place the tokens by their order alone: causal attention is all that tells them apart."""
+
+    def __init__(self, *, dim: int, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+
+    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
+        """Compute anew what depends on places: no buffer has to survive ``meta``."""
+        return Placement(places=places)
+
+
+class Rotary(Positions):
     """Rotate channel pairs by position times frequency (RoPE).
 
     Pair ``i`` turns by ``position * base ** (-2 i / head_dim)``, https://arxiv.org/abs/2104.09864,
     section 3.2.2. Pairs are ``(i, i + head_dim / 2)`` as in GPT-NeoX, Megatron and Hugging Face
     checkpoints; the paper and Meta's Llama pair ``(2 i, 2 i + 1)``.
+
+    Raises:
+        RecipeError: ``head_dim`` is odd.
     """
 
-    def __init__(self, *, base: float) -> None:
-        super().__init__()
-        self.base = base
-
-    def check(self, *, head_dim: int) -> None:
-        """Refuse heads that these positions cannot serve.
-
-        Raises:
-            RecipeError: ``head_dim`` is odd.
-        """
+    def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: float) -> None:
+        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
             raise RecipeError(
                 "model.attention.head_dim",
                 f"{head_dim} is odd, but rotary positions turn channels in pairs",
                 f"use {head_dim - 1} or {head_dim + 1}",
             )
+        self.base = base
 
-    def forward(self, sequence_length: int, *, head_dim: int, device: torch.device) -> Rotation:
-        """Compute the angles anew: no buffer has to survive ``meta`` or a checkpoint."""
-        channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-        frequencies = 1.0 / self.base ** (channels / head_dim)
-        positions = torch.arange(sequence_length, dtype=torch.float32, device=device)
-        angles = torch.outer(positions, frequencies)[:, None]  # (seq, 1, half): all heads alike
+    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
+        channels = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=places.device)
+        frequencies = 1.0 / self.base ** (channels / self.head_dim)
+        angles = torch.outer(places.float(), frequencies)[:, None]  # (seq, 1, half)
         cos, sin = angles.cos(), angles.sin()
-        return Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
+        rotation = Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
+        return Placement(places=places, rotation=rotation)
+
+
+class Alibi(Positions):
+    """Lower each score in proportion to distance, steeply in some heads, gently in others.
+
+    https://arxiv.org/abs/2108.12409, section 3; ``alibi_slopes`` has the slopes.
+    """
+
+    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
+        slopes = torch.tensor(alibi_slopes(self.num_heads), device=places.device)
+        return Placement(places=places, slopes=slopes)
+
+
+class Learned(Positions):
+    """Add a trained vector for each absolute place to the embeddings.
+
+    The vectors are parameters of the first pipeline stage: where a stage has no embedding, set
+    its ``positions`` to ``None`` as well.
+    """
+
+    def __init__(self, *, dim: int, num_heads: int, head_dim: int, num_positions: int) -> None:
+        super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
+        self.weight = nn.Parameter(torch.zeros(num_positions, dim))
+
+    def forward(self, places: Int[Tensor, " seq"]) -> Placement:
+        """Look the places up.
+
+        Raises:
+            RecipeError: the sequence is longer than there are positions.
+        """
+        if len(places) > len(self.weight):
+            raise RecipeError(
+                "model.positions.num_positions",
+                f"{len(self.weight):,} learned positions for {len(places):,} tokens",
+                f"use {len(places):,} or more, or shorten budget.sequence_length",
+            )
+        return Placement(places=places, embedded=F.embedding(places, self.weight))
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """List the slopes head by head: ``2 ** (-8 i / n)`` for ``n`` heads, a power of two.
+
+    For other numbers, the slopes of the power below, then every second one of the power above,
+    as the paper's authors do (https://arxiv.org/abs/2108.12409, footnote 8 and their code).
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    whole = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
+    between = [2.0 ** (-8 * (2 * i + 1) / (2 * below)) for i in range(num_heads - below)]
+    return whole + between

@@ -1,24 +1,28 @@
-"""AdamW as pre-training uses it: two groups, decayed and not."""
+"""AdamW as pre-training uses it: two groups, decayed and not; decay before or after."""
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import nn
 
-from components.errors import RecipeError
-
-# Where torch has one kernel for the whole update; `meta` has none.
-_FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu"})
+from components.optim.groups import (
+    check_ranges,
+    has_fused_kernel,
+    split_by_decay,
+    unique_parameters,
+)
 
 
 class AdamW(torch.optim.AdamW):
     """Update by Adam with decoupled decay, https://arxiv.org/abs/1711.05101, algorithm 2.
 
-    As everywhere in torch, a step decays by ``lr * weight_decay``. ``decay: matrices`` spares
-    parameters of one dimension (norms, biases) and no others, which is Megatron's rule. A
-    parameter that comes under two names is updated once. ``clip_norm`` bounds the gradients'
-    global norm; the train step, which knows all ranks, applies it.
+    As everywhere in torch, a step decays by ``lr * weight_decay``. ``decay_order: before``
+    scales the old weight and then updates it, as torch and apex do; ``after`` scales the
+    updated weight, ``(w - update) * (1 - lr * weight_decay)``, as Intel's Optimus does.
+    ``decay: matrices`` spares norms and biases. A parameter that comes under two names is
+    updated once. ``clip_norm`` bounds the gradients' global norm from ``clip_after_tokens``
+    on; the train step, which knows all ranks and the clock, applies it.
 
     Raises:
         RecipeError: a value outside of its range.
@@ -34,40 +38,37 @@ class AdamW(torch.optim.AdamW):
         eps: float,
         weight_decay: float,
         decay: Literal["matrices", "all"],
+        decay_order: Literal["before", "after"],
         clip_norm: float,
+        clip_after_tokens: int,
     ) -> None:
-        _check("beta1", beta1, 0.0 <= beta1 < 1.0, "from 0 up to, not including, 1")
-        _check("beta2", beta2, 0.0 <= beta2 < 1.0, "from 0 up to, not including, 1")
-        _check("lr", lr, lr > 0.0, "above 0")
-        _check("eps", eps, eps > 0.0, "above 0")
-        _check("weight_decay", weight_decay, weight_decay >= 0.0, "0 or above")
-        _check("clip_norm", clip_norm, clip_norm > 0.0, "above 0")
-        self.clip_norm = clip_norm
-        unique = list({id(parameter): parameter for _, parameter in parameters}.values())
-        super().__init__(
-            _groups(unique, weight_decay, decay),
+        check_ranges(
             lr=lr,
-            betas=(beta1, beta2),
+            beta1=beta1,
+            beta2=beta2,
             eps=eps,
-            fused=all(parameter.device.type in _FUSED_DEVICES for parameter in unique),
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+            clip_after_tokens=clip_after_tokens,
         )
-
-
-def _groups(
-    parameters: list[nn.Parameter], weight_decay: float, decay: Literal["matrices", "all"]
-) -> list[dict[str, Any]]:
-    spared = [p for p in parameters if decay == "matrices" and p.dim() < 2]
-    spared_ids = {id(parameter) for parameter in spared}
-    decayed = [p for p in parameters if id(p) not in spared_ids]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _check(name: str, value: float, holds: bool, rule: str) -> None:
-    if not holds:
-        raise RecipeError(
-            f"optimizer.{name}", f"{value} is out of range", f"use a value {rule}"
+        early, late = (weight_decay, 0.0) if decay_order == "before" else (0.0, weight_decay)
+        unique = unique_parameters(parameters)
+        groups = split_by_decay(
+            unique,
+            decay,
+            decayed={"weight_decay": early, "late_decay": late},
+            spared={"weight_decay": 0.0, "late_decay": 0.0},
         )
+        fused = has_fused_kernel(unique)
+        super().__init__(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)
+
+    # torch overloads `step`; one signature answers both
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update, then decay what is to be decayed late; a parameter without gradient rests."""
+        loss: float | None = super().step(closure)
+        for group in self.param_groups:
+            updated = [p for p in group["params"] if p.grad is not None]
+            if group["late_decay"] > 0.0 and updated:
+                torch._foreach_mul_(updated, 1.0 - group["lr"] * group["late_decay"])
+        return loss

@@ -1,8 +1,10 @@
 """Learning-rate schedules: tokens seen before a step to a multiplier of the peak rate.
 
 Tokens, not steps: a recipe can change its batch without touching its schedule. Before the first
-step no token was seen, so a warm-up starts with a step of rate 0, as in Megatron. Past its end
-a schedule keeps its last value, since the last step may overshoot the budget.
+step no token was seen, so the first step of a warm-up has the rate ``warmup_from``: 0 in
+Megatron, the smallest rate in Optimus. Megatron logs a step after it moved its clock on: the
+rate in its log line of step *i* is that of step *i + 1*, here ``schedule(tokens after i)``.
+Past its end a schedule keeps its last value, since the last step may overshoot the budget.
 """
 
 import math
@@ -26,37 +28,42 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """Ramp linearly from 0 to ``value`` and stay there.
+    """Ramp linearly from ``warmup_from`` to ``value`` and stay there.
 
     Raises:
-        RecipeError: negative counts, a warm-up as long as the whole, a value outside 0 to 1.
+        RecipeError: negative counts, a warm-up as long as the whole or falling, a multiplier
+            outside 0 to 1.
     """
 
     total_tokens: int
     warmup_tokens: int
+    warmup_from: float
     value: float
 
     def __post_init__(self) -> None:
         _check_tokens(self.total_tokens, self.warmup_tokens)
         _check_multiplier("value", self.value)
+        _check_warmup(self.warmup_from, self.value)
 
     def __call__(self, tokens: int) -> float:
-        return _warmed(tokens, self.warmup_tokens, self.value)
+        return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Ramp linearly from 0 to ``start``, then fall along half a cosine to ``end``.
+    """Ramp linearly from ``warmup_from`` to ``start``, then fall by half a cosine to ``end``.
 
     Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
     of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts.
 
     Raises:
-        RecipeError: negative counts, a warm-up as long as the whole, a value outside 0 to 1.
+        RecipeError: negative counts, a warm-up as long as the whole or falling, a multiplier
+            outside 0 to 1.
     """
 
     total_tokens: int
     warmup_tokens: int
+    warmup_from: float
     start: float
     end: float
 
@@ -64,10 +71,11 @@ class Cosine:
         _check_tokens(self.total_tokens, self.warmup_tokens)
         _check_multiplier("start", self.start)
         _check_multiplier("end", self.end)
+        _check_warmup(self.warmup_from, self.start)
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
-            return _warmed(tokens, self.warmup_tokens, self.start)
+            return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.start)
         if tokens >= self.total_tokens:
             return self.end
         done = (tokens - self.warmup_tokens) / (self.total_tokens - self.warmup_tokens)
@@ -78,7 +86,10 @@ class Cosine:
 class Chain:
     """Run schedules one after another, each over its own ``total_tokens``, in the order given.
 
-    A phase begins at the token at which the one before it ends, and counts from 0.
+    A phase begins at the token at which the one before it ends, and counts from 0; weights and
+    optimizer state pass over the border as they are. A run of its own that begins at token 0
+    on the weights of an older run needs no chain: its recipe names its one phase alone, and
+    that phase counts from 0 just the same.
 
     Raises:
         RecipeError: no phase at all.
@@ -101,8 +112,10 @@ class Chain:
         return phases[current](tokens - (ends[current] - phases[current].total_tokens))
 
 
-def _warmed(tokens: int, warmup_tokens: int, value: float) -> float:
-    return value if tokens >= warmup_tokens else value * tokens / warmup_tokens
+def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -> float:
+    if tokens >= warmup_tokens:
+        return value
+    return warmup_from + (value - warmup_from) * tokens / warmup_tokens
 
 
 def _check_tokens(total_tokens: int, warmup_tokens: int) -> None:
@@ -128,4 +141,14 @@ def _check_multiplier(name: str, value: float) -> None:
             f"schedule.{name}",
             f"{value} is no share of the peak learning rate",
             "use a value from 0 to 1; the peak itself is optimizer.lr",
+        )
+
+
+def _check_warmup(warmup_from: float, peak: float) -> None:
+    _check_multiplier("warmup_from", warmup_from)
+    if warmup_from > peak:
+        raise RecipeError(
+            "schedule.warmup_from",
+            f"{warmup_from} is above {peak}, where the warm-up ends",
+            "let the warm-up rise; for none set warmup_tokens to 0 and warmup_from to 0.0",
         )

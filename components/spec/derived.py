@@ -19,9 +19,9 @@ class ParameterCounts(Section):
     def of(cls, shape: ModelShape) -> Self:
         return cls(
             total=shape.total_parameters,
-            active=shape.total_parameters,
+            active=shape.active_parameters,
             embedding=shape.embedding_parameters,
-            expert=0,
+            expert=shape.expert_parameters,
             padding=shape.padding_parameters,
         )
 
@@ -29,9 +29,10 @@ class ParameterCounts(Section):
 class FlopsPerToken(Section):
     """FLOPs of forward and backward for one token, without any recomputation.
 
-    ``full`` counts the whole attention matrix, ``causal`` half of it. Six a parameter, the tied
-    matrix once, and 12 x layers x attention width x sequence for the attention products
-    (Narayanan et al. 2021, arXiv 2104.04473, section 5.1, in its per-token form).
+    ``full`` counts the whole attention matrix, ``causal`` half of it. Six for each parameter
+    that a token is multiplied with (its experts; the tied matrix once; no look-up), and
+    12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
+    arXiv 2104.04473, section 5.1, in its per-token form).
     """
 
     full: int
@@ -39,11 +40,10 @@ class FlopsPerToken(Section):
 
     @classmethod
     def of(cls, shape: ModelShape, sequence_length: int) -> Self:
-        untied = not shape.tied_embeddings
-        looked_up = (
-            shape.vocab_size * shape.dim if untied else 0
-        )  # a look-up multiplies nothing
-        products = 6 * (shape.total_parameters - looked_up)
+        looked_up = shape.position_parameters
+        if not shape.tied_embeddings:
+            looked_up += shape.vocab_size * shape.dim
+        products = 6 * (shape.active_parameters - looked_up)
         width = shape.attention.num_heads * shape.attention.head_dim
         attention = 12 * shape.num_layers * width * sequence_length
         return cls(full=products + attention, causal=products + attention // 2)

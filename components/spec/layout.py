@@ -1,6 +1,6 @@
 """Settle the number of ranks and the data degree, one from the other."""
 
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from components.errors import RecipeError
@@ -37,6 +37,9 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
         named.put(tree, f"parallelism.{axis}", dealt[axis])
     budget = tree["budget"]
     samples = budget["global_batch_tokens"] // budget["sequence_length"]
+    if budget["ramp_up"] != "none":
+        for key in ("start_tokens", "increment_tokens"):
+            samples = gcd(samples, budget["ramp_up"][key] // budget["sequence_length"])
     share = max(1, samples // (dealt["data"] * dealt["expert"]))
     fitting = max(size for size in range(1, microbatch_sequences + 1) if share % size == 0)
     named.put(tree, "parallelism.microbatch_sequences", fitting)

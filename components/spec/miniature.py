@@ -19,13 +19,18 @@ def shrink(tree: Tree, rule: Shrink, named: Named, full: Tree) -> None:
     ``full`` is the recipe without the user's keys: lengths and rates keep their proportion
     to it.
     """
-    _shrink_model(tree, rule, named)
+    _shrink_model(tree, rule, named, full["model"])
+    _shrink_experts(tree, rule, named, full["model"])
     _shrink_vocabulary(tree, rule, named)
     named.put(tree, "budget.total_tokens", rule.total_tokens)
     named.put(tree, "budget.sequence_length", rule.sequence_length)
     samples = rule.samples_per_step
     named.put(tree, "budget.global_batch_tokens", samples * tree["budget"]["sequence_length"])
-    _shrink_schedule(tree, full["budget"]["total_tokens"], named)
+    if "num_positions" in tree["model"]["positions"]:
+        length = tree["budget"]["sequence_length"]
+        named.put(tree, "model.positions.num_positions", length)
+    _shrink_ramp(tree, full["budget"]["total_tokens"], named)
+    _shrink_schedule(tree, full, named)
     _shrink_cadence(tree, rule, named)
     widths = full["model"]["dim"] / tree["model"]["dim"]
     lr = tree["optimizer"]["lr"] * widths**rule.lr_width_exponent
@@ -36,10 +41,10 @@ def shrink(tree: Tree, rule: Shrink, named: Named, full: Tree) -> None:
     _stand_in(tree["data"], rule, named)
 
 
-def _shrink_model(tree: Tree, rule: Shrink, named: Named) -> None:
+def _shrink_model(tree: Tree, rule: Shrink, named: Named, full: Any) -> None:
     model: Any = tree["model"]
-    heads, groups = model["attention"]["num_heads"], model["attention"]["num_kv_heads"]
-    ratio = model["mlp"]["ffn_dim"] / model["dim"]
+    heads, groups = full["attention"]["num_heads"], full["attention"]["num_kv_heads"]
+    ratio = full["mlp"]["ffn_dim"] / full["dim"]
     named.put(tree, "model.dim", rule.dim)
     named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
     named.put(tree, "model.attention.head_dim", rule.head_dim)
@@ -51,6 +56,17 @@ def _shrink_model(tree: Tree, rule: Shrink, named: Named) -> None:
     named.put(tree, "model.attention.num_kv_heads", grouped)
     ffn_dim = round(ratio * model["dim"] / FFN_MULTIPLE) * FFN_MULTIPLE
     named.put(tree, "model.mlp.ffn_dim", ffn_dim)
+
+
+def _shrink_experts(tree: Tree, rule: Shrink, named: Named, full: Any) -> None:
+    """Fewer experts, the same part of them for each token, but two if there were several."""
+    mlp: Any = tree["model"]["mlp"]
+    if "num_experts" not in full["mlp"]:
+        return
+    experts, top_k = full["mlp"]["num_experts"], full["mlp"]["top_k"]
+    named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
+    part = round(top_k * mlp["num_experts"] / experts)
+    named.put(tree, "model.mlp.top_k", max(min(2, top_k), part))
 
 
 def _shrink_vocabulary(tree: Tree, rule: Shrink, named: Named) -> None:
@@ -66,12 +82,34 @@ def _shrink_vocabulary(tree: Tree, rule: Shrink, named: Named) -> None:
     named.put(tree, "model.padded_vocab_size", rows)
 
 
-def _shrink_schedule(tree: Tree, full_tokens: int, named: Named) -> None:
-    """Every length of the schedule keeps its share of the whole budget."""
-    total = tree["budget"]["total_tokens"]
-    for path, value in list(leaves(tree["schedule"], "schedule")):
+def _shrink_ramp(tree: Tree, full_tokens: int, named: Named) -> None:
+    """A batch that ramps up starts at half its size and takes one step, in the same share."""
+    budget = tree["budget"]
+    if budget["ramp_up"] == "none" or named.covers("budget.ramp_up"):
+        return
+    half = budget["global_batch_tokens"] // 2
+    over = budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens
+    budget["ramp_up"] = {
+        "start_tokens": half,
+        "increment_tokens": half,
+        "over_tokens": max(half, over),
+    }
+
+
+def _shrink_schedule(tree: Tree, full: Tree, named: Named) -> None:
+    """Every length of schedule and optimizer keeps its share of the budget.
+
+    A published run that ends inside its warm-up would leave a miniature without a learning
+    rate: then lengths keep their share of the schedule instead.
+    """
+    total, reference = tree["budget"]["total_tokens"], full["budget"]["total_tokens"]
+    schedule: Any = full["schedule"]
+    if schedule.get("warmup_tokens", 0) >= reference:
+        reference = schedule["total_tokens"]
+    lengths = [*leaves(tree["schedule"], "schedule"), *leaves(tree["optimizer"], "optimizer")]
+    for path, value in lengths:
         if path.endswith("_tokens"):
-            named.put(tree, path, value * total // full_tokens)
+            named.put(tree, path, value * total // reference)
 
 
 def _shrink_cadence(tree: Tree, rule: Shrink, named: Named) -> None:
@@ -95,7 +133,12 @@ def _stand_in(data: Any, rule: Shrink, named: Named) -> None:
     unshared = [name for name in sources if name not in shares]  # the user's; refused later
     data["sources"] = {name: sources[name] for name in [*usable, *unshared]}
     for name, carrier in rule.carriers.items():
-        data["shares"][name] = carrier.share if usable else carrier.share / carried
+        share = carrier.share if usable else carrier.share / carried
+        reading = [one for one in usable if sources[one]["embedded"] == carrier.embedded]
+        if reading:  # the recipe's own source reads that text already
+            data["shares"][reading[0]] += share
+            continue
+        data["shares"][name] = share
         data["sources"][name] = {"files": [], "embedded": carrier.embedded, "stand_in": None}
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from components.errors import RecipeError
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
+from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
 from components.spec.sections import (
     Assumed,
@@ -60,17 +61,31 @@ class Recipe(Section):
         return read_section(ModelShape, thaw(self.model), "model")
 
     @cached_property
+    def ramp(self) -> BatchRamp:
+        """Samples a step, as a function of the samples consumed before it."""
+        budget = self.budget
+        full = budget.global_batch_tokens // budget.sequence_length
+        if isinstance(budget.ramp_up, str):
+            return BatchRamp.constant(full)
+        return BatchRamp(
+            full_samples=full,
+            start_samples=budget.ramp_up.start_tokens // budget.sequence_length,
+            increment_samples=budget.ramp_up.increment_tokens // budget.sequence_length,
+            ramp_samples=budget.ramp_up.over_tokens // budget.sequence_length,
+        )
+
+    @cached_property
     def derived(self) -> Derived:
         """Numbers that follow from the settled ones; computed here and nowhere else."""
         budget, degrees = self.budget, self.parallelism
+        samples = budget.global_batch_tokens // budget.sequence_length
         return Derived(
             parameters=ParameterCounts.of(self.shape),
             tokens_per_step=budget.global_batch_tokens,
-            samples_per_step=budget.global_batch_tokens // budget.sequence_length,
-            steps=-(-budget.total_tokens // budget.global_batch_tokens),
+            samples_per_step=samples,
+            steps=self.ramp.steps(-(-budget.total_tokens // budget.sequence_length)),
             ranks=self.cluster.ranks,
-            microbatches_per_step=budget.global_batch_tokens
-            // budget.sequence_length
+            microbatches_per_step=samples
             // (degrees.data * degrees.expert * degrees.microbatch_sequences),
             flops_per_token=FlopsPerToken.of(self.shape, budget.sequence_length),
         )

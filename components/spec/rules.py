@@ -21,6 +21,8 @@ def check_rules(recipe: "Recipe") -> None:
     check_shape(recipe.shape)
     _check_vocabulary(recipe)
     _check_budget(recipe)
+    _check_ramp(recipe)
+    _check_precision(recipe)
     _check_shares(recipe)
     _check_layout(recipe)
     _check_microbatches(recipe)
@@ -52,6 +54,48 @@ def _check_budget(recipe: "Recipe") -> None:
             f"{budget.total_tokens:,} is less than one global batch of "
             f"{budget.global_batch_tokens:,} tokens",
             f"give at least {budget.global_batch_tokens:,}, or a smaller global_batch_tokens",
+        )
+
+
+def _check_ramp(recipe: "Recipe") -> None:
+    budget, degrees = recipe.budget, recipe.parallelism
+    if isinstance(budget.ramp_up, str):
+        return
+    sequences = degrees.data * degrees.expert * degrees.microbatch_sequences
+    unit = budget.sequence_length * sequences
+    for key in ("start_tokens", "increment_tokens"):
+        value = getattr(budget.ramp_up, key)
+        if value % unit:
+            below, above = _neighbours(value, unit)
+            raise RecipeError(
+                f"budget.ramp_up.{key}",
+                f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank",
+                f"the nearest that are: {below:,} and {above:,}",
+            )
+    grown = budget.global_batch_tokens - budget.ramp_up.start_tokens
+    if grown <= 0 or grown % budget.ramp_up.increment_tokens:
+        raise RecipeError(
+            "budget.ramp_up.increment_tokens",
+            f"{budget.ramp_up.increment_tokens:,} does not lead from "
+            f"{budget.ramp_up.start_tokens:,} to {budget.global_batch_tokens:,}",
+            "give a positive divisor of their difference",
+        )
+
+
+def _check_precision(recipe: "Recipe") -> None:
+    scaled = not isinstance(recipe.precision.loss_scale, str)
+    compute = recipe.precision.compute
+    if compute == "float16" and not scaled:
+        raise RecipeError(
+            "precision.loss_scale",
+            "float16 gradients vanish without one",
+            "choose precision=fp16, or precision.compute=bfloat16",
+        )
+    if scaled and compute not in {"float16", "auto"}:
+        raise RecipeError(
+            "precision.loss_scale",
+            f"{compute} needs none, it would be ignored",
+            "set precision.loss_scale=none",
         )
 
 

@@ -12,6 +12,7 @@ from components.spec.frozen import FrozenMapping, FrozenValue
 
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Part = Literal["attention", "mlp", "norms"]
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 
 
@@ -21,11 +22,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class RampUp(Section):
+    """A batch that grows from ``start_tokens`` in equal steps, spread ``over_tokens``."""
+
+    start_tokens: Count
+    increment_tokens: Count
+    over_tokens: Count
+
+
 class Budget(Section):
     """How many tokens, in what helpings."""
 
     total_tokens: Count
     global_batch_tokens: Count
+    ramp_up: RampUp | Literal["none"]
     sequence_length: Count
     seed: Annotated[int, Field(ge=0)]
 
@@ -50,7 +60,17 @@ class Data(Section):
     folder: str
     held_out_fraction: Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
+    document_mask: bool
     verify: Literal["contents", "sizes"]
+
+
+class LossScale(Section):
+    """Dynamic loss scaling for float16, in DeepSpeed's terms."""
+
+    initial: Annotated[float, Field(gt=0)]
+    window: Count
+    hysteresis: Count
+    minimum: Annotated[float, Field(gt=0)]
 
 
 class Precision(Section):
@@ -59,6 +79,7 @@ class Precision(Section):
     compute: Literal["auto", "bfloat16", "float16", "float32"]
     accumulate: Literal["bfloat16", "float32"]
     reduce: Literal["bfloat16", "float32"]
+    loss_scale: LossScale | Literal["none"]
 
 
 class Parallelism(Section):
@@ -72,14 +93,19 @@ class Parallelism(Section):
     zero: Literal[0, 1, 2, 3]
     sequence_parallel: bool
     microbatch_sequences: Count
+    recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 class Checkpoint(Section):
-    """How often a checkpoint is written, on the clock of tokens, and how many are kept."""
+    """How often a checkpoint is written, on the clock of tokens, and how many are kept.
+
+    ``init_from`` is a Hugging Face folder whose weights the run starts from, or ``none``.
+    """
 
     every_tokens: Count
     keep: Count
+    init_from: str
 
 
 class Evaluation(Section):
@@ -128,6 +154,7 @@ class Shrink(Section):
     dim: Count
     num_layers: Count
     head_dim: Count
+    num_experts: Count
     padded_vocab_size: Count
     padding_rows: Count
     sequence_length: Count

@@ -4,10 +4,7 @@ Fields, not class names, carry what is counted, so a new part that uses the same
 counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
 from components.spec.sections import Count
@@ -17,32 +14,65 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class AttentionShape(_Part):
-    """Projections of one attention block."""
-
-    num_heads: Count
-    num_kv_heads: Count
-    head_dim: Count
-    bias: bool
-
-
-class MLPShape(_Part):
-    """Projections of one feed-forward block; a gated one has a third matrix."""
-
-    ffn_dim: Count
-    gated: bool
-    bias: bool
-
-
 class NormShape(_Part):
     """Vectors of one norm."""
 
     weight: bool
     bias: bool
 
+    def parameters(self, width: int) -> int:
+        return width * (int(self.weight) + int(self.bias))
+
+
+class AttentionShape(_Part):
+    """Projections of one attention block, and its norms over all queries and all keys."""
+
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    bias: bool
+    qk_norm: NormShape | None = None
+
+    def parameters(self, dim: int) -> int:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        count = dim * (2 * queries + 2 * keys)
+        if self.bias:
+            count += queries + 2 * keys + dim
+        if self.qk_norm is not None:
+            count += self.qk_norm.parameters(queries) + self.qk_norm.parameters(keys)
+        return count
+
+
+class MLPShape(_Part):
+    """Projections of one feed-forward block, or of many experts behind a router.
+
+    A gated one has a third matrix.
+    """
+
+    ffn_dim: Count
+    gated: bool
+    bias: bool = False
+    num_experts: Count | None = None
+    top_k: Count | None = None
+
+    def expert_parameters(self, dim: int) -> int:
+        """Parameters of one expert, or of the dense block."""
+        up_matrices = 2 if self.gated else 1
+        count = (up_matrices + 1) * dim * self.ffn_dim
+        return count + (up_matrices * self.ffn_dim + dim if self.bias else 0)
+
+    def router_parameters(self, dim: int) -> int:
+        return dim * (self.num_experts or 0)
+
+
+class PositionsShape(_Part):
+    """A row for each position, where positions are learned."""
+
+    num_positions: Count | None = None
+
 
 class ModelShape(_Part):
-    """A dense decoder with two norms a layer and a final one."""
+    """A decoder with two norms a layer and a final one; an absent key is an absent feature."""
 
     dim: Count
     num_layers: Count
@@ -52,56 +82,71 @@ class ModelShape(_Part):
     attention: AttentionShape
     mlp: MLPShape
     norm: NormShape
-    positions: Annotated[Mapping[str, Any], Field()]
+    positions: PositionsShape
+    embedding_norm: NormShape | None = None
 
     @property
-    def head_rows(self) -> int:
+    def vocabulary_matrices(self) -> int:
         """Matrices of vocabulary rows: one if the ends are tied."""
         return 1 if self.tied_embeddings else 2
 
     @property
     def embedding_parameters(self) -> int:
-        return self.head_rows * self.vocab_size * self.dim
+        return self.vocabulary_matrices * self.vocab_size * self.dim
 
     @property
     def padding_parameters(self) -> int:
-        return self.head_rows * (self.padded_vocab_size - self.vocab_size) * self.dim
+        rows = self.padded_vocab_size - self.vocab_size
+        return self.vocabulary_matrices * rows * self.dim
 
     @property
-    def norm_parameters(self) -> int:
-        return self.dim * (int(self.norm.weight) + int(self.norm.bias))
+    def position_parameters(self) -> int:
+        return (self.positions.num_positions or 0) * self.dim
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts; 0 for a dense model."""
+        experts = self.mlp.num_experts or 0
+        return self.num_layers * experts * self.mlp.expert_parameters(self.dim)
 
     @property
     def layer_parameters(self) -> int:
-        return self._attention() + self._mlp() + 2 * self.norm_parameters
+        """One layer with all its experts."""
+        experts = self.mlp.num_experts or 1
+        return (
+            self.attention.parameters(self.dim)
+            + experts * self.mlp.expert_parameters(self.dim)
+            + self.mlp.router_parameters(self.dim)
+            + 2 * self.norm.parameters(self.dim)
+        )
 
     @property
     def total_parameters(self) -> int:
         """Parameters of the published checkpoint: without the rows added for training."""
+        entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0
         return (
             self.embedding_parameters
+            + self.position_parameters
+            + entry
             + self.num_layers * self.layer_parameters
-            + self.norm_parameters
+            + self.norm.parameters(self.dim)
         )
 
-    def _attention(self) -> int:
-        queries = self.attention.num_heads * self.attention.head_dim
-        keys = self.attention.num_kv_heads * self.attention.head_dim
-        weights = self.dim * (2 * queries + 2 * keys)
-        return weights + (queries + 2 * keys + self.dim if self.attention.bias else 0)
-
-    def _mlp(self) -> int:
-        up_matrices = 2 if self.mlp.gated else 1
-        weights = (up_matrices + 1) * self.dim * self.mlp.ffn_dim
-        return weights + (up_matrices * self.mlp.ffn_dim + self.dim if self.mlp.bias else 0)
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of the experts, the ``top_k`` that it is sent to."""
+        idle = (self.mlp.num_experts or 1) - (self.mlp.top_k or 1)
+        return self.total_parameters - (
+            self.num_layers * idle * self.mlp.expert_parameters(self.dim)
+        )
 
 
 def check_shape(shape: ModelShape) -> None:
     """Hold the rules between the numbers of one model.
 
     Raises:
-        RecipeError: query heads that do not divide among the key/value heads, or a padded
-            vocabulary smaller than the vocabulary.
+        RecipeError: query heads that do not divide among the key/value heads, a padded
+            vocabulary smaller than the vocabulary, or more experts a token than there are.
     """
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     if heads % groups:
@@ -116,4 +161,11 @@ def check_shape(shape: ModelShape) -> None:
             "model.padded_vocab_size",
             f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}",
             f"give at least {shape.vocab_size:,}",
+        )
+    experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
+    if experts is not None and (top_k is None or top_k > experts):
+        raise RecipeError(
+            "model.mlp.top_k",
+            f"a token cannot go to {top_k} of {experts} experts",
+            f"give a number from 1 to {experts}",
         )

@@ -22,7 +22,7 @@ class StepBatches(Dataset[torch.Tensor]):
         self._samples = PackedSamples(
             folder=folder, manifest=manifest, order=order, sequence_length=length
         )
-        self._samples_per_step = recipe.derived.samples_per_step
+        self._ramp = recipe.ramp
         self._microbatch = recipe.parallelism.microbatch_sequences
         self._ranks = recipe.parallelism.data
         self._rank = rank
@@ -33,9 +33,10 @@ class StepBatches(Dataset[torch.Tensor]):
 
     def positions(self, step: int) -> range:
         """Positions of the whole order that this rank reads at ``step``, counted from 0."""
+        first_sample = self._ramp.consumed_after(step)
         return step_positions(
-            first_sample=step * self._samples_per_step,
-            samples_per_step=self._samples_per_step,
+            first_sample=first_sample,
+            samples_per_step=self._ramp.samples_at(first_sample),
             rank=self._rank,
             ranks=self._ranks,
         )

@@ -8,6 +8,7 @@ tokens) is one small JSON file, written last.
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Progress:
 
     step: int
     tokens: int
+    loss_scale: Mapping[str, Any] | None = None
 
 
 def save_checkpoint(
@@ -108,7 +110,9 @@ def read_progress(checkpoint: Path) -> Progress:
             what = "was changed after it was written" if file.is_file() else "is missing"
             remedy = f"remove {checkpoint}: the checkpoint before it is taken then"
             raise RecipeError(str(file), what, remedy)
-    return Progress(step=marker["step"], tokens=marker["tokens"])
+    return Progress(
+        step=marker["step"], tokens=marker["tokens"], loss_scale=marker.get("loss_scale")
+    )
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

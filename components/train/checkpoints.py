@@ -36,6 +36,8 @@ class Checkpoints(RunCallback):
         if newest is not None:
             optimizer = trainer.optimizers[0]
             pl_module.progress = load_checkpoint(newest, pl_module.decoder, optimizer)
+            if pl_module.loss_scale is not None and pl_module.progress.loss_scale is not None:
+                pl_module.loss_scale.load_state_dict(pl_module.progress.loss_scale)
             self._journal.resume(pl_module.progress)
 
     def on_step(self, module: Pretraining) -> None:

@@ -72,5 +72,5 @@ class Display(RunCallback):
     def _seconds_left(self, module: Pretraining) -> float:
         """Judge by all tokens since the start, evaluations and checkpoints included."""
         done = module.progress.tokens - self._first_tokens
-        total = module.recipe.derived.steps * module.recipe.derived.tokens_per_step
+        total = module.recipe.budget.total_tokens
         return (time.monotonic() - self._began) / done * (total - module.progress.tokens)

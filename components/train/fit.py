@@ -4,7 +4,6 @@ import logging
 import time
 import warnings
 from pathlib import Path
-from typing import Literal
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -22,11 +21,6 @@ from components.train.module import Pretraining
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
 from components.train.strategy import MeshStrategy, device_type, rank_here
-
-PRECISIONS: dict[str, Literal["32-true", "bf16-mixed"]] = {
-    "float32": "32-true",
-    "bfloat16": "bf16-mixed",
-}
 
 
 def fit(path: Path) -> str:
@@ -47,6 +41,7 @@ def fit(path: Path) -> str:
         batches=lambda rank: StepBatches(
             recipe=recipe, folder=Path(data["folder"]), manifest=manifest, rank=rank
         ),
+        eod_id=manifest.tokenizer.eod_id,
     )
     windows = HeldOutWindows(
         folder=Path(data["folder"]),
@@ -93,9 +88,6 @@ def _trainer(
 ) -> Trainer:
     """Make Lightning's trainer; what it would add by itself (bars, samplers) is ours."""
     device = device_type(recipe.cluster.device)
-    compute = recipe.precision.compute
-    if compute == "auto":
-        compute = "float32" if device == "cpu" else "bfloat16"
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     # Windows are read in microseconds; the second is Lightning's own use of torch.
     warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")
@@ -104,7 +96,6 @@ def _trainer(
         devices=recipe.cluster.devices_per_node,
         num_nodes=recipe.cluster.nodes,
         strategy=MeshStrategy(),
-        precision=PRECISIONS[compute],
         max_epochs=1,
         log_every_n_steps=1,
         logger=logger or False,

@@ -32,7 +32,7 @@ class HeldOutLoss(RunCallback):
     @torch.inference_mode()
     def _evaluate(self, module: Pretraining) -> None:
         module.eval()
-        with module.trainer.precision_plugin.forward_context():
+        with module.autocast():
             by_source = {name: self._loss(module, name) for name in self._windows.sources}
         module.train()
         self._journal.held_out(module.progress, by_source)
@@ -45,7 +45,7 @@ class HeldOutLoss(RunCallback):
         for rows in _same_length(mine, module.recipe.parallelism.microbatch_sequences):
             rows = rows.to(module.device)
             count = rows[:, 1:].numel()
-            loss = module.decoder.loss(rows[:, :-1], rows[:, 1:])
+            loss = module.loss(rows)
             sums += torch.stack([loss.double() * count, loss.new_tensor(count).double()])
         total, tokens = sum_over(sums, module.mesh).tolist()
         return float(total / tokens)

@@ -18,7 +18,7 @@ def check_trainable(recipe: Recipe) -> None:
     """Refuse what the loop cannot do, before anything is written.
 
     Raises:
-        RecipeError: an axis other than data, a dtype without its loss scaling, several nodes.
+        RecipeError: an axis other than data, or nodes of a cluster.
     """
     if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
         problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
@@ -31,15 +31,6 @@ def check_trainable(recipe: Recipe) -> None:
                 f"{degree}: training over this axis does not exist yet",
                 f"set parallelism.{axis}=1, or cluster.ranks=2 for data alone",
             )
-    if recipe.precision.compute == "float16":
-        remedy = "set precision.compute=auto"
-        raise RecipeError(
-            "precision.compute", "float16 needs loss scaling, not built yet", remedy
-        )
-    for key in ("accumulate", "reduce"):
-        if getattr(recipe.precision, key) != "float32":
-            remedy = f"set precision.{key}=float32"
-            raise RecipeError(f"precision.{key}", "only float32 is built yet", remedy)
 
 
 def check_builds(recipe: Recipe) -> None:

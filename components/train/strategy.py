@@ -40,19 +40,29 @@ class MeshStrategy(ModelParallelStrategy):
             dist.destroy_process_group()
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Replace every gradient by its mean over the mesh's ranks."""
+def average_gradients(
+    parameters: Iterable[nn.Parameter], mesh: DeviceMesh, dtype: torch.dtype
+) -> None:
+    """Replace every gradient by its mean over the mesh's ranks, summed in ``dtype``."""
     if mesh.size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    pending = [
-        dist.all_reduce(gradient, group=mesh.get_group(), async_op=True)
-        for gradient in gradients
-    ]
-    for work, gradient in zip(pending, gradients, strict=True):
+    sums = [gradient.to(dtype) for gradient in gradients]
+    pending = [dist.all_reduce(total, group=mesh.get_group(), async_op=True) for total in sums]
+    for work, total, gradient in zip(pending, sums, gradients, strict=True):
         assert work is not None
         work.wait()
-        gradient.div_(mesh.size())
+        gradient.copy_(total).div_(mesh.size())
+
+
+def round_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Keep running sums as exact as ``dtype``, as engines do that accumulate in it.
+
+    The sums lie in float32 beside the float32 weights; only their values are rounded.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and dtype != torch.float32:
+            parameter.grad.copy_(parameter.grad.to(dtype))
 
 
 def sum_over(values: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -67,6 +77,15 @@ def device_type(wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
+    """Choose the dtype that ``auto`` stands for on ``device``."""
+    if compute == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, compute)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def rank_here() -> int:

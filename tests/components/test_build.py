@@ -9,6 +9,7 @@ COSINE = {
     "_target_": "components.optim.schedules.Cosine",
     "total_tokens": 100,
     "warmup_tokens": 0,
+    "warmup_from": 0.0,
     "start": 1.0,
     "end": 0.0,
 }

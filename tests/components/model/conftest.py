@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import pytest
+from torch import nn
 
 from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
 from components.model.mlp import MLP
 from components.model.norms import Norm
-from components.model.positions import Rotary
+from components.model.positions import Positions, Rotary
+
+ROTARY = partial(Rotary, base=10_000.0)
+RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
+SWIGLU = partial(MLP, ffn_dim=77, activation="silu", gated=True, bias=False)
 
 
 def _small_decoder(
@@ -23,7 +29,18 @@ def _small_decoder(
     num_heads: int = 6,
     num_kv_heads: int = 2,
     head_dim: int = 10,
+    bias: bool = False,
+    qk_norm: Callable[..., nn.Module] | None = None,
+    layer_scaling: bool = False,
+    backend: Literal["auto", "sdpa", "flex"] = "auto",
+    positions: Callable[..., Positions] = ROTARY,
+    mlp: Callable[..., nn.Module] = SWIGLU,
+    norm: Callable[..., nn.Module] = RMS_NORM,
+    embedding_norm: Callable[..., nn.Module] | None = None,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
     std: float = 0.2,
+    padding_row: int | None = None,
 ) -> Decoder:
     return Decoder(
         dim=dim,
@@ -31,17 +48,23 @@ def _small_decoder(
         vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size,
         tied_embeddings=tied_embeddings,
-        positions=Rotary(base=10_000.0),
+        positions=positions,
         attention=partial(
             Attention,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            bias=False,
+            bias=bias,
+            qk_norm=qk_norm,
+            layer_scaling=layer_scaling,
+            dropout=attention_dropout,
+            backend=backend,
         ),
-        mlp=partial(MLP, ffn_dim=77, activation="silu", gated=True, bias=False),
-        norm=partial(Norm, eps=1e-5, center=False, weight=True, bias=False),
-        initialization=Normal(std=std, residual="scaled"),
+        mlp=mlp,
+        norm=norm,
+        embedding_norm=embedding_norm,
+        dropout=dropout,
+        initialization=Normal(std=std, residual="scaled", padding_row=padding_row),
     )
 
 

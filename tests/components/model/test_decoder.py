@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import hydra.utils
@@ -13,38 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.errors import RecipeError
 from components.model.decoder import Decoder
-from components.model.initialization import initialize
+from components.model.norms import Norm
+from components.model.positions import Learned
+from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
+from tests.components.model.mappings import to_llama
 
-LOGITS_TOLERANCE = (
-    1e-5  # float32 rounds to 6e-8; a few hundred sums of either order lie between
-)
-GRADIENT_TOLERANCE = 1e-4  # the same through the backward pass, relative to the largest entry
 MODEL = Path(__file__).parents[3] / "conf" / "model" / "teuken7b.yaml"
 
-TO_LLAMA = {
-    "embedding.": "model.embed_tokens.",
-    "layers.": "model.layers.",
-    "attention_norm.": "input_layernorm.",
-    "mlp_norm.": "post_attention_layernorm.",
-    "attention.query.": "self_attn.q_proj.",
-    "attention.key.": "self_attn.k_proj.",
-    "attention.value.": "self_attn.v_proj.",
-    "attention.output.": "self_attn.o_proj.",
-    "mlp.gate.": "mlp.gate_proj.",
-    "mlp.up.": "mlp.up_proj.",
-    "mlp.down.": "mlp.down_proj.",
-    "final_norm.": "model.norm.",
-    "head.": "lm_head.",
-}
 
-
-def llama_name(name: str) -> str:
-    for ours, theirs in TO_LLAMA.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def llama_with_weights_of(
+def llama_like(
     model: Decoder, *, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> LlamaForCausalLM:
     config = LlamaConfig(
@@ -59,31 +37,7 @@ def llama_with_weights_of(
         head_dim=head_dim,
     )
     config._attn_implementation = "eager"
-    llama = LlamaForCausalLM(config)
-    weights = {llama_name(name): value for name, value in model.state_dict().items()}
-    missing = llama.load_state_dict(weights, strict=False)
-    assert missing.unexpected_keys == []
-    assert missing.missing_keys == (["lm_head.weight"] if model.head is None else [])
-    return llama
-
-
-def randomized(model: Decoder) -> Decoder:
-    """Initialize, then move the norm weights off 1, where a forgotten weight would hide."""
-    initialize(model, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(4))
-    return model
-
-
-def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
-def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    return LlamaForCausalLM(config)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -101,25 +55,8 @@ def test_logits_and_gradients_equal_those_of_an_independent_llama(
 ) -> None:
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     model = randomized(small_decoder(tied_embeddings=tied, **heads))
-    llama = llama_with_weights_of(model, **heads)
-    tokens = torch.randint(61, (3, sequence_length + 1))
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-
-    logits = llama(inputs, use_cache=False).logits
-    assert relative_difference(model(inputs), logits) < LOGITS_TOLERANCE
-    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    loss = model.loss(inputs, targets)
-    assert loss.item() == pytest.approx(expected.item(), rel=LOGITS_TOLERANCE)
-
-    torch.autograd.backward([expected, loss])
-    theirs = dict(llama.named_parameters())
-    for name, parameter in model.named_parameters():
-        ours, gradient = gradient_of(parameter), gradient_of(theirs[llama_name(name)])
-        if sequence_length == 1 and name.endswith(("query.weight", "key.weight")):
-            # One token attends to itself alone: what is left of these gradients is rounding.
-            assert ours.abs().max() < GRADIENT_TOLERANCE
-            continue
-        assert relative_difference(ours, gradient) < GRADIENT_TOLERANCE, name
+    llama = llama_like(model, **heads)
+    assert_equal_models(model, llama, to_llama, sequence_length=sequence_length)
 
 
 def test_padded_rows_take_part_in_the_softmax_and_are_trained_down(
@@ -175,6 +112,26 @@ def test_two_stages_with_global_names_compute_what_the_whole_computes(
     assert {n for stage in (first, last) for n, _ in stage.named_parameters()} == names
 
 
+def test_the_first_stage_alone_has_learned_positions_and_the_embedding_norm(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    norm = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+    positions = partial(Learned, num_positions=11)
+    whole = randomized(
+        small_decoder(tied_embeddings=False, embedding_norm=norm, positions=positions)
+    )
+    first, last = copy.deepcopy(whole), copy.deepcopy(whole)
+    first.final_norm = first.head = None
+    del first.layers["1"], last.layers["0"]
+    last.embedding = last.embedding_norm = last.positions = None
+    tokens, documents = torch.randint(61, (2, 11)), torch.arange(22).view(2, 11) // 4
+    staged = last(first(tokens, documents=documents), documents=documents, targets=tokens)
+    assert torch.equal(staged, whole.loss(tokens, tokens, documents=documents))
+    assert not {n for n, _ in first.named_parameters()} & {
+        n for n, _ in last.named_parameters()
+    }
+
+
 def test_bfloat16_keeps_its_precision_outside_and_float32_in_the_loss(
     small_decoder: Callable[..., Decoder],
 ) -> None:
@@ -207,3 +164,11 @@ def test_rejects_heads_that_the_positions_cannot_turn(
 ) -> None:
     with pytest.raises(RecipeError, match=r"model.attention.head_dim: 7 is odd"):
         small_decoder(head_dim=7)
+
+
+@pytest.mark.parametrize("row", [-1, 67])
+def test_rejects_a_padding_row_that_does_not_exist(
+    small_decoder: Callable[..., Decoder], row: int
+) -> None:
+    with pytest.raises(RecipeError, match=rf"padding_row: there is no row {row} among 67"):
+        small_decoder(padding_row=row)

@@ -87,7 +87,7 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
     small_decoder: Callable[..., Decoder], residual: Literal["scaled", "plain"], expected: float
 ) -> None:
     model = small_decoder(dim=480, num_layers=4, num_heads=48)
-    model.initialization = Normal(std=0.2, residual=residual)
+    model.initialization = Normal(std=0.2, residual=residual, padding_row=None)
     initialize(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -103,7 +103,7 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
 def test_biases_start_at_zero() -> None:
     class Model(torch.nn.Module):
         num_layers = 1
-        initialization = Normal(std=0.1, residual="scaled")
+        initialization = Normal(std=0.1, residual="scaled", padding_row=None)
 
         def __init__(self) -> None:
             super().__init__()
@@ -113,3 +113,14 @@ def test_biases_start_at_zero() -> None:
     initialize(model, seed=0)
     assert not model.mlp.up.bias.any()
     assert not model.mlp.down.bias.any()
+
+
+def test_the_padding_row_alone_starts_at_zero(small_decoder: Callable[..., Decoder]) -> None:
+    plain, padded = small_decoder(), small_decoder(padding_row=5)
+    initialize(plain, seed=7)
+    initialize(padded, seed=7)
+    assert plain.embedding is not None
+    assert padded.embedding is not None
+    ours, expected = padded.embedding.weight, plain.embedding.weight.detach().clone()
+    expected[5] = 0.0
+    assert torch.equal(ours, expected)

@@ -1,56 +1,146 @@
-"""The blockwise loss against torch's own, in double precision."""
+"""Head and loss in blocks against torch's own, in double precision."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from components.model import loss as loss_module
-from components.model.loss import cross_entropy
+from components.model.loss import linear_cross_entropy
+from tests.components.model.comparison import gradient_of, relative_difference
 
 
-@pytest.fixture(params=[1, 40, 2**19])
+@pytest.fixture(params=[(1, 1), (4, 30), (256, 2**20)])
 def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go through the logits row by row, a few rows at a time, and at once."""
-    monkeypatch.setattr(loss_module, "_CPU_BLOCK_ELEMENTS", request.param)
+    """Go token by token, a few tokens at a time, and at once."""
+    tokens, elements = request.param
+    monkeypatch.setattr(loss_module, "_CPU_BLOCK_TOKENS", tokens)
+    monkeypatch.setattr(loss_module, "_CPU_CHUNK_ELEMENTS", elements)
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, -2).float(), targets.flatten())
+
+
+def leaves(*shape: int, dim: int, rows: int, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    hidden = torch.randn(*shape, dim, dtype=torch.float64).to(precision)
+    weight = torch.randn(rows, dim, dtype=torch.float64).to(precision)
+    return hidden.requires_grad_(), weight.requires_grad_()
 
 
 @pytest.mark.usefixtures("_block")
-def test_loss_and_gradient_equal_torchs_whatever_the_block() -> None:
-    ours = torch.randn(3, 7, 13, dtype=torch.float64, requires_grad=True)
-    theirs = ours.detach().clone().requires_grad_()
+def test_loss_and_gradients_equal_torchs_whatever_the_block() -> None:
+    hidden, weight = leaves(3, 7, dim=5, rows=13, precision=torch.float64)
     targets = torch.randint(13, (3, 7))
-    loss = cross_entropy(ours, targets)
-    expected = F.cross_entropy(theirs.flatten(0, 1), targets.flatten())
-    torch.testing.assert_close(loss, expected)
-    torch.autograd.backward([2.5 * loss, 2.5 * expected])
-    torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    logits = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(9, (5,))
-    assert torch.autograd.gradcheck(lambda values: cross_entropy(values, targets), (logits,))
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    expected = torch.autograd.grad(
+        2.5 * F.cross_entropy(logits, targets.flatten()), (hidden, weight)
+    )
+    loss = linear_cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, targets.flatten()))
+    torch.testing.assert_close(torch.autograd.grad(2.5 * loss, (hidden, weight)), expected)
 
 
 def test_large_logits_neither_overflow_nor_vanish() -> None:
-    logits = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
-    loss = cross_entropy(logits, torch.tensor([1]))
+    hidden = torch.ones(1, 1, requires_grad=True)
+    weight = torch.tensor([[1e4], [-1e4], [0.0]], requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, torch.tensor([1]))
     torch.autograd.backward(loss)
     assert loss.item() == 2e4
-    assert logits.grad is not None
-    assert logits.grad.tolist() == [[1.0, -1.0, 0.0]]
+    assert gradient_of(weight).tolist() == [[1.0], [-1.0], [0.0]]
+    assert gradient_of(hidden).item() == 2e4
 
 
-def test_bfloat16_logits_give_a_float32_loss_and_a_bfloat16_gradient() -> None:
-    logits = torch.randn(64, 33).bfloat16().requires_grad_()
-    targets = torch.randint(33, (64,))
-    wide = logits.detach().float().requires_grad_()
-    loss = cross_entropy(logits, targets)
-    expected = F.cross_entropy(wide, targets)
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_low_precision_is_as_exact_as_the_plain_way(
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "_CPU_BLOCK_TOKENS", 64)
+    monkeypatch.setattr(loss_module, "_CPU_CHUNK_ELEMENTS", 2**10)
+    hidden, weight = leaves(512, dim=32, rows=101, precision=precision)
+    targets = torch.randint(101, (512,))
+    wide = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    exact_loss = F.cross_entropy(F.linear(*wide), targets)
+    exact = torch.autograd.grad(exact_loss, wide)
+    theirs = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
+    loss = linear_cross_entropy(hidden, weight, targets)
+    ours = torch.autograd.grad(loss, (hidden, weight))
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, expected)
-    torch.autograd.backward(loss)
-    torch.autograd.backward(expected)
-    assert logits.grad is not None
-    assert wide.grad is not None
-    assert torch.equal(logits.grad, wide.grad.bfloat16())
+    assert loss.item() == pytest.approx(exact_loss.item(), rel=1e-3)
+    for one, other, reference in zip(ours, theirs, exact, strict=True):
+        assert one.dtype == precision
+        # Eight blocks round the weight's gradient eight times, not once.
+        limit = max(2.0 * relative_difference(other.double(), reference), 4e-3)
+        assert relative_difference(one.double(), reference) < limit
+
+
+def test_float16_gradients_survive_many_tokens_and_rows() -> None:
+    """A probability over the number of tokens would be zero in float16."""
+    hidden, weight = (
+        part.detach() for part in leaves(2_048, dim=4, rows=4_096, precision=torch.float16)
+    )
+    hidden, weight = (0.1 * hidden).requires_grad_(), weight.requires_grad_()
+    targets = torch.zeros(2_048, dtype=torch.int64)
+    scaled = 4_096.0 * linear_cross_entropy(hidden, weight, targets)
+    of_weight = torch.autograd.grad(scaled, weight)[0][1:].float()
+    wide = weight.detach().float().requires_grad_()
+    expected = torch.autograd.grad(4_096.0 * plain(hidden.float(), wide, targets), wide)[0][1:]
+    assert relative_difference(of_weight, expected) < 0.02
+
+
+def test_under_autocast_products_are_bfloat16_and_gradients_come_back_wide() -> None:
+    hidden, weight = leaves(2, 9, dim=8, rows=13, precision=torch.float32)
+    targets = torch.randint(13, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+        expected = plain(hidden, weight, targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
+    ours = torch.autograd.grad(loss, (hidden, weight))
+    theirs = torch.autograd.grad(expected, (hidden, weight))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == torch.float32
+        assert relative_difference(one, other) < 0.02
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient_and_changes_none(frozen: int) -> None:
+    sides = leaves(7, dim=5, rows=13, precision=torch.float64)
+    targets = torch.randint(13, (7,))
+    expected = torch.autograd.grad(linear_cross_entropy(*sides, targets), sides)
+    sides[frozen].requires_grad_(False)
+    torch.autograd.backward(linear_cross_entropy(*sides, targets))
+    assert sides[frozen].grad is None
+    torch.testing.assert_close(sides[1 - frozen].grad, expected[1 - frozen])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_loss_is_the_same_and_leaves_no_graph(
+    mode: type[torch.no_grad],
+) -> None:
+    hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
+    targets = torch.randint(13, (7,))
+    expected = linear_cross_entropy(hidden, weight, targets)
+    with mode():
+        loss = linear_cross_entropy(hidden, weight, targets)
+    assert not loss.requires_grad
+    assert loss.item() == expected.item()
+
+
+def test_the_shapes_come_through_on_meta() -> None:
+    with torch.device("meta"):
+        hidden, weight = torch.empty(2, 7, 5), torch.empty(13, 5)
+        targets = torch.empty(2, 7, dtype=torch.int64)
+    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), targets)
+    of_hidden, of_weight = torch.autograd.grad(loss, (hidden, weight))
+    assert loss.shape == ()
+    assert of_hidden.shape == hidden.shape
+    assert of_weight.shape == weight.shape
+
+
+def test_rejects_a_second_differentiation() -> None:
+    hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
+    loss = linear_cross_entropy(hidden, weight, torch.randint(13, (7,)))
+    torch.autograd.backward(loss, retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated before: compute it again"):
+        torch.autograd.backward(loss)

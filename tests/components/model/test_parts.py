@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.attention import Attention
+from components.model.attention import Attention, AttentionCore
+from components.model.dropout import check_dropout
+from components.model.masks import Scope
 from components.model.mlp import MLP
 from components.model.norms import Norm
-from components.model.positions import Rotary
+from components.model.positions import Placement, Positions, Rotary, Rotation
 
-CPU = torch.device("cpu")
 Part = TypeVar("Part")
 
 
@@ -22,6 +23,26 @@ def one(part: Part | None) -> Part:
     """Take for granted that an optional part is there."""
     assert part is not None
     return part
+
+
+def rotation_of(length: int, *, head_dim: int, base: float) -> Rotation:
+    rotary = Rotary(dim=head_dim, num_heads=1, head_dim=head_dim, base=base)
+    placement: Placement = rotary(torch.arange(length))
+    return one(placement.rotation)
+
+
+def attention(*, num_heads: int, num_kv_heads: int, bias: bool) -> Attention:
+    return Attention(
+        dim=12,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=4,
+        bias=bias,
+        qk_norm=None,
+        layer_scaling=False,
+        dropout=0.0,
+        backend="auto",
+    )
 
 
 def test_a_norm_without_centering_divides_by_the_root_mean_square() -> None:
@@ -55,7 +76,7 @@ def test_rejects_a_bias_without_centering() -> None:
 
 def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
     heads = torch.randn(1, 9, 2, 6)
-    turned = Rotary(base=100.0)(9, head_dim=6, device=CPU)(heads)
+    turned = rotation_of(9, head_dim=6, base=100.0)(heads)
     for position in range(9):
         for pair in range(3):
             angle = position * 100.0 ** (-2 * pair / 6)
@@ -68,34 +89,52 @@ def test_rotary_turns_pairs_a_half_apart_by_position_times_frequency() -> None:
 
 def test_rotary_computes_in_float32_and_returns_what_came_in() -> None:
     heads = torch.randn(1, 600, 1, 8).bfloat16()
-    rotation = Rotary(base=10_000.0)(600, head_dim=8, device=CPU)
+    rotation = rotation_of(600, head_dim=8, base=10_000.0)
     turned = rotation(heads)
     assert turned.dtype == torch.bfloat16
     assert torch.equal(turned, rotation(heads.float()).bfloat16())
 
 
 def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
-    attention = Attention(dim=12, num_heads=6, num_kv_heads=2, head_dim=4, bias=True)
-    rotation = Rotary(base=10_000.0)(7, head_dim=4, device=CPU)
+    part = attention(num_heads=6, num_kv_heads=2, bias=True)
+    placement = Rotary(dim=12, num_heads=6, head_dim=4, base=10_000.0)(torch.arange(7))
+    rotation = one(placement.rotation)
     hidden = torch.randn(2, 7, 12)
-    query = rotation(attention.query(hidden).view(2, 7, 6, 4))
-    key = rotation(attention.key(hidden).view(2, 7, 2, 4))
-    value = attention.value(hidden).view(2, 7, 2, 4)
+    query = rotation(part.query(hidden).view(2, 7, 6, 4))
+    key = rotation(part.key(hidden).view(2, 7, 2, 4))
+    value = part.value(hidden).view(2, 7, 2, 4)
     mixed = torch.zeros(2, 7, 6, 4)
     for head in range(6):
         scores = query[:, :, head] @ key[:, :, head // 3].mT / math.sqrt(4)
         hidden_future = torch.ones(7, 7, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
         mixed[:, :, head] = weights @ value[:, :, head // 3]
-    expected = attention.output(mixed.view(2, 7, 24))
-    torch.testing.assert_close(attention(hidden, rotation), expected)
+    expected = part.output(mixed.view(2, 7, 24))
+    mixed_by_part = part(hidden, Scope(placement=placement, documents=None))
+    torch.testing.assert_close(mixed_by_part, expected)
+
+
+def test_positions_of_no_kind_do_nothing_to_a_token() -> None:
+    placement = Positions(dim=12, num_heads=3, head_dim=4)(torch.arange(5))
+    assert placement.embedded is placement.rotation is placement.slopes is None
 
 
 def test_rejects_groups_that_do_not_divide_the_heads() -> None:
     with pytest.raises(
         RecipeError, match=r"num_kv_heads: 4 does not divide num_heads = 6\n.*1, 2"
     ):
-        Attention(dim=12, num_heads=6, num_kv_heads=4, head_dim=4, bias=False)
+        attention(num_heads=6, num_kv_heads=4, bias=False)
+
+
+def test_rejects_dropout_in_flex_attention() -> None:
+    with pytest.raises(RecipeError, match=r"model.attention.backend: flex cannot drop .* 0.1"):
+        AttentionCore(dropout=0.1, backend="flex")
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_rejects_dropout_that_is_no_fraction(fraction: float) -> None:
+    with pytest.raises(RecipeError, match=rf"model.dropout: {fraction} is no fraction"):
+        check_dropout("model.dropout", fraction)
 
 
 def _gelu(x: Tensor) -> Tensor:

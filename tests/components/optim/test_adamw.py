@@ -1,6 +1,7 @@
-"""AdamW against algorithm 2 of its paper, written out in double precision."""
+"""AdamW against algorithm 2 of its paper and Optimus's variant, in double precision."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,61 +11,153 @@ from torch import nn
 from components.errors import RecipeError
 from components.optim.adamw import AdamW
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "lr": 0.01,
     "beta1": 0.9,
     "beta2": 0.95,
     "eps": 1e-8,
     "weight_decay": 0.1,
+    "decay_order": "before",
     "clip_norm": 1.0,
+    "clip_after_tokens": 0,
 }
-TOLERANCE = 1e-6  # 20 float32 updates, each rounded to 6e-8
+SINGLE = 1e-6  # 20 float32 updates, each rounded to 6e-8
+DOUBLE = 1e-13
+MULTIPLIERS = [0.05 * (step + 1) for step in range(20)]
+SHAPES = {
+    "embedding.weight": (5, 7),
+    "dense.weight": (7, 3),
+    "dense.bias": (3,),
+    "norm.weight": (7,),
+}
+VECTORS = {"dense.bias", "norm.weight"}
+Order = Literal["before", "after"]
+
+# What each published work decays, and when. Optimus counts Adam's steps as algorithm 2 does.
+WORKS = [
+    pytest.param(
+        "matrices", "before", id="BLOOM and Teuken: no norms, no biases; apex's order"
+    ),
+    pytest.param("all", "after", id="Mula: all parameters, after the update"),
+    pytest.param("all", "before", id="all parameters in torch's order"),
+    pytest.param("matrices", "after", id="matrices after the update"),
+]
 
 
-def adamw_of_the_paper(
-    theta: np.ndarray,
-    gradients: list[np.ndarray],
-    multipliers: list[float],
-    weight_decay: float,
-) -> np.ndarray:
-    """Algorithm 2 of arXiv 1711.05101; its lambda is torch's ``lr * weight_decay``."""
+def adam_updates(gradients: np.ndarray) -> Iterator[np.ndarray]:
+    """Lines 5 to 12 of algorithm 2, arXiv 1711.05101: each step's direction times alpha."""
     alpha, beta1, beta2, eps = 0.01, 0.9, 0.95, 1e-8
-    m, v = np.zeros_like(theta), np.zeros_like(theta)
-    for t, (g, eta) in enumerate(zip(gradients, multipliers, strict=True), start=1):
+    m, v = np.zeros_like(gradients[0]), np.zeros_like(gradients[0])
+    for t, g in enumerate(gradients, start=1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
-        m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t)
-        theta = theta - eta * (
-            alpha * m_hat / (np.sqrt(v_hat) + eps) + alpha * weight_decay * theta
-        )
+        yield alpha * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+
+
+def reference(
+    theta: np.ndarray, gradients: np.ndarray, weight_decay: float, order: Order
+) -> np.ndarray:
+    """Algorithm 2, lambda = ``alpha * weight_decay``; or Optimus's factor on the new weight."""
+    for update, eta in zip(adam_updates(gradients), MULTIPLIERS, strict=True):
+        kept = 1 - eta * 0.01 * weight_decay
+        if order == "before":
+            theta = theta * kept - eta * update
+        else:
+            theta = (theta - eta * update) * kept
     return theta
 
 
-@pytest.mark.parametrize(("decay", "vector_decay"), [("matrices", 0.0), ("all", 0.1)])
-def test_twenty_steps_equal_the_paper_and_only_vectors_are_spared(
-    decay: Literal["matrices", "all"], vector_decay: float
-) -> None:
+def draw() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Starts, and the gradients of 20 steps."""
     rng = np.random.default_rng(0)
-    starts = {"embedding.weight": rng.normal(size=(5, 7)), "norm.weight": rng.normal(size=7)}
-    gradients = {
-        name: [rng.normal(size=start.shape) for _ in range(20)]
-        for name, start in starts.items()
-    }
-    multipliers = [0.05 * (step + 1) for step in range(20)]
-    parameters = {
-        name: nn.Parameter(torch.tensor(start).float()) for name, start in starts.items()
-    }
-    optimizer = AdamW(parameters=parameters.items(), decay=decay, **SETTINGS)
-    for step, multiplier in enumerate(multipliers):
+    starts = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
+    gradients = {name: rng.normal(size=(20, *shape)) for name, shape in SHAPES.items()}
+    return starts, gradients
+
+
+def train(
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    gradients: dict[str, np.ndarray],
+    steps: range,
+) -> None:
+    for step in steps:
         for group in optimizer.param_groups:
-            group["lr"] = SETTINGS["lr"] * multiplier
+            group["lr"] = SETTINGS["lr"] * MULTIPLIERS[step]
         for name, parameter in parameters.items():
-            parameter.grad = torch.tensor(gradients[name][step]).float()
+            parameter.grad = torch.tensor(gradients[name][step]).to(parameter)
         optimizer.step()
-    for name, weight_decay in (("embedding.weight", 0.1), ("norm.weight", vector_decay)):
-        expected = adamw_of_the_paper(starts[name], gradients[name], multipliers, weight_decay)
+
+
+def make_parameters(
+    starts: dict[str, np.ndarray], dtype: torch.dtype
+) -> dict[str, nn.Parameter]:
+    return {name: nn.Parameter(torch.tensor(value).to(dtype)) for name, value in starts.items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, SINGLE), (torch.float64, DOUBLE)]
+)
+@pytest.mark.parametrize(("decay", "order"), WORKS)
+def test_twenty_steps_equal_the_published_rule(
+    decay: Literal["matrices", "all"], order: Order, dtype: torch.dtype, tolerance: float
+) -> None:
+    starts, gradients = draw()
+    parameters = make_parameters(starts, dtype)
+    settings = SETTINGS | {"decay": decay, "decay_order": order}
+    train(AdamW(parameters=parameters.items(), **settings), parameters, gradients, range(20))
+    for name, start in starts.items():
+        weight_decay = 0.0 if decay == "matrices" and name in VECTORS else 0.1
+        expected = reference(start, gradients[name], weight_decay, order)
         ours = parameters[name].detach().double().numpy()
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance)
+
+
+def test_the_two_orders_differ_by_more_than_the_tolerance() -> None:
+    starts, gradients = draw()
+    before, after = (
+        reference(starts["norm.weight"], gradients["norm.weight"], 0.1, order)
+        for order in ("before", "after")
+    )
+    assert np.abs(before - after).max() > 5 * SINGLE
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_run_goes_on_from_its_saved_state(order: Order) -> None:
+    starts, gradients = draw()
+    settings = SETTINGS | {"decay": "matrices", "decay_order": order}
+    whole = make_parameters(starts, torch.float32)
+    train(AdamW(parameters=whole.items(), **settings), whole, gradients, range(20))
+    halved = make_parameters(starts, torch.float32)
+    first = AdamW(parameters=halved.items(), **settings)
+    train(first, halved, gradients, range(10))
+    second = AdamW(parameters=halved.items(), **settings)
+    second.load_state_dict(first.state_dict())
+    train(second, halved, gradients, range(10, 20))
+    assert all(torch.equal(whole[name], halved[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_parameter_without_gradient_is_not_decayed(order: Order) -> None:
+    settings = SETTINGS | {"decay": "all", "decay_order": order}
+    used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = AdamW(parameters=[("used", used), ("idle", idle)], **settings)
+    used.grad = torch.zeros(2, 2)
+    optimizer.step()
+    assert torch.allclose(used, torch.tensor(1 - 0.01 * 0.1))
+    assert torch.equal(idle, torch.ones(2, 2))
+
+
+def test_a_step_returns_what_its_closure_does() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = AdamW(parameters=[("weight", weight)], decay="all", **SETTINGS)
+
+    def closure() -> float:
+        loss = weight.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 4.0
 
 
 def test_a_parameter_under_two_names_is_updated_once() -> None:
@@ -90,11 +183,15 @@ def test_every_parameter_is_in_exactly_one_group() -> None:
     }
 
 
-def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta() -> None:
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta(order: Order) -> None:
+    settings = SETTINGS | {"decay": "all", "decay_order": order}
     for device, fused in (("cpu", True), ("meta", False)):
         parameter = nn.Parameter(torch.ones(2, 2, device=device))
-        optimizer = AdamW(parameters=[("weight", parameter)], decay="all", **SETTINGS)
+        optimizer = AdamW(parameters=[("weight", parameter)], **settings)
         assert optimizer.defaults["fused"] is fused
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +203,7 @@ def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta() -> None
         ("eps", 0.0),
         ("weight_decay", -0.1),
         ("clip_norm", 0.0),
+        ("clip_after_tokens", -1),
     ],
 )
 def test_rejects_values_out_of_range(name: str, value: float) -> None:

@@ -9,7 +9,14 @@ from components.spec.targets import check_nodes, nearest, read_signature
 
 CHAIN = "components.optim.schedules.Chain"
 COSINE = "components.optim.schedules.Cosine"
-GOOD = {"_target_": COSINE, "total_tokens": 8, "warmup_tokens": 1, "start": 1.0, "end": 0.1}
+GOOD = {
+    "_target_": COSINE,
+    "total_tokens": 8,
+    "warmup_tokens": 1,
+    "warmup_from": 0.0,
+    "start": 1.0,
+    "end": 0.1,
+}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,7 @@ def test_a_missing_argument_is_named_unless_the_node_is_partial() -> None:
 
 def test_a_literal_argument_takes_its_choices_only() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
+    node["padding_row"] = None
     check_nodes({"model": node | {"residual": "plain"}})
     with pytest.raises(RecipeError, match=r"model\.residual: 'none' is not Literal"):
         check_nodes({"model": node | {"residual": "none"}})

@@ -1,0 +1,86 @@
+"""Does every recipe's miniature learn? A hundred steps of each on the embedded text.
+
+    python -m benchmarks.miniatures [RECIPE ...]
+
+Exit status 1 if the mean loss of a miniature's last ten steps is not below that of its first
+ten. Losses of different recipes do not compare: their tokenizers differ.
+"""
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).parent / "results" / "miniatures.json"
+STEPS, GLOBAL_BATCH_TOKENS, EDGE = 100, 1_024, 10
+
+
+def train(recipe: str, home: Path) -> dict[str, Any]:
+    """Train one miniature in a process of its own and read its journal."""
+    run = home / recipe
+    words = (
+        f"recipe={recipe}",
+        f"run={run}",
+        f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}",
+        f"budget.total_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        "budget.ramp_up=none",
+        f"data.folder={ROOT / 'prepared'}",
+    )
+    program = [sys.executable, str(ROOT / "run.py"), *words]
+    done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"recipe": recipe, "falls": False, "error": done.stderr.strip()[-2_000:]}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    held_out = json.loads((run / "results.json").read_text())["held_out"]
+    first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
+    return {
+        "recipe": recipe,
+        "steps": len(losses),
+        "first": first,
+        "last": last,
+        "held_out_first": held_out["first"],
+        "held_out_final": held_out["final"],
+        "falls": last < first and held_out["final"] < held_out["first"],
+    }
+
+
+def main() -> int:
+    """Train, print the table, keep the result."""
+    names = sys.argv[1:] or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    console = Console()
+    rows = []
+    with tempfile.TemporaryDirectory() as home:
+        for name in names:
+            rows.append(train(name, Path(home)))
+            console.print(rows[-1])
+    table = Table("recipe", "first ten", "last ten", "held-out first", "final", "falls")
+    for row in rows:
+        keys = ("first", "last", "held_out_first", "held_out_final")
+        figures = [row.get(key) for key in keys]
+        cells = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
+        table.add_row(row["recipe"], *cells, "yes" if row["falls"] else "NO")
+    console.print(table)
+    if not sys.argv[1:]:
+        result = {
+            "convention": f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens; nats a token; means "
+            f"over the first and the last {EDGE} steps; held-out loss over all sources",
+            "machine": platform.processor() or platform.machine(),
+            "versions": {name: version(name) for name in ("torch", "lightning")},
+            "rows": rows,
+        }
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return 0 if all(row["falls"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""How fast is a layer's mixture of experts beside the loop over experts and transformers' own?
+
+The shape is Mula-7B-A1B's, 64 experts of which 8 a token, ffn_dim half of dim, with the width
+cut to an eighth for a CPU. One block does its forward and backward pass, router included. All
+have the same weights, input and threads, and take turns; ratios are between medians of one run.
+
+    python -m benchmarks.moe
+"""
+
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
+
+from components.model.moe import Experts
+
+RESULT = Path(__file__).parent / "results" / "moe.json"
+THREADS, ROUNDS, WARMUP_ROUNDS = 1, 15, 2
+TOKENS = (256, 1_024, 4_096)
+DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 256, 128, 64, 8
+# Three products of two FLOPs a weight, forward, and twice that backward.
+FLOPS_PER_TOKEN = 3 * 3 * 2 * DIM * FFN_DIM * TOP_K
+Seconds = dict[str, list[float]]
+
+
+def our_block(path: Literal["grouped", "loop"]) -> Experts:
+    """Build our block; the seed makes all paths start alike."""
+    torch.manual_seed(0)
+    return Experts(
+        dim=DIM,
+        num_experts=NUM_EXPERTS,
+        top_k=TOP_K,
+        ffn_dim=FFN_DIM,
+        activation="silu",
+        gated=True,
+        renormalize=False,
+        routing="learned",
+        auxiliary_loss=0.01,
+        auxiliary_scope="model",
+        z_loss=0.0,
+        path=path,
+    )
+
+
+def reference_block(implementation: str) -> nn.Module:
+    """Build transformers' block with our weights."""
+    ours = our_block("loop")
+    config = transformers.OlmoeConfig(
+        hidden_size=DIM,
+        intermediate_size=FFN_DIM,
+        num_experts=NUM_EXPERTS,
+        num_experts_per_tok=TOP_K,
+    )
+    config._experts_implementation = implementation
+    build: Callable[[transformers.OlmoeConfig], nn.Module] = OlmoeSparseMoeBlock
+    block: Any = build(config)
+    assert ours.gate is not None
+    with torch.no_grad():
+        block.gate.weight.copy_(ours.router.weight)
+        block.experts.gate_up_proj.copy_(torch.cat([ours.gate.weight, ours.up.weight], dim=1))
+        block.experts.down_proj.copy_(ours.down.weight)
+    assert isinstance(block, nn.Module)
+    return block
+
+
+# `batched_mm` copies a matrix for each pair of token and expert, 9 GB here: left out.
+BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "ours, grouped": lambda: our_block("grouped"),
+    "ours, loop": lambda: our_block("loop"),
+    "transformers, grouped_mm": lambda: reference_block("grouped_mm"),
+    "transformers, loop": lambda: reference_block("eager"),
+}
+OURS, *OTHERS = BLOCKS
+
+
+def step(block: nn.Module, hidden: Tensor, upstream: Tensor) -> Tensor:
+    """Do one forward and backward pass; return the gradient of the input."""
+    block.zero_grad()
+    inputs = hidden.clone().requires_grad_()
+    block(inputs).backward(upstream)
+    assert inputs.grad is not None
+    return inputs.grad
+
+
+def batch(tokens: int) -> tuple[Tensor, Tensor]:
+    """Draw an input and a gradient of the output."""
+    generator = torch.Generator().manual_seed(tokens)
+    drawn = torch.randn(2, 1, tokens, DIM, generator=generator)
+    return drawn[0], drawn[1]
+
+
+def measure(blocks: dict[str, nn.Module], tokens: int) -> tuple[Seconds, Seconds, float]:
+    """Return wall and processor seconds by name, and how far the gradients lie apart."""
+    wall: Seconds = {name: [] for name in blocks}
+    processor: Seconds = {name: [] for name in blocks}
+    given = batch(tokens)
+    difference = 0.0
+    for index in range(WARMUP_ROUNDS + ROUNDS):
+        gradients = {}
+        # Whoever comes second finds a warmer cache: take turns.
+        for name in sorted(blocks, reverse=bool(index % 2)):
+            start, start_processor = time.perf_counter(), time.process_time()
+            gradients[name] = step(blocks[name], *given)
+            if index >= WARMUP_ROUNDS:
+                wall[name].append(time.perf_counter() - start)
+                processor[name].append(time.process_time() - start_processor)
+        largest = gradients[OURS].abs().max()
+        for name in OTHERS:
+            gap = (gradients[name] - gradients[OURS]).abs().max() / largest
+            difference = max(difference, gap.item())
+    return wall, processor, difference
+
+
+def peak_bytes(name: str) -> int:
+    """Measure how much one pass adds to a fresh process's peak; the process must be new."""
+    torch.set_num_threads(THREADS)
+    block, given = BLOCKS[name](), batch(TOKENS[-1])
+    step(block, *batch(1))  # loads the libraries that the first product loads
+    block.zero_grad(set_to_none=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(block, *given)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1_024
+
+
+def peaks() -> dict[str, int]:
+    """Measure each block's peak in a process of its own."""
+    found = {}
+    for name in BLOCKS:
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+            found[name] = pool.submit(peak_bytes, name).result()
+    return found
+
+
+def summarize(
+    tokens: int, wall: Seconds, processor: Seconds, difference: float
+) -> dict[str, object]:
+    """Turn one size's measurement into what is kept as data."""
+    medians = {name: statistics.median(values) for name, values in wall.items()}
+    fastest = {name: min(values) for name, values in wall.items()}
+    spent = {name: statistics.median(values) for name, values in processor.items()}
+    return {
+        "tokens": tokens,
+        "ratio_median": {name: medians[name] / medians[OURS] for name in OTHERS},
+        "ratio_fastest": {name: fastest[name] / fastest[OURS] for name in OTHERS},
+        "ratio_processor_median": {name: spent[name] / spent[OURS] for name in OTHERS},
+        "wall_seconds_median": medians,
+        "wall_seconds_fastest": fastest,
+        "processor_seconds_median": spent,
+        "gigaflops_fastest": {
+            name: tokens * FLOPS_PER_TOKEN / value / 1e9 for name, value in fastest.items()
+        },
+        "largest_relative_gradient_difference": difference,
+    }
+
+
+def gemm_gigaflops() -> float:
+    """Measure the products alone, on slices as large as an expert's: what nothing can beat."""
+    rows, inner = TOKENS[-1] * TOP_K // NUM_EXPERTS, torch.randn(FFN_DIM, DIM)
+    given, out = torch.randn(rows, DIM), torch.empty(rows, FFN_DIM)
+    seconds = []
+    for _ in range(200):
+        start = time.perf_counter()
+        torch.mm(given, inner.T, out=out)
+        seconds.append(time.perf_counter() - start)
+    return 2 * rows * DIM * FFN_DIM / min(seconds) / 1e9
+
+
+def processor_name() -> str:
+    """Name the CPU as the kernel does; ``platform`` knows only the architecture."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown'}, {platform.machine()}"
+
+
+def main() -> None:
+    """Measure, keep, show."""
+    memory = peaks()
+    torch.set_num_threads(THREADS)
+    blocks = {name: build() for name, build in BLOCKS.items()}
+    table = Table("tokens", *OTHERS, title=f"seconds of each over those of '{OURS}'")
+    sizes = []
+    for tokens in TOKENS:
+        wall, processor, difference = measure(blocks, tokens)
+        sizes.append(summarize(tokens, wall, processor, difference))
+        ratios = [statistics.median(wall[x]) / statistics.median(wall[OURS]) for x in OTHERS]
+        table.add_row(f"{tokens:,}", *(f"{ratio:.2f}" for ratio in ratios))
+    summary = {
+        "convention": "forward and backward pass of one sparse block with its router, float32, "
+        "eager; interleaved rounds in one process; a ratio is the other's time over ours",
+        "sizes": sizes,
+        "peak_bytes_added_by_one_pass": memory,
+        "gemm_gigaflops": gemm_gigaflops(),
+        "rounds": ROUNDS,
+        "threads": THREADS,
+        "block": {
+            "dim": DIM,
+            "ffn_dim": FFN_DIM,
+            "num_experts": NUM_EXPERTS,
+            "top_k": TOP_K,
+        },
+        "machine": {"processor": processor_name(), "cores": os.cpu_count()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(summary, indent=2) + "\n")
+    table.add_section()
+    table.add_row("MB", *(f"{memory[x] / 1e6:,.0f}" for x in OTHERS))
+    Console().print(table)
+    Console().print(f"peak of '{OURS}': {memory[OURS] / 1e6:,.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

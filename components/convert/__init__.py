@@ -1,0 +1,1 @@
+"""Hugging Face in and out: configurations, tensors and tokenizers, both ways."""

@@ -1,0 +1,92 @@
+"""The model card: what was trained, from what, how far, and what nobody published."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.spec.recipe import Recipe
+
+_MINIATURE = """\
+**This is a miniature**: the recipe made small by rule, trained for minutes to show that it
+works. It is no release of the published model and good for nothing but tests.
+"""
+_USE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER", dtype="auto")
+prompt = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20, do_sample=False)[0]))
+```
+"""
+
+
+def write_card(
+    recipe: Recipe, *, step: int, tokens: int, results: Mapping[str, Any] | None
+) -> str:
+    """Compose the card; ``results`` are absent while a run trains and if it was killed."""
+    is_miniature = not isinstance(recipe.scale.shrink, str)
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
+        f"# {recipe.name}" + (", miniature" if is_miniature else ""),
+        recipe.why,
+        *([_MINIATURE] if is_miniature else []),
+        _table(("", ""), _figures(recipe, step, tokens, results)),
+        *_assumed(recipe),
+        "## Use",
+        _USE,
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _figures(
+    recipe: Recipe, step: int, tokens: int, results: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    budget = recipe.budget
+    rows = [
+        ("recipe", f"`{recipe.name}`, scale `{recipe.scale.name}`"),
+        ("fingerprint", f"`{recipe.fingerprint()}`"),
+        ("parameters", f"{recipe.derived.parameters.total:,}"),
+        ("trained", f"{tokens:,} of {budget.total_tokens:,} tokens, {step:,} steps"),
+        ("sequence length", f"{budget.sequence_length:,} tokens"),
+        (
+            "data",
+            ", ".join(f"{name} {share:.3f}" for name, share in recipe.data.shares.items()),
+        ),
+    ]
+    # What the run ended with says nothing about an earlier checkpoint.
+    if results is None or results["tokens"] != tokens:
+        return rows
+    if results["loss"] is not None:
+        rows.append(("last training loss", f"{results['loss']:.4f} nats a token"))
+    if results["held_out"]:
+        held_out = results["held_out"]
+        rows.append(("held-out loss", f"{held_out['final']:.4f} nats a token"))
+        rows.append(("smoothed unigram model", f"{held_out['unigram']:.4f} nats a token"))
+    return rows
+
+
+def _assumed(recipe: Recipe) -> list[str]:
+    if not recipe.assumed:
+        return []
+    rows = [
+        (f"`{name}`", _brief(entry.value), entry.reason)
+        for name, entry in recipe.assumed.items()
+    ]
+    said = "No source gives these values; the recipe sets them, for the reason beside each."
+    return ["## Assumed, never published", said, _table(("value of", "set to", "reason"), rows)]
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{len(value)} values"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _table(head: tuple[str, ...], rows: list[Any]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

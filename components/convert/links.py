@@ -1,0 +1,95 @@
+"""Which tensors of ours are which of theirs, and how to turn the ones into the others.
+
+A link joins a few tensors of ours to a few of theirs and goes both ways, so that a family
+writes its table once and a round trip is exact.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+def unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Give the tensors back as they are: most links only rename."""
+    return tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Tensors of ours and of theirs that hold the same numbers."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    to_theirs: Turn = unchanged
+    to_ours: Turn = unchanged
+    is_vocabulary: bool = False
+
+
+def same(ours: str, theirs: str) -> Link:
+    """Join one tensor to one, under another name."""
+    return Link(ours=(ours,), theirs=(theirs,))
+
+
+def vocabulary(ours: str, theirs: str) -> Link:
+    """Join two matrices of vocabulary rows, whose padding may be left out."""
+    return Link(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
+
+
+def module(ours: str, theirs: str, *, weight: bool = True, bias: bool) -> Iterator[Link]:
+    """Join the weight and the bias of two modules, as far as they have them."""
+    if weight:
+        yield same(f"{ours}.weight", f"{theirs}.weight")
+    if bias:
+        yield same(f"{ours}.bias", f"{theirs}.bias")
+
+
+def turned(ours: str, theirs: str) -> Link:
+    """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
+    return Link(ours=(ours,), theirs=(theirs,), to_theirs=_transpose, to_ours=_transpose)
+
+
+def unstacked(ours: str, theirs: Sequence[str]) -> Link:
+    """Join a stack along the first dimension to its slices."""
+    return Link(
+        ours=(ours,),
+        theirs=tuple(theirs),
+        to_theirs=lambda tensors: tensors[0].unbind(),
+        to_ours=lambda tensors: [torch.stack(list(tensors))],
+    )
+
+
+def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> Link:
+    """Join several maps of equal width to one that computes them one after the other."""
+
+    def join(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = torch.cat(list(tensors))
+        return [whole.T if transposed else whole]
+
+    def part(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = tensors[0].T if transposed else tensors[0]
+        return whole.chunk(len(ours))
+
+    return Link(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+
+
+def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> Link:
+    """Join several maps to one whose outputs go head by head: q, k, v of one, then the next."""
+
+    def join(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        by_head = [tensor.view(num_heads, -1, *tensor.shape[1:]) for tensor in tensors]
+        return [torch.stack(by_head, 1).flatten(0, 2)]  # (heads, maps, head_dim, ...) flattened
+
+    def part(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = tensors[0]
+        by_head = whole.view(num_heads, len(ours), -1, *whole.shape[1:])
+        return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
+
+    return Link(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+
+
+def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [tensor.T for tensor in tensors]

@@ -1,0 +1,177 @@
+"""Start a model from a Hugging Face folder, one tensor at a time."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from components.convert.family import Family, choose_family
+from components.convert.features import Features, read_features
+from components.convert.links import Link
+from components.convert.shards import ShardReader
+from components.convert.tokenizer import count_pieces
+from components.errors import RecipeError
+
+_NAMED = 6  # names in one message; the rest are counted
+
+
+def read_folder(
+    folder: Path, model: nn.Module, *, section: Mapping[str, Any], tokenizer_vocab_size: int
+) -> None:
+    """Fill ``model`` with the weights of ``folder``, in the precision that it has.
+
+    Call it before anything wraps the model. A pipeline stage takes what it holds. Rows that
+    the folder lacks because they were only added for training become zero: their logits are
+    then 0, whatever the token, and the first steps push them down as in a run from scratch.
+
+    Raises:
+        RecipeError: the folder holds another kind or size of model, another vocabulary,
+            missing or unknown tensors, or tensors of another shape.
+    """
+    features = read_features(section)
+    family = choose_family(features)
+    config = _read_config(folder)
+    _check_config(folder, config, family, features)
+    _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
+    parameters = dict(model.named_parameters())
+    links = list(family.links(features))
+    unlinked = set(parameters) - {name for link in links for name in link.ours}
+    assert not unlinked, f"{family.architecture} has no place for {sorted(unlinked)}"
+    with ShardReader(folder) as reader, torch.no_grad():
+        found = _match_names(folder, reader.names(), family, links)
+        held = [link for link in links if all(name in parameters for name in link.ours)]
+        for fill in (_check_shapes, _fill):  # all shapes before the first copy
+            for link in held:
+                ours = [parameters[name] for name in link.ours]
+                fill(link, ours, reader, found, rows=config["vocab_size"])
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config: dict[str, Any] = {**json.loads(file.read_text("utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "name a folder as save_pretrained or action=export writes it"
+        raise RecipeError(str(file), f"cannot be read: {error}", remedy) from None
+    return config
+
+
+def _check_config(
+    folder: Path, config: Mapping[str, Any], family: Family, features: Features
+) -> None:
+    """Compare what is computed, key by key, and name every difference."""
+    ours, kind = family.shape(features), config.get("model_type")
+    if kind != family.model_type:
+        raise RecipeError(
+            str(folder / "config.json"),
+            f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}",
+            "choose the model of the recipe that these weights belong to",
+        )
+    theirs = family.stated(config)
+    different = [
+        f"{key}: {theirs[key]} there, {ours[key]} in the recipe"
+        for key in ours
+        if theirs[key] != ours[key]
+    ]
+    if different:
+        raise RecipeError(
+            str(folder / "config.json"),
+            "this is another model\n  " + "\n  ".join(different),
+            "set the model section to the folder's values, or name another folder",
+        )
+
+
+def _check_vocabulary(
+    folder: Path, features: Features, rows: object, tokenizer_vocab_size: int
+) -> None:
+    own = sorted({features.vocab_size, features.padded_vocab_size})
+    if rows not in own:
+        wanted = " or ".join(f"{count:,}" for count in own)
+        raise RecipeError(
+            "model.vocab_size",
+            f"{folder} has {rows} vocabulary rows, the recipe {wanted}",
+            f"set model.vocab_size={rows}, with the tokenizer of that folder",
+        )
+    pieces = count_pieces(folder)
+    if pieces is not None and pieces != tokenizer_vocab_size:
+        raise RecipeError(
+            "tokenizer.vocab_size",
+            f"{tokenizer_vocab_size:,}, but the tokenizer in {folder} has {pieces:,} pieces",
+            "weights only mean something with the tokenizer that they were trained with",
+        )
+
+
+def _match_names(
+    folder: Path, names: Sequence[str], family: Family, links: Sequence[Link]
+) -> dict[str, str]:
+    """Map the class's names to the folder's, which may lack the prefix.
+
+    Raises:
+        RecipeError: tensors are missing, or nobody knows them.
+    """
+    wanted = {name for link in links for name in link.theirs}
+    found: dict[str, str] = {}
+    unknown = []
+    for name in names:
+        full = name if name in wanted else f"{family.prefix}{name}"
+        is_tied_head = name == "lm_head.weight" and name not in wanted
+        if full in wanted:
+            found[full] = name
+        elif not (is_tied_head or family.no_weights.search(name)):
+            unknown.append(name)
+    missing = sorted(wanted - found.keys())
+    if missing or unknown:
+        parts = (("missing", missing), ("unknown", unknown))
+        raise RecipeError(
+            str(folder),
+            "; ".join(f"{what}: {_some(which)}" for what, which in parts if which),
+            "fetch the folder again, or name one that holds this model whole",
+        )
+    return found
+
+
+def _check_shapes(
+    link: Link,
+    ours: Sequence[Tensor],
+    reader: ShardReader,
+    found: Mapping[str, str],
+    *,
+    rows: int,
+) -> None:
+    """Compare with the shapes that ours would have, exported."""
+    empty = [torch.empty_like(tensor, device="meta") for tensor in _cut(link, ours, rows)]
+    for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
+        shape = reader.shape(found[name])
+        if shape != tuple(outline.shape):
+            raise RecipeError(
+                found[name],
+                f"has shape {list(shape)}, the recipe's model {list(outline.shape)}",
+                "the folder contradicts its own config.json; fetch it again",
+            )
+
+
+def _fill(
+    link: Link,
+    ours: Sequence[Tensor],
+    reader: ShardReader,
+    found: Mapping[str, str],
+    *,
+    rows: int,
+) -> None:
+    theirs = link.to_ours([reader.read(found[name]) for name in link.theirs])
+    for whole, kept, tensor in zip(ours, _cut(link, ours, rows), theirs, strict=True):
+        kept.copy_(tensor)
+        whole[len(kept) :] = 0.0
+
+
+def _cut(link: Link, ours: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Leave out the vocabulary rows that the folder does not have."""
+    return [tensor[:rows] if link.is_vocabulary else tensor for tensor in ours]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

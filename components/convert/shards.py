@@ -1,0 +1,138 @@
+"""Safetensors in the layout of the hub: shards of bounded size and an index, read lazily."""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from components.errors import RecipeError
+
+MAX_SHARD_BYTES = 5_000_000_000  # the hub's own limit; one tensor above it has a shard alone
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def write_shards(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_bytes: int = MAX_SHARD_BYTES
+) -> int:
+    """Write tensors as they come, one shard in memory at a time, and return their bytes."""
+    shards: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    pending_bytes = total_bytes = 0
+    for name, tensor in tensors:
+        if pending and pending_bytes + tensor.nbytes > max_bytes:
+            shards.append(_write(folder, len(shards), pending))
+            pending, pending_bytes = {}, 0
+        pending[name] = _own(tensor)
+        pending_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
+    shards.append(_write(folder, len(shards), pending))
+    _name_shards(folder, shards, total_bytes)
+    return total_bytes
+
+
+def _write(folder: Path, number: int, tensors: dict[str, Tensor]) -> list[str]:
+    save_file(tensors, _unnamed(folder, number), metadata={"format": "pt"})
+    return list(tensors)
+
+
+def _unnamed(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number}"
+
+
+def _name_shards(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
+    """Give the shards their names, which hold their count, and write the index."""
+    if len(shards) == 1:
+        _unnamed(folder, 0).rename(folder / SINGLE)
+        return
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        _unnamed(folder, number).rename(folder / file)
+        places |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Copy what is a view: the format holds whole, contiguous tensors."""
+    tensor = tensor.detach().contiguous()
+    shares = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.clone() if shares else tensor
+
+
+class ShardReader:
+    """Tensors of a folder by name, each read when it is asked for.
+
+    Raises:
+        RecipeError: there are no safetensors, or a file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._files: dict[str, Any] = {}
+        self._places: Mapping[str, str] = _places(folder)
+        if not self._places:
+            self._places = dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+
+    def __enter__(self) -> "ShardReader":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._open.close()
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._file(self._places[name]).get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape from the file's header alone."""
+        return tuple(self._file(self._places[name]).get_slice(name).get_shape())
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            path = self._folder / name
+            try:
+                opened = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise RecipeError(
+                    str(path), f"cannot be read: {error}", "fetch the folder again"
+                ) from None
+            self._files[name] = self._open.enter_context(opened)
+        return self._files[name]
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """Map each tensor to its file; empty if there is one file for all.
+
+    Raises:
+        RecipeError: there are no safetensors, or the index is none or leads out of the folder.
+    """
+    index = folder / INDEX
+    if (folder / SINGLE).is_file():
+        return {}
+    if not index.is_file():
+        raise RecipeError(
+            str(folder),
+            f"there is neither {SINGLE} nor {INDEX}",
+            "name a folder of safetensors; pickled weights (*.bin) are never read",
+        )
+    try:
+        places: dict[str, str] = {**json.loads(index.read_text("utf-8"))["weight_map"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            str(index), f"is no index of tensors: {error!r}", "fetch the folder again"
+        ) from None
+    for file in places.values():
+        if Path(str(file)).name != file:
+            raise RecipeError(str(index), f"{file!r} is no file of this folder", "mend it")
+    return places

@@ -1,0 +1,153 @@
+"""The tokenizer of a run as the files that ``AutoTokenizer`` loads, without remote code."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers.pre_tokenizers import Split
+
+from components.errors import RecipeError
+
+FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SENTENCEPIECE_FILE = "tokenizer.model"
+UNDERLINE = "\u2581"  # SentencePiece's mark for a space
+
+_NORMALIZERS = {"nfkc": [normalizers.NFKC()], "identity": []}
+# How pieces with a role are spelled; the end of a document is named by the recipe.
+_SPELLINGS = {"bos": ("<s>",), "pad": ("<pad>", "<|padding|>")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """Pieces that have a role; ``eos`` is what training put after each document."""
+
+    eos: str
+    bos: str | None
+    pad: str | None
+
+
+def write_tokenizer(
+    source: Path, section: Mapping[str, Any], target: Path, *, context_tokens: int
+) -> dict[str, int | None]:
+    """Write the tokenizer of the folder ``source``; return the ids for ``config.json``.
+
+    Raises:
+        RecipeError: there is no tokenizer, or it normalizes text as nothing here can.
+    """
+    if (source / SENTENCEPIECE_FILE).is_file():
+        engine = convert_unigram(source / SENTENCEPIECE_FILE, section)
+        engine.save(str(target / FILE))
+        shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
+    elif (source / FILE).is_file():
+        shutil.copyfile(source / FILE, target / FILE)
+        engine = Tokenizer.from_file(str(source / FILE))
+    else:
+        raise RecipeError(
+            str(source),
+            f"there is neither {SENTENCEPIECE_FILE} nor {FILE}",
+            "prepare the run's data again with action=prepare",
+        )
+    roles = _find_roles(engine, section)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{f"{role}_token": piece for role, piece in asdict(roles).items()},
+        "model_max_length": context_tokens,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,  # training put nothing before a document
+        "add_eos_token": False,
+    }
+    (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    return {
+        f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
+        for role, piece in asdict(roles).items()
+    }
+
+
+def count_pieces(folder: Path) -> int | None:
+    """Count the pieces of the tokenizer in a Hugging Face folder; ``None`` if it has none."""
+    if (folder / FILE).is_file():
+        return int(Tokenizer.from_file(str(folder / FILE)).get_vocab_size())
+    if (folder / SENTENCEPIECE_FILE).is_file():
+        model = str(folder / SENTENCEPIECE_FILE)
+        return int(SentencePieceProcessor(model_file=model).piece_size())
+    return None
+
+
+def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
+    """Rebuild a SentencePiece unigram from the same pieces and scores.
+
+    What differs: a path through the text that ties with another in float32 scores may be
+    broken the other way, and after a special piece text begins anew, with the dummy prefix, as
+    it does in training, where each document is encoded by itself.
+
+    Raises:
+        RecipeError: a normalization rule that has no equal in ``tokenizers``.
+    """
+    rule = section["normalization_rule_name"]
+    if rule not in _NORMALIZERS or section["remove_extra_whitespaces"]:
+        raise RecipeError(
+            "tokenizer.normalization_rule_name",
+            f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}, "
+            "cannot be converted exactly",
+            "nfkc and identity can, with remove_extra_whitespaces=false",
+        )
+    processor = SentencePieceProcessor(model_file=str(model))
+    engine = Tokenizer(
+        models.Unigram(
+            _scored_pieces(processor),
+            unk_id=processor.unk_id(),
+            byte_fallback=section["byte_fallback"],
+        )
+    )
+    prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
+    steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
+    engine.normalizer = normalizers.Sequence(steps)
+    # A text that spells the piece of a byte, or the unknown one, is no such piece.
+    engine.pre_tokenizer = Split(Regex(r"<(?=(0x[0-9A-F]{2}|unk)>)"), behavior="isolated")
+    strip = [decoders.Strip(" ", 1, 0)] if section["add_dummy_prefix"] else []
+    engine.decoder = decoders.Sequence([
+        *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
+    ])
+    special = {section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")}
+    engine.add_tokens([
+        AddedToken(piece, normalized=False, special=piece in special)
+        for piece in _user_defined(processor, section)
+    ])
+    return engine
+
+
+def _scored_pieces(processor: Any) -> list[tuple[str, float]]:
+    """List pieces with their scores.
+
+    The lowest score sets the price of an unknown character. Pieces without a score of their
+    own, all at 0, would win against any other: they get the lowest one, which keeps that price.
+    """
+    scores = [float(processor.get_score(index)) for index in range(processor.piece_size())]
+    lowest = min(scores)
+    return [
+        (processor.id_to_piece(index), score if score < 0 else lowest)
+        for index, score in enumerate(scores)
+    ]
+
+
+def _user_defined(processor: Any, section: Mapping[str, Any]) -> list[str]:
+    """List the pieces that are taken from a text whole, in the order of their ids."""
+    special = section["special_pieces"]
+    named = [special[role] for role in ("bos", "eos", "pad", "eod")]
+    count = len(named) + special["num_placeholders"]
+    return [processor.id_to_piece(index) for index in range(1, 1 + count)]
+
+
+def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> Roles:
+    found = {
+        role: next((name for name in names if engine.token_to_id(name) is not None), None)
+        for role, names in _SPELLINGS.items()
+    }
+    eos = section["special_pieces"]["eod"] if "special_pieces" in section else section["eod"]
+    return Roles(eos=eos, **found)

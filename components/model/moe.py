@@ -1,0 +1,185 @@
+"""A mixture of experts in place of a layer's MLP, dropless."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+from components.errors import RecipeError
+from components.model.expert_products import (
+    ACTIVATIONS,
+    Matrices,
+    chunked_products,
+    grouped_products,
+    loop,
+)
+from components.model.routing import Choice, Routing, choose, force_uniform, pool, record
+
+
+class Stack(nn.Module):
+    """Hold one matrix for each expert; ``weight[expert]`` is what ``nn.Linear`` would hold."""
+
+    def __init__(
+        self, *, num_experts: int, outputs: int, inputs: int, writes_residual: bool
+    ) -> None:
+        super().__init__()
+        self.writes_residual = writes_residual
+        self.weight = nn.Parameter(torch.empty(num_experts, outputs, inputs))
+        nn.init.uniform_(self.weight, -(inputs**-0.5), inputs**-0.5)  # as `nn.Linear` starts
+
+
+class Experts(nn.Module):
+    """Send each token through its ``top_k`` experts, weighted by the router's probabilities.
+
+    https://arxiv.org/abs/2101.03961, section 2, with several experts a token as in
+    https://arxiv.org/abs/1701.06538, section 2. In training ``routing`` keeps what the router
+    did in the last forward pass until `auxiliary_terms` takes it; a forward pass that
+    activation checkpointing repeats leaves no trace.
+
+    ``renormalize`` makes a token's weights sum to 1; ``routing: uniform`` forces a perfect
+    balance, for measuring speed; ``auxiliary_scope`` says whether the balance is asked of
+    each layer or of all layers pooled.
+
+    Raises:
+        RecipeError: more experts a token than there are, or a negative coefficient.
+    """
+
+    routing: Routing | None
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_experts: int,
+        top_k: int,
+        ffn_dim: int,
+        activation: Literal["silu", "gelu", "gelu_tanh"],
+        gated: bool,
+        renormalize: bool,
+        routing: Literal["learned", "uniform"],
+        auxiliary_loss: float,
+        auxiliary_scope: Literal["layer", "model"],
+        z_loss: float,
+        path: Literal["auto", "grouped", "loop"],
+    ) -> None:
+        super().__init__()
+        _check(num_experts, top_k, auxiliary_loss, z_loss)
+        self.top_k = top_k
+        self.renormalize = renormalize
+        self.uniform = routing == "uniform"
+        self.auxiliary_loss = auxiliary_loss
+        self.auxiliary_scope = auxiliary_scope
+        self.z_loss = z_loss
+        self.path = path
+        self.activation = ACTIVATIONS[activation]
+        self.routing = None
+        widen = partial(
+            Stack, num_experts=num_experts, outputs=ffn_dim, inputs=dim, writes_residual=False
+        )
+        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.gate = widen() if gated else None
+        self.up = widen()
+        self.down = Stack(
+            num_experts=num_experts, outputs=dim, inputs=ffn_dim, writes_residual=True
+        )
+
+    def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
+        tokens = hidden.flatten(0, -2)
+        choice = self._route(tokens)
+        dtype = _compute_dtype(tokens)
+        matrices = Matrices(
+            None if self.gate is None else self.gate.weight.to(dtype),
+            self.up.weight.to(dtype),
+            self.down.weight.to(dtype),
+            self.activation,
+        )
+        mixed = self._path(tokens)(
+            tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
+        )
+        return mixed.to(dtype).view(hidden.shape)
+
+    def take_routing(self) -> Routing | None:
+        """Hand over the record of the last forward pass, and forget it."""
+        taken, self.routing = self.routing, None
+        return taken
+
+    def _route(self, tokens: Tensor) -> Choice:
+        logits: Tensor = self.router(tokens)
+        if self.uniform:
+            logits = force_uniform(logits, top_k=self.top_k)
+        choice = choose(logits, top_k=self.top_k, renormalize=self.renormalize)
+        if self.training:
+            kept = record(logits, choice, z_loss=self.z_loss > 0)
+            # Inside a backward pass this forward is a repetition. Kept, its record would count
+            # the tokens twice and hold on to the layer's activations; checkpointing wants it
+            # computed all the same.
+            if torch._C._current_graph_task_id() == -1:
+                self.routing = kept
+        return choice
+
+    def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
+        if self.path == "loop":
+            return loop
+        # A fake tensor has no counts that a host could read.
+        if tokens.device.type == "cuda" or isinstance(tokens, FakeTensor):
+            return grouped_products
+        return chunked_products
+
+
+def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """Take the routing of the last forward pass: the loss to add, and the load to report.
+
+    The loss is ``auxiliary_loss * balance + z_loss * z``. The balance is that of all layers
+    pooled (``auxiliary_scope: model``) or the sum of the layers' own (``layer``); the z-loss is
+    summed over the layers. Ask once after each microbatch's forward pass and before its
+    backward pass. A model without experts, or one that is not training, adds 0.
+
+    The load holds ``expert_fraction`` (layers, experts), the fraction of the tokens that
+    reach an expert; ``largest_over_mean``, that of the least balanced layer; and the two
+    losses before their coefficients.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Experts)]
+    taken = [(layer, routing) for layer in layers if (routing := layer.take_routing())]
+    if not taken:
+        return torch.zeros(()), {}
+    first, records = taken[0][0], [routing for _, routing in taken]
+    assert len({(x.auxiliary_loss, x.auxiliary_scope, x.z_loss) for x, _ in taken}) == 1
+    lost = torch.is_grad_enabled() and first.router.weight.requires_grad
+    assert not lost or all(x.probabilities.requires_grad for x in records), (
+        "the router's graph is lost: use checkpointing with use_reentrant=False"
+    )
+    together = [pool(records)] if first.auxiliary_scope == "model" else records
+    balance = torch.stack([routing.balance_loss() for routing in together]).sum()
+    z_loss = torch.stack([routing.z_loss() for routing in records]).sum()
+    return first.auxiliary_loss * balance + first.z_loss * z_loss, {
+        "expert_fraction": torch.stack([x.counts / x.tokens for x in records]),
+        "largest_over_mean": torch.stack([x.largest_over_mean() for x in records]).max(),
+        "balance_loss": balance.detach(),
+        "z_loss": z_loss.detach(),
+    }
+
+
+def _compute_dtype(tokens: Tensor) -> torch.dtype:
+    """Choose what a linear map would compute in; autocast does not know our products."""
+    device = tokens.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return tokens.dtype
+
+
+def _check(num_experts: int, top_k: int, auxiliary_loss: float, z_loss: float) -> None:
+    if not 1 <= top_k <= num_experts:
+        raise RecipeError(
+            "model.mlp.top_k",
+            f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
+            f"choose 1 to {num_experts}",
+        )
+    for name, value in (("auxiliary_loss", auxiliary_loss), ("z_loss", z_loss)):
+        if value < 0:
+            raise RecipeError(
+                f"model.mlp.{name}", f"{value} would reward an uneven load", "use 0 or more"
+            )

@@ -1,0 +1,60 @@
+"""Adam with coupled decay, as Megatron uses it off CUDA, where apex is missing."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from components.optim.groups import (
+    check_ranges,
+    has_fused_kernel,
+    split_by_decay,
+    unique_parameters,
+)
+
+
+class Adam(torch.optim.Adam):
+    """Update by Adam, https://arxiv.org/abs/1412.6980, algorithm 1, with an L2 term.
+
+    The decay is part of the gradient, ``g + weight_decay * w``, and passes through both
+    moments: Adam's own scaling undoes most of it, unlike in AdamW. ``decay: matrices`` spares
+    norms and biases. A parameter that comes under two names is updated once. ``clip_norm``
+    bounds the gradients' global norm from ``clip_after_tokens`` on; the train step applies it,
+    before the decay enters.
+
+    Raises:
+        RecipeError: a value outside of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decay: Literal["matrices", "all"],
+        clip_norm: float,
+        clip_after_tokens: int,
+    ) -> None:
+        check_ranges(
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            clip_norm=clip_norm,
+            clip_after_tokens=clip_after_tokens,
+        )
+        unique = unique_parameters(parameters)
+        groups = split_by_decay(
+            unique,
+            decay,
+            decayed={"weight_decay": weight_decay},
+            spared={"weight_decay": 0.0},
+        )
+        fused = has_fused_kernel(unique)
+        super().__init__(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)

@@ -1,0 +1,234 @@
+"""One small model section a family, of awkward shapes, and tokenizers to go with them."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from components.build import build
+from components.convert.folder import write_folder
+from components.data.byte_bpe import ByteBPE
+from components.data.unigram import Unigram
+
+ROOT = Path(__file__).resolve().parents[3]
+PIECES = 300
+CONTEXT_TOKENS = 24
+
+Section = dict[str, Any]
+Export = Callable[..., Path]
+
+
+def _norm(*, center: bool, weight: bool, bias: bool) -> Section:
+    return {
+        "_target_": "components.model.norms.Norm",
+        "_partial_": True,
+        "eps": 1e-5,
+        "center": center,
+        "weight": weight,
+        "bias": bias,
+    }
+
+
+def _section(*, positions: Section, norm: Section, mlp: Section, attention: Section) -> Section:
+    """Rows beyond the pieces, and padded rows beyond those."""
+    return {
+        "_target_": "components.model.decoder.Decoder",
+        "dim": 48,
+        "num_layers": 2,
+        "vocab_size": 303,
+        "padded_vocab_size": 320,
+        "tied_embeddings": True,
+        "embedding_norm": None,
+        "dropout": 0.0,
+        "positions": {"_partial_": True} | positions,
+        "attention": {
+            "_target_": "components.model.attention.Attention",
+            "_partial_": True,
+            "num_heads": 6,
+            "num_kv_heads": 6,
+            "head_dim": 8,
+            "bias": False,
+            "qk_norm": None,
+            "layer_scaling": False,
+            "dropout": 0.0,
+            "backend": "auto",
+            **attention,
+        },
+        "mlp": {
+            "_target_": "components.model.mlp.MLP",
+            "_partial_": True,
+            "ffn_dim": 77,
+            "activation": "silu",
+            "gated": True,
+            "bias": False,
+            **mlp,
+        },
+        "norm": norm,
+        "initialization": {
+            "_target_": "components.model.initialization.Normal",
+            "std": 0.2,
+            "residual": "plain",
+            "padding_row": None,
+        },
+    }
+
+
+ROTARY = {"_target_": "components.model.positions.Rotary", "base": 500.0}
+RMS = _norm(center=False, weight=True, bias=False)
+LAYER_NORM = _norm(center=True, weight=True, bias=True)
+PLAIN_MLP = {"activation": "gelu_tanh", "gated": False, "bias": True}
+
+
+def llama() -> Section:
+    """Grouped heads, wider than the model together, and padded rows."""
+    grouped = {"num_kv_heads": 2, "head_dim": 10}
+    return _section(positions=ROTARY, norm=RMS, mlp={}, attention=grouped)
+
+
+def llama_with_biases() -> Section:
+    section = llama() | {"tied_embeddings": False}
+    section["attention"]["bias"] = section["mlp"]["bias"] = True
+    section["mlp"]["activation"] = "gelu_tanh"
+    return section
+
+
+def bloom() -> Section:
+    """Seven heads: the slopes of ALiBi are no power of two's."""
+    section = _section(
+        positions={"_target_": "components.model.positions.Alibi"},
+        norm=LAYER_NORM,
+        mlp=PLAIN_MLP | {"ffn_dim": 4 * 42},
+        attention={"num_heads": 7, "num_kv_heads": 7, "head_dim": 6, "bias": True},
+    )
+    return section | {"dim": 42, "embedding_norm": LAYER_NORM}
+
+
+def gpt2() -> Section:
+    learned = {"_target_": "components.model.positions.Learned", "num_positions": 29}
+    biased = {"bias": True}
+    return _section(positions=learned, norm=LAYER_NORM, mlp=PLAIN_MLP, attention=biased)
+
+
+def gpt2_with_exact_gelu() -> Section:
+    section = gpt2() | {"tied_embeddings": False}
+    section["mlp"] = section["mlp"] | {"activation": "gelu"}
+    return section
+
+
+def olmo() -> Section:
+    bare = _norm(center=True, weight=False, bias=False)
+    grouped = {"num_kv_heads": 3}
+    section = _section(positions=ROTARY, norm=bare, mlp={}, attention=grouped)
+    return section | {"tied_embeddings": False}
+
+
+def olmoe() -> Section:
+    section = _section(
+        positions=ROTARY, norm=RMS, mlp={}, attention={"num_kv_heads": 3, "qk_norm": RMS}
+    )
+    section["mlp"] = {
+        "_target_": "components.model.moe.Experts",
+        "_partial_": True,
+        "num_experts": 5,
+        "top_k": 2,
+        "ffn_dim": 20,
+        "activation": "silu",
+        "gated": True,
+        "renormalize": False,
+        "routing": "learned",
+        "auxiliary_loss": 0.0,
+        "auxiliary_scope": "layer",
+        "z_loss": 0.0,
+        "path": "auto",
+    }
+    return section | {"tied_embeddings": False}
+
+
+def olmoe_renormalized() -> Section:
+    section = olmoe()
+    section["mlp"]["renormalize"] = True
+    return section
+
+
+SECTIONS = {
+    make.__name__: make
+    for make in (
+        *(llama, llama_with_biases, bloom, gpt2, gpt2_with_exact_gelu, olmo),
+        *(olmoe, olmoe_renormalized),
+    )
+}
+
+
+def random_model(section: Mapping[str, Any], *, seed: int = 1) -> nn.Module:
+    """Every parameter random, also norms and biases, so that none can be mistaken."""
+    model: nn.Module = build(section, "model")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.copy_(mean + 0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@pytest.fixture(params=SECTIONS)
+def section(request: pytest.FixtureRequest) -> Section:
+    return SECTIONS[request.param]()
+
+
+def corpus() -> list[str]:
+    return [file.read_text("utf-8") for file in sorted((ROOT / "corpora/eu24").glob("*.txt"))]
+
+
+def unigram_section(pieces: int) -> Section:
+    """The published options, with few placeholders and threads for a small vocabulary."""
+    file = ROOT / "conf/tokenizer/unigram_eu24.yaml"
+    settings: Section = yaml.safe_load(file.read_text("utf-8"))
+    settings |= {"vocab_size": pieces, "num_threads": 1}
+    settings["special_pieces"]["num_placeholders"] = 4
+    return settings
+
+
+def without_target(section: Section) -> Section:
+    return {key: value for key, value in section.items() if key != "_target_"}
+
+
+@pytest.fixture(scope="session")
+def unigram(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+    folder, section = tmp_path_factory.mktemp("unigram"), unigram_section(1_200)
+    Unigram(**without_target(section)).train(corpus(), folder)
+    return folder, section
+
+
+@pytest.fixture(scope="session")
+def byte_bpe(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Section]:
+    file = ROOT / "conf/tokenizer/bpe_bloom.yaml"
+    section = yaml.safe_load(file.read_text("utf-8")) | {"vocab_size": PIECES}
+    folder = tmp_path_factory.mktemp("byte_bpe")
+    ByteBPE(**without_target(section)).train(corpus()[:2], folder)
+    return folder, section
+
+
+@pytest.fixture
+def export(tmp_path: Path, byte_bpe: tuple[Path, Section]) -> Export:
+    """Write a model as a folder; what a test does not care about is filled in."""
+
+    def call(model: nn.Module, section: Section, **changes: Any) -> Path:
+        target = tmp_path / "exported"
+        options: dict[str, Any] = {
+            "tokenizer": byte_bpe[0],
+            "tokenizer_section": byte_bpe[1],
+            "context_tokens": CONTEXT_TOKENS,
+            "rows": "published",
+            "card": "# card\n",
+        }
+        write_folder(target, model=model, section=section, **(options | changes))
+        return target
+
+    return call

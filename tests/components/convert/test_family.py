@@ -1,0 +1,74 @@
+"""The class is chosen by features; where none fits, what stands in the way is named."""
+
+from collections.abc import Callable
+
+import pytest
+
+from components.convert.family import all_families, choose_family
+from components.convert.features import read_features
+from components.errors import RecipeError
+from tests.components.convert.conftest import (
+    LAYER_NORM,
+    RMS,
+    SECTIONS,
+    Section,
+    bloom,
+    gpt2,
+    llama,
+    olmo,
+    olmoe,
+)
+
+
+def test_five_families_are_found() -> None:
+    found = {family.model_type for family in all_families()}
+    assert found == {"bloom", "gpt2", "llama", "olmo", "olmoe"}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_section_finds_its_class(name: str) -> None:
+    family = choose_family(read_features(SECTIONS[name]()))
+    assert family.model_type == name.partition("_")[0]
+
+
+def changed(section: Section, part: str, key: str, value: object) -> Section:
+    return section | {part: section[part] | {key: value}}
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "words"),
+    [
+        (llama() | {"embedding_norm": RMS}, "model.embedding_norm", "LlamaForCausalLM"),
+        (changed(llama(), "attention", "qk_norm", RMS), "model.attention.qk_norm", "Llama"),
+        (bloom() | {"embedding_norm": None}, "model.embedding_norm", "BloomForCausalLM"),
+        (changed(bloom(), "mlp", "ffn_dim", 160), "model.mlp.ffn_dim", "4 x the width"),
+        (changed(bloom(), "mlp", "activation", "gelu"), "model.mlp.activation", "gelu_tanh"),
+        (changed(gpt2(), "attention", "bias", False), "model.attention.bias", "GPT2LMHead"),
+        (changed(gpt2(), "attention", "head_dim", 9), "model.attention.head_dim", "divide"),
+        (changed(olmo(), "norm", "eps", 1e-6), "model.norm", "eps 1e-05, here is LayerNorm"),
+        (changed(olmoe(), "mlp", "routing", "uniform"), "model.mlp.routing", "learned"),
+        (changed(olmoe(), "norm", "eps", 1e-6), "model.attention.qk_norm", "OlmoeFor"),
+        (changed(gpt2(), "norm", "bias", False), "model.norm", "LayerNorm with weight, eps"),
+    ],
+)
+def test_a_feature_that_no_class_has_is_named(section: Section, path: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words) as caught:
+        choose_family(read_features(section))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [(llama, "attention"), (llama, "positions"), (olmoe, "mlp"), (bloom, "norm")],
+)
+def test_a_key_that_conversion_does_not_know_is_refused(
+    make: Callable[[], Section], part: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"{part}.window: conversion does not know this key"):
+        read_features(changed(make(), part, "window", 128))
+
+
+def test_an_unknown_key_of_a_nested_norm_is_refused() -> None:
+    norm = LAYER_NORM | {"groups": 2}
+    with pytest.raises(RecipeError, match=r"model\.embedding_norm\.groups: conversion"):
+        read_features(bloom() | {"embedding_norm": norm})

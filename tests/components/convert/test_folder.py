@@ -1,0 +1,94 @@
+"""A folder is whole or not there, and says what it holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from components.convert.card import write_card
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from tests.components.convert.conftest import CONTEXT_TOKENS, Export, bloom, llama, random_model
+
+
+def test_a_folder_holds_what_the_hub_expects_and_nothing_else(export: Export) -> None:
+    folder = export(random_model(llama()), llama())
+    assert {file.name for file in folder.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "README.md"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    assert [file.name for file in folder.parent.iterdir()] == [folder.name]
+
+
+def test_the_configuration_says_what_is_computed_and_for_how_long_a_text(
+    export: Export,
+) -> None:
+    config = json.loads((export(random_model(llama()), llama()) / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["model_type"] == "llama"
+    assert config["torch_dtype"] == "float32"
+    assert config["max_position_embeddings"] == CONTEXT_TOKENS
+    assert config["rope_theta"] == 500.0
+    assert config["tie_word_embeddings"] is True
+
+
+def test_tied_rows_are_stored_once(export: Export) -> None:
+    folder = export(random_model(bloom()), bloom(), max_shard_bytes=10_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert "lm_head.weight" not in index["weight_map"]
+    assert "transformer.word_embeddings.weight" in index["weight_map"]
+
+
+def test_a_folder_that_exists_is_left_alone(export: Export) -> None:
+    model = random_model(llama())
+    folder = export(model, llama())
+    with pytest.raises(RecipeError, match=r"exported exists\n  name another folder"):
+        export(model, llama())
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_what_fails_leaves_no_folder_behind(export: Export, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="neither"):
+        export(random_model(llama()), llama(), tokenizer=tmp_path)
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:
+    model = random_model(llama())
+    model.extra = nn.Linear(2, 2)
+    with pytest.raises(
+        AssertionError, match=r"no place for \['extra\.bias', 'extra\.weight'\]"
+    ):
+        export(model, llama())
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    from command.arguments import read_point
+    from command.compose import compose_recipe
+
+    return compose_recipe(read_point(["recipe=teuken7b"]))
+
+
+def results(tokens: int) -> dict[str, object]:
+    return {"tokens": tokens, "loss": 3.25, "held_out": {"final": 3.5, "unigram": 6.0}}
+
+
+def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Recipe) -> None:
+    card = write_card(recipe, step=7, tokens=28_672, results=results(28_672))
+    for words in (
+        *("# teuken7b, miniature", "**This is a miniature**", recipe.why),
+        *(recipe.fingerprint(), "28,672 of 614,400 tokens, 7 steps"),
+        *("3.2500 nats", "3.5000 nats", "6.0000 nats", "python_source 0.600"),
+        *("## Assumed, never published", "| `warmup_tokens` | 8,388,608,000 | no source gives"),
+    ):
+        assert words in card
+
+
+def test_the_card_of_an_earlier_checkpoint_does_not_claim_the_final_loss(
+    recipe: Recipe,
+) -> None:
+    for given in (None, results(30_000)):
+        card = write_card(recipe, step=7, tokens=28_672, results=given)
+        assert "nats" not in card

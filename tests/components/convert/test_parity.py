@@ -1,0 +1,128 @@
+"""What is exported computes, in ``transformers``, what it computes here, gradients included."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from components.convert.family import choose_family
+from components.convert.features import read_features
+from components.convert.folder import their_tensors
+from tests.components.convert.conftest import (
+    CONTEXT_TOKENS,
+    PIECES,
+    Export,
+    Section,
+    random_model,
+)
+
+# Both sum the same float32 numbers, in another order.
+LOGITS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+
+
+def tokens() -> Tensor:
+    """Ids from 4 on: Llama's class gives the row of its padding token, 3, no gradient."""
+    return torch.randint(4, PIECES, (2, CONTEXT_TOKENS), generator=torch.manual_seed(5))
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.detach(), expected.detach()
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_logits_are_the_same(section: Section, export: Export) -> None:
+    model = random_model(section)
+    theirs = load(export(model, section))
+    expected = model(tokens())[..., : section["vocab_size"]]
+    found = theirs(tokens()).logits
+    assert found.shape == expected.shape
+    assert distance(found, expected) < LOGITS_TOLERANCE
+
+
+def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
+    model = random_model(section)
+    theirs = load(export(model, section, rows="padded"))
+    batch = tokens()
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+    model.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
+    F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
+    features = read_features(section)
+    gradients = {name: value.grad for name, value in model.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    family = choose_family(features)
+    rows = section["padded_vocab_size"]
+    mapped = their_tensors(gradients, family, features, rows=rows)  # type: ignore[arg-type]
+    expected = dict(_in_memory(dict(mapped), section))
+    found = {name: value.grad for name, value in theirs.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert distance(gradient, expected[name]) < GRADIENT_TOLERANCE, name
+
+
+def _in_memory(tensors: dict[str, Tensor], section: Section) -> dict[str, Tensor]:
+    """Stack experts as ``transformers`` 5 has them once they are loaded."""
+    stacked = {name: value for name, value in tensors.items() if ".experts." not in name}
+    for layer in range(section["num_layers"] if len(stacked) < len(tensors) else 0):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        experts = range(section["mlp"]["num_experts"])
+        parts = {
+            name: torch.stack([tensors[f"{prefix}.{e}.{name}_proj.weight"] for e in experts])
+            for name in ("gate", "up", "down")
+        }
+        stacked[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], 1)
+        stacked[f"{prefix}.down_proj"] = parts["down"]
+    return stacked
+
+
+def test_the_folder_has_exactly_the_tensors_of_the_class(
+    section: Section, export: Export
+) -> None:
+    folder = export(random_model(section), section)
+    found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    _, loading = found
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert not loading["mismatched_keys"]
+
+
+def test_the_precision_is_kept(export: Export) -> None:
+    from tests.components.convert.conftest import llama
+
+    model = random_model(llama()).to(torch.bfloat16)
+    assert next(load(export(model, llama())).parameters()).dtype == torch.bfloat16
+
+
+def test_text_and_ids_pass_both_ways(section: Section, export: Export) -> None:
+    folder = export(random_model(section), section)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "Der Müller wiegt 12 Säcke,\n  dann schläft er."
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.eos_token_id == 2
+    assert load(folder).config.eos_token_id == 2
+
+
+def test_greedy_generation_takes_the_likeliest_piece(export: Export, section: Section) -> None:
+    model = random_model(section)
+    theirs = load(export(model, section))
+    prompt = tokens()[:1, :5]
+    generated = theirs.generate(prompt, max_new_tokens=1, do_sample=False)
+    expected = model(prompt)[0, -1, : section["vocab_size"]].argmax()
+    assert generated[0, -1] == expected
+
+
+@pytest.mark.parametrize("rows", ["published", "padded"])
+def test_rows_added_for_training_are_trimmed_unless_asked_for(
+    rows: str, export: Export, section: Section
+) -> None:
+    config = load(export(random_model(section), section, rows=rows)).config
+    kept = {"published": "vocab_size", "padded": "padded_vocab_size"}[rows]
+    assert config.vocab_size == section[kept]

@@ -1,0 +1,66 @@
+"""Shards hold every tensor once, within their bound, under the names that the hub uses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from components.convert.shards import INDEX, SINGLE, ShardReader, write_shards
+from components.errors import RecipeError
+
+
+def tensors() -> list[tuple[str, Tensor]]:
+    """Forty bytes each, but for a large one; two are views of one storage."""
+    whole = torch.arange(20.0)
+    large = torch.arange(100.0)
+    return [("a", whole[:10]), ("b", whole[10:]), ("large", large), ("c", torch.ones(10))]
+
+
+def test_shards_stay_within_their_bound_and_a_larger_tensor_stands_alone(
+    tmp_path: Path,
+) -> None:
+    assert write_shards(tmp_path, tensors(), max_bytes=80) == 520
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert index["metadata"] == {"total_size": 520}
+    first, second, third = (f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
+    assert index["weight_map"] == {"a": first, "b": first, "large": second, "c": third}
+    assert {file.name for file in tmp_path.iterdir()} == {INDEX, first, second, third}
+
+
+def test_one_shard_needs_no_index_and_says_who_can_read_it(tmp_path: Path) -> None:
+    write_shards(tmp_path, tensors(), max_bytes=1_000)
+    assert [file.name for file in tmp_path.iterdir()] == [SINGLE]
+    with safe_open(tmp_path / SINGLE, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("max_bytes", [40, 1_000])
+def test_what_is_read_is_what_was_written(tmp_path: Path, max_bytes: int) -> None:
+    write_shards(tmp_path, tensors(), max_bytes=max_bytes)
+    with ShardReader(tmp_path) as reader:
+        assert sorted(reader.names()) == ["a", "b", "c", "large"]
+        for name, tensor in tensors():
+            assert torch.equal(reader.read(name), tensor)
+            assert reader.shape(name) == tuple(tensor.shape)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    with pytest.raises(RecipeError, match=r"model\.safetensors: cannot be read"):
+        ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(RecipeError, match=r"index\.json: is no index of tensors"):
+        ShardReader(tmp_path)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(RecipeError, match=r"'\.\./x\.safetensors' is no file of this folder"):
+        ShardReader(tmp_path)

@@ -1,0 +1,127 @@
+"""The exported tokenizer gives the ids that training saw, through ``transformers`` too."""
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from components.convert.tokenizer import convert_unigram, count_pieces, write_tokenizer
+from components.errors import RecipeError
+from tests.components.convert.conftest import (
+    Export,
+    Section,
+    corpus,
+    llama,
+    random_model,
+)
+
+Trained = tuple[Path, Section]
+
+
+@pytest.fixture(scope="module")
+def reference(unigram: Trained) -> Any:
+    return SentencePieceProcessor(model_file=str(unigram[0] / "tokenizer.model"))
+
+
+@pytest.fixture(scope="module")
+def converted(unigram: Trained) -> Tokenizer:
+    return convert_unigram(unigram[0] / "tokenizer.model", unigram[1])
+
+
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_every_paragraph_of_24_languages_gets_the_same_ids(
+    reference: Any, converted: Tokenizer
+) -> None:
+    texts = corpus()
+    paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n")]
+    assert len(texts) == 24
+    assert len(paragraphs) == 24 * 12
+    for text in (*texts, *paragraphs):
+        assert ids(converted, text) == reference.encode(text)
+
+
+def test_ids_decode_to_the_same_text(reference: Any, converted: Tokenizer) -> None:
+    for text in corpus():
+        encoded = reference.encode(text)
+        decoded = converted.decode(encoded, skip_special_tokens=False)
+        assert decoded == reference.decode(encoded) == unicodedata.normalize("NFKC", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "  two before", "two after  ", "a\n\n\tb", "a   b", "\n"),
+        *("1234567 0x3f 3,5", "\ufb01n \u00bd \u2122 \u212b", "e\u0301 \uac00", "\u65e5\u672c"),
+        *("\U0001f600\U0001f600 \u00e9", "\u2581x", "<0x0A> as text", "<unk> as text", "<0x0"),
+    ],
+)
+def test_odd_texts_get_the_same_ids(text: str, reference: Any, converted: Tokenizer) -> None:
+    assert ids(converted, text) == reference.encode(text)
+
+
+def test_after_a_special_piece_text_begins_anew_as_in_training(
+    reference: Any, converted: Tokenizer
+) -> None:
+    """Training encodes each document by itself and puts the piece between them."""
+    eod, placeholder = (
+        reference.piece_to_id("<eod>"),
+        reference.piece_to_id("<placeholder_tok_2>"),
+    )
+    expected = [*reference.encode("Brot."), eod, *reference.encode("Wein."), placeholder]
+    assert ids(converted, "Brot.<eod>Wein.<placeholder_tok_2>") == expected
+
+
+def test_a_folder_loads_offline_with_the_same_ids(
+    unigram: Trained, reference: Any, export: Export
+) -> None:
+    section = llama() | {"vocab_size": 1_200, "padded_vocab_size": 1_216}
+    model = random_model(section)
+    folder = export(model, section, tokenizer=unigram[0], tokenizer_section=unigram[1])
+    loaded = AutoTokenizer.from_pretrained(folder)
+    for text in corpus():
+        assert loaded(text)["input_ids"] == reference.encode(text)
+    ended = [*reference.encode("Brot."), loaded.eos_token_id]
+    assert loaded.decode(ended, skip_special_tokens=True) == "Brot."
+    assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("<s>", "<eod>", "<pad>")
+    config = json.loads((folder / "config.json").read_text())
+    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [1, 4, 3]
+
+
+def test_a_byte_level_tokenizer_is_copied(byte_bpe: Trained, tmp_path: Path) -> None:
+    source, section = byte_bpe
+    found = write_tokenizer(source, section, tmp_path, context_tokens=64)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (
+        source / "tokenizer.json"
+    ).read_bytes()
+    assert found == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+
+
+def test_pieces_are_counted_in_either_format(
+    unigram: Trained, byte_bpe: Trained, tmp_path: Path
+) -> None:
+    assert count_pieces(unigram[0]) == 1_200
+    assert count_pieces(byte_bpe[0]) == 300
+    assert count_pieces(tmp_path) is None
+
+
+def test_a_folder_without_a_tokenizer_is_refused(byte_bpe: Trained, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"neither tokenizer\.model nor tokenizer\.json"):
+        write_tokenizer(tmp_path, byte_bpe[1], tmp_path, context_tokens=64)
+
+
+@pytest.mark.parametrize(
+    "change", [{"normalization_rule_name": "nmt_nfkc"}, {"remove_extra_whitespaces": True}]
+)
+def test_a_normalization_that_has_no_equal_is_refused(
+    change: Section, unigram: Trained
+) -> None:
+    with pytest.raises(RecipeError, match="cannot be converted exactly"):
+        convert_unigram(unigram[0] / "tokenizer.model", unigram[1] | change)

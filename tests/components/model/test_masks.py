@@ -1,0 +1,127 @@
+"""Documents, discounts and the two backends, each against attention computed another way."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from components.errors import RecipeError
+from components.model.attention import AttentionCore
+from components.model.decoder import Decoder
+from components.model.masks import Scope
+from components.model.positions import Alibi, Learned, Placement, Positions, Rotary
+from tests.components.model.comparison import randomized, relative_difference
+
+Build = Callable[..., Decoder]
+KINDS: dict[str, Callable[..., Positions]] = {
+    "rotary": partial(Rotary, base=10_000.0),
+    "alibi": Alibi,
+    "none": Positions,
+}
+# Rotation by other angles of equal difference rounds differently.
+ALONE_TOLERANCE = 1e-4
+
+
+def packed(lengths: list[list[int]]) -> Tensor:
+    """Number the documents of rows that hold documents of these lengths."""
+    rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_packed_document_reads_as_if_it_were_alone(
+    small_decoder: Build, kind: str
+) -> None:
+    """Positions go on across documents; those that see only distance cannot tell."""
+    model = randomized(small_decoder(positions=KINDS[kind]))
+    lengths = [[5, 1, 14], [19, 1], [20]]
+    tokens = torch.randint(61, (3, 20))
+    logits = model(tokens, documents=packed(lengths))
+    for row, row_lengths in enumerate(lengths):
+        first = 0
+        for length in row_lengths:
+            part = slice(first, first + length)
+            alone = model(tokens[row : row + 1, part])[0]
+            assert relative_difference(logits[row, part], alone) < ALONE_TOLERANCE
+            first += length
+
+
+def test_learned_positions_are_not_reset_at_a_document(small_decoder: Build) -> None:
+    model = randomized(small_decoder(positions=partial(Learned, num_positions=20)))
+    tokens = torch.randint(61, (1, 20))
+    documents = packed([[7, 13]])
+    logits = model(tokens, documents=documents)
+    # Other tokens before it change nothing, but the second document stands at places 7 to 19.
+    other = torch.cat((torch.randint(61, (1, 7)), tokens[:, 7:]), dim=1)
+    torch.testing.assert_close(model(other, documents=documents)[:, 7:], logits[:, 7:])
+    assert relative_difference(model(tokens[:, 7:])[0], logits[0, 7:]) > 0.01
+
+
+def test_one_document_alone_changes_nothing(small_decoder: Build) -> None:
+    model = randomized(small_decoder())
+    tokens = torch.randint(61, (2, 20))
+    one = torch.zeros(2, 20, dtype=torch.int64)
+    assert relative_difference(model(tokens, documents=one), model(tokens)) < 1e-5
+
+
+def test_the_loss_takes_documents_too(small_decoder: Build) -> None:
+    model = randomized(small_decoder())
+    tokens, documents = torch.randint(61, (2, 20)), packed([[8, 12], [3, 17]])
+    logits = model(tokens, documents=documents)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    torch.testing.assert_close(model.loss(tokens, tokens, documents=documents), expected)
+
+
+def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
+    slopes = torch.tensor([0.5, 0.25, 0.125])
+    placement = Placement(places=torch.arange(6), slopes=slopes)
+    documents = packed([[2, 4]])
+    dense = Scope(placement=placement, documents=documents).dense((1, 3), torch.float64)
+    assert dense.shape == (1, 2, 6, 6)
+    for head, slope in enumerate([0.25, 0.125]):
+        for query in range(6):
+            for key in range(6):
+                visible = key <= query and documents[0, query] == documents[0, key]
+                expected = -slope * (query - key) if visible else float("-inf")
+                assert dense[0, head, query, key].item() == expected
+
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+FLEX_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("device", FLEX_DEVICES)
+@pytest.mark.parametrize("with_documents", [True, False])
+@pytest.mark.parametrize("kind", ["rotary", "alibi"])
+def test_both_backends_compute_the_same(
+    small_decoder: Build, kind: str, with_documents: bool, device: str
+) -> None:
+    tokens = torch.randint(61, (2, 20), device=device)
+    documents = packed([[5, 1, 14], [9, 10, 1]]).to(device) if with_documents else None
+    logits = []
+    for backend in ("sdpa", "flex"):
+        model = small_decoder(positions=KINDS[kind], backend=backend, head_dim=16)
+        model = randomized(model).to(device)
+        with torch.no_grad():
+            logits.append(model(tokens, documents=documents))
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+
+
+def test_rejects_training_with_flex_attention_on_a_cpu(small_decoder: Build) -> None:
+    model = randomized(small_decoder(backend="flex"))
+    with pytest.raises(RecipeError, match=r"model.attention.backend: flex .* on a CPU"):
+        model(torch.zeros(1, 5, dtype=torch.int64))
+
+
+def test_some_of_the_heads_get_their_own_slopes() -> None:
+    """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
+    core = AttentionCore(dropout=0.0, backend="sdpa")
+    placement = Alibi(dim=48, num_heads=6, head_dim=10)(torch.arange(9))
+    scope = Scope(placement=placement, documents=None)
+    heads = torch.randn(3, 1, 6, 9, 10)
+    whole = core(*heads, scope, first_head=0)
+    part = core(*heads[:, :, 2:4], scope, first_head=2)
+    torch.testing.assert_close(part, whole[:, 2:4])

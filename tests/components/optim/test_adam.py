@@ -1,0 +1,102 @@
+"""Adam with its L2 term against algorithm 1 of its paper, in double precision."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from components.errors import RecipeError
+from components.optim.adam import Adam
+
+# SuperMUC-NG Phase 2: torch.optim.Adam as Megatron builds it off CUDA.
+SETTINGS: dict[str, Any] = {
+    "lr": 1.5e-4,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.01,
+    "clip_norm": 1.0,
+    "clip_after_tokens": 0,
+}
+DOUBLE = 1e-14
+VECTOR_DECAY = [("matrices", 0.0), ("all", 0.01)]
+
+
+def adam_of_the_paper(
+    theta: np.ndarray, gradients: np.ndarray, weight_decay: float
+) -> np.ndarray:
+    """Algorithm 1 of arXiv 1412.6980 on the loss plus ``weight_decay / 2 * |theta|^2``."""
+    alpha, beta1, beta2, eps = 1.5e-4, 0.9, 0.999, 1e-8
+    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    for t, gradient in enumerate(gradients, start=1):
+        g = gradient + weight_decay * theta
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        theta = theta - alpha * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+    return theta
+
+
+@pytest.mark.parametrize(("decay", "vector_decay"), VECTOR_DECAY)
+def test_fifty_steps_equal_the_paper_and_only_vectors_are_spared(
+    decay: Literal["matrices", "all"], vector_decay: float
+) -> None:
+    rng = np.random.default_rng(0)
+    starts = {"embedding.weight": rng.normal(size=(5, 7)), "norm.bias": rng.normal(size=7)}
+    # Gradients as small as the decay: a decoupled decay would be off by far.
+    gradients = {name: 0.01 * rng.normal(size=(50, *s.shape)) for name, s in starts.items()}
+    parameters = {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
+    optimizer = Adam(parameters=parameters.items(), decay=decay, **SETTINGS)
+    for step in range(50):
+        for name, parameter in parameters.items():
+            parameter.grad = torch.tensor(gradients[name][step])
+        optimizer.step()
+    for name, weight_decay in (("embedding.weight", 0.01), ("norm.bias", vector_decay)):
+        expected = adam_of_the_paper(starts[name], gradients[name], weight_decay)
+        ours = parameters[name].detach().numpy()
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=DOUBLE)
+
+
+def test_the_decay_is_coupled_so_a_weight_without_loss_moves_by_the_whole_rate() -> None:
+    weight = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    optimizer = Adam(parameters=[("weight", weight)], decay="all", **SETTINGS)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    moved = (1.0 - weight.detach()).numpy()
+    np.testing.assert_allclose(moved, 1.5e-4, rtol=1e-5)  # eps against a gradient of 0.01
+
+
+def test_a_parameter_under_two_names_is_updated_once() -> None:
+    shared = nn.Parameter(torch.ones(2, 2))
+    optimizer = Adam(
+        parameters=[("embedding.weight", shared), ("head.weight", shared)],
+        decay="matrices",
+        **SETTINGS,
+    )
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
+def test_the_update_is_one_kernel_where_there_is_one_and_plain_on_meta() -> None:
+    for device, fused in (("cpu", True), ("meta", False)):
+        parameter = nn.Parameter(torch.ones(2, 2, device=device))
+        optimizer = Adam(parameters=[("weight", parameter)], decay="all", **SETTINGS)
+        assert optimizer.defaults["fused"] is fused
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("lr", 0.0),
+        ("eps", 0.0),
+        ("weight_decay", -0.1),
+        ("clip_norm", 0.0),
+        ("clip_after_tokens", -1),
+    ],
+)
+def test_rejects_values_out_of_range(name: str, value: float) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(RecipeError, match=rf"optimizer.{name}: {value} is out of range"):
+        Adam(parameters=[("weight", weight)], decay="all", **{**SETTINGS, name: value})

@@ -1,0 +1,146 @@
+"""A run becomes a folder that ``transformers`` loads by itself and generates text from."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+import pytest
+import torch
+from sentencepiece import SentencePieceProcessor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from command.actions import export
+from command.arguments import read_point
+from components.build import build
+from components.convert.reading import read_folder
+from components.errors import RecipeError
+from components.spec.recipe import read_recipe
+from components.train.checkpoint import newest_checkpoint
+from tests.life.conftest import TINY, Program, command, environment
+from tests.life.test_train import last_weights
+
+FEW = tuple(word for word in TINY if not word.startswith("budget.total_tokens"))
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path) -> Path:
+    """Four steps, which end in a checkpoint."""
+    run = home / "few"
+    words = (*FEW, "budget.total_tokens=2_048", f"run={run}")
+    done = subprocess.run(
+        command(*words), cwd=home, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, home: Path) -> Path:
+    done = subprocess.run(
+        command("action=export", f"run={trained}", "file=hf"),
+        cwd=home,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == "hf\n"
+    assert done.stderr == "LlamaForCausalLM, trained on 2,048 tokens\n"
+    return home / "hf"
+
+
+def test_the_folder_generates_text_by_itself(exported: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(exported)
+    model: Any = AutoModelForCausalLM.from_pretrained(exported)
+    prompt = tokenizer("The baker", return_tensors="pt")
+    generated = model.generate(
+        prompt["input_ids"],
+        attention_mask=prompt["attention_mask"],
+        min_new_tokens=5,
+        max_new_tokens=5,
+        do_sample=False,
+    )
+    assert generated.shape[1] == prompt["input_ids"].shape[1] + 5
+    assert tokenizer.decode(generated[0]).startswith("The baker")
+
+
+def test_the_folder_holds_the_weights_of_the_last_checkpoint(
+    exported: Path, trained: Path
+) -> None:
+    recipe = read_recipe(trained / "recipe.json")
+    assert recipe.shape.padded_vocab_size > recipe.shape.vocab_size
+    model = build(recipe.model, "model")
+    pieces = recipe.tokenizer["vocab_size"]
+    read_folder(exported, model, section=recipe.model, tokenizer_vocab_size=pieces)
+    weights = last_weights(trained)
+    for name, value in model.named_parameters():
+        rows = recipe.shape.vocab_size if name == "embedding.weight" else len(value)
+        assert torch.equal(value[:rows], weights[f"model.{name}"][:rows]), name
+
+
+def test_the_tokenizer_is_that_of_the_run(exported: Path) -> None:
+    reference = SentencePieceProcessor(model_file=str(exported / "tokenizer.model"))
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    text = "Ein Pfund Mehl, 2 Eier.\nDvě žemle."
+    assert tokenizer(text)["input_ids"] == reference.encode(text)
+
+
+def test_the_card_tells_what_was_trained(exported: Path) -> None:
+    card = (exported / "README.md").read_text()
+    assert "# teuken7b, miniature" in card
+    assert "2,048 of 2,048 tokens, 4 steps" in card
+    assert "held-out loss" in card
+
+
+def test_padded_rows_are_kept_on_request(trained: Path, program: Program) -> None:
+    done = program("action=export", f"run={trained}", "rows=padded")
+    newest = newest_checkpoint(trained / "checkpoints")
+    assert newest is not None
+    folder = trained / "export" / newest.name
+    assert done.stdout == f"{folder}\n"
+    recipe = read_recipe(trained / "recipe.json")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.vocab_size == recipe.shape.padded_vocab_size
+
+
+def test_a_folder_that_exists_is_refused(
+    exported: Path, trained: Path, program: Program
+) -> None:
+    done = program("action=export", f"run={trained}", "file=hf", status=2)
+    assert "file: hf exists" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("recipe=teuken7b",), "run: no run is named, and a recipe alone has no weights"),
+        ((), "run: no run is named"),
+        (("run=nowhere",), "run: nowhere is no run folder"),
+        (("run=few", "rows=all"), "rows: 'all' is not known"),
+        (("run=few", "model.dim=64"), "model.dim: an export takes its recipe from its run"),
+        (("run=few", "recipe=teuken7b"), "recipe: an export takes its recipe from its run"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    words: tuple[str, ...],
+    message: str,
+    trained: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(home)
+    with pytest.raises(RecipeError, match=message):
+        export.run(read_point(["action=export", *words]))
+
+
+def test_a_run_without_a_checkpoint_is_refused(
+    trained: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "new" / "checkpoints").mkdir(parents=True)
+    (home / "new" / "recipe.json").write_bytes((trained / "recipe.json").read_bytes())
+    monkeypatch.chdir(home)
+    with pytest.raises(RecipeError, match="run: new has no complete checkpoint"):
+        export.run(read_point(["action=export", "run=new"]))

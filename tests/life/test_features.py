@@ -1,0 +1,77 @@
+"""What the train step does for experts, ramps, float16, bfloat16 sums, dropout and documents."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.life.conftest import TINY, Program
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def tiny(recipe: str, *words: str) -> list[str]:
+    kept = [word for word in TINY if not word.startswith(("recipe=", "budget.total_tokens"))]
+    return [f"recipe={recipe}", *kept, "budget.total_tokens=4_096", *words]
+
+
+def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Program) -> None:
+    run = home / "experts"
+    program(*tiny("mula7b_a1b", "model.mlp.num_experts=4", f"run={run}"))
+    taken = steps(run)
+    assert all(0.01 < entry["auxiliary_loss"] < 0.1 for entry in taken)  # 0.01 x top-k, or more
+    assert all(1 <= entry["expert_load"] <= 4 for entry in taken)
+    assert taken[-1]["loss"] < taken[0]["loss"]
+
+
+def test_a_ramp_takes_smaller_steps_first(home: Path, program: Program) -> None:
+    run = home / "ramp"
+    ramp = "budget.ramp_up={start_tokens: 256, increment_tokens: 256, over_tokens: 1_024}"
+    program(*tiny("bloom176b", ramp, f"run={run}"))
+    counts = [entry["tokens"] for entry in steps(run)]
+    sizes = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+    assert sizes[:4] == [256, 256, 256, 256]
+    assert set(sizes[6:]) == {512}
+    assert counts[-1] >= 4_096
+
+
+def test_float16_skips_the_steps_that_overflow_and_learns_on(
+    home: Path, program: Program
+) -> None:
+    run = home / "float16"
+    scale = "precision.loss_scale={initial: 1.0e+12, window: 500, hysteresis: 1, minimum: 1.0}"
+    program(*tiny("bloom560m", "precision.compute=float16", scale, f"run={run}"))
+    taken = steps(run)
+    scales = [entry["loss_scale"] for entry in taken]
+    assert scales[0] > scales[-1] >= 1
+    assert not math.isfinite(taken[0]["gradient_norm"])
+    assert math.isfinite(taken[-1]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("word", "differs"),
+    [
+        ("parallelism.recompute=full", False),
+        ("parallelism.recompute=[attention,norms]", False),
+        ("precision.accumulate=bfloat16", True),
+        ("data.document_mask=true", True),
+        ("model.dropout=0.1", True),
+    ],
+)
+def test_a_switch_changes_the_losses_or_only_the_memory(
+    home: Path, program: Program, word: str, differs: bool
+) -> None:
+    plain = home / "plain"
+    if not plain.exists():
+        program(*tiny("teuken7b", f"run={plain}"))
+    run = home / word.replace("=", "-").replace("[", "").replace("]", "").replace(",", "-")
+    program(*tiny("teuken7b", word, f"run={run}"))
+    before = [entry["loss"] for entry in steps(plain)]
+    after = [entry["loss"] for entry in steps(run)]
+    assert (before != after) is differs
+    assert after == pytest.approx(before, rel=0.05)

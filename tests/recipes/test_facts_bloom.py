@@ -1,0 +1,243 @@
+"""The six BLOOM recipes, value by value against the published scripts, logs and cards."""
+
+from functools import cache, reduce
+from typing import Any
+
+import pytest
+
+from command.actions.show import as_json
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.build import build
+
+
+@cache
+def shown(name: str, *words: str) -> dict[str, Any]:
+    """What ``action=show output=json`` prints for the recipe on its home machine."""
+    return dict(as_json(compose_recipe(read_point([f"recipe={name}", *words]))))
+
+
+def value(name: str, path: str) -> Any:
+    home = f"cluster={HOMES[name]}"
+    return reduce(lambda tree, step: tree[step], path.split("."), shown(name, home))
+
+
+V100, A100 = "jean_zay_v100", "jean_zay"
+SMALL = ("bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1")
+HOMES = {**dict.fromkeys(SMALL, V100), "bloom176b": A100}
+SEQUENCE = 2_048
+
+COMMON: dict[str, Any] = {
+    "recipe.model.vocab_size": 250_880,
+    "recipe.model.padded_vocab_size": 250_880,
+    "recipe.model.tied_embeddings": True,
+    "recipe.model.dropout": 0.1,
+    "recipe.model.positions._target_": "components.model.positions.Alibi",
+    "recipe.model.attention.bias": True,
+    "recipe.model.attention.qk_norm": None,
+    "recipe.model.attention.layer_scaling": True,
+    "recipe.model.attention.dropout": 0.1,
+    "recipe.model.mlp.activation": "gelu_tanh",
+    "recipe.model.mlp.gated": False,
+    "recipe.model.mlp.bias": True,
+    "recipe.model.norm.eps": 1e-5,
+    "recipe.model.norm.center": True,
+    "recipe.model.norm.weight": True,
+    "recipe.model.norm.bias": True,
+    "recipe.model.embedding_norm.center": True,
+    "recipe.model.embedding_norm.bias": True,
+    "recipe.model.initialization.std": 0.0048,
+    "recipe.model.initialization.residual": "scaled",
+    "recipe.tokenizer.vocab_size": 250_680,
+    "recipe.tokenizer.normalization": "none",
+    "recipe.tokenizer.first_pieces": ["<unk>", "<s>", "</s>", "<pad>"],
+    "recipe.tokenizer.pattern": " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+",
+    "recipe.optimizer._target_": "components.optim.adamw.AdamW",
+    "recipe.optimizer.beta1": 0.9,
+    "recipe.optimizer.beta2": 0.95,
+    "recipe.optimizer.eps": 1e-8,
+    "recipe.optimizer.weight_decay": 0.1,
+    "recipe.optimizer.decay": "matrices",
+    "recipe.optimizer.clip_norm": 1.0,
+    "recipe.schedule.total_tokens": 200_000_000 * SEQUENCE,
+    "recipe.schedule.warmup_tokens": 183_105 * SEQUENCE,
+    "recipe.schedule.start": 1.0,
+    "recipe.budget.sequence_length": SEQUENCE,
+    "recipe.budget.seed": 42,
+    "recipe.budget.ramp_up.start_tokens": 192 * SEQUENCE,
+    "recipe.budget.ramp_up.over_tokens": 9_765_625 * SEQUENCE,
+    "recipe.data.held_out_fraction": 0.05,
+    "recipe.parallelism.expert": 1,
+    "recipe.parallelism.context": 1,
+    "recipe.parallelism.sequence_parallel": False,
+    "recipe.parallelism.schedule": "1f1b",
+}
+# A row a recipe: layers, dim, heads, head dim, parameters, of which embedding.
+SHAPES = {
+    "bloom560m": (24, 1_024, 16, 64, 559_214_592, 256_901_120),
+    "bloom1b1": (24, 1_536, 16, 96, 1_065_314_304, 385_351_680),
+    "bloom1b7": (24, 2_048, 16, 128, 1_722_408_960, 513_802_240),
+    "bloom3b": (30, 2_560, 32, 80, 3_002_557_440, 642_252_800),
+    "bloom7b1": (30, 4_096, 32, 128, 7_069_016_064, 1_027_604_480),
+    "bloom176b": (70, 14_336, 112, 128, 176_247_271_424, 3_596_615_680),
+}
+# Peak and lowest rate, sequences a step, increment of the ramp, steps, tokens in billions.
+TRAINING = {
+    "bloom560m": (3.0e-4, 1e-5, 256, 32, 659_500, 341.01),
+    "bloom1b1": (2.5e-4, 1e-5, 256, 16, 660_750, 342.56),
+    "bloom1b7": (2.0e-4, 1e-5, 512, 16, 340_500, 344.80),
+    "bloom3b": (1.6e-4, 1e-5, 512, 32, 337_250, 340.52),
+    "bloom7b1": (1.2e-4, 1e-5, 512, 32, 337_500, 340.78),
+    "bloom176b": (6e-5, 6e-6, 2_048, 16, 95_000, 365.37),
+}
+# Data, tensor, pipeline, ZeRO, microbatch, nodes, recomputation, steps between saves.
+LAYOUTS = {
+    "bloom560m": (32, 1, 1, 0, 1, 8, "none", 250),
+    "bloom1b1": (16, 1, 2, 0, 1, 8, "none", 250),
+    "bloom1b7": (16, 2, 2, 0, 1, 16, "full", 250),
+    "bloom3b": (8, 4, 4, 0, 1, 32, "full", 250),
+    "bloom7b1": (8, 4, 4, 0, 1, 32, "full", 250),
+    "bloom176b": (8, 4, 12, 1, 2, 48, "full", 100),
+}
+# Steps in the ramp and samples seen at its end.
+RAMPS = {
+    "bloom560m": (47_230, 9_765_696),
+    "bloom1b1": (45_525, 9_765_632),
+    "bloom1b7": (30_743, 9_765_664),
+    "bloom3b": (31_583, 9_765_632),
+    "bloom7b1": (31_583, 9_765_632),
+    "bloom176b": (12_658, 9_765_808),
+}
+# Lines of the 176B run's log: step, samples seen, learning rate as printed.
+LOG = (
+    (12_695, 9_841_584, "5.969e-05"),
+    (31_214, 47_768_496, "5.279e-05"),
+    (42_780, 71_455_664, "4.475e-05"),
+    (85_376, 158_692_272, "1.150e-05"),
+    (94_768, 177_927_088, "7.610e-06"),
+)
+NIGER_CONGO = [
+    "ak", "bm", "fon", "ig", "ki", "lg", "ln", "nso", "ny", "rn", "rw",
+    "sn", "st", "sw", "tn", "ts", "tum", "tw", "wo", "xh", "yo", "zu",
+]  # fmt: skip
+# The weights that mixed the run, rounded as in its description.
+SHARES = {
+    "en": 0.303084, "zhs": 0.176211, "fr": 0.130540, "code": 0.130272, "es": 0.106678,
+    "pt": 0.049542, "ar": 0.033068, "vi": 0.024616, "ca": 0.011242, "id": 0.010918,
+    "hi": 0.0074701, "bn": 0.0054924, "ta": 0.0021137, "ur": 0.0012454, "ml": 0.0010335,
+    "te": 0.00091299, "ne": 0.00066728, "kn": 0.00061905, "pa": 0.00050844, "mr": 0.00050120,
+    "gu": 0.00040212, "or": 0.00035928, "as": 0.00011021, "eu": 0.0015595, "zht": 0.00051770,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_all_sizes_share_what_the_scripts_share(name: str) -> None:
+    assert {path: value(name, path) for path in COMMON} == COMMON
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_the_shape_and_its_count_are_the_cards(name: str) -> None:
+    model = value(name, "recipe.model")
+    counts = value(name, "derived.parameters")
+    attention = model["attention"]
+    assert SHAPES[name] == (
+        model["num_layers"],
+        model["dim"],
+        attention["num_heads"],
+        attention["head_dim"],
+        counts["total"],
+        counts["embedding"],
+    )
+    assert attention["num_kv_heads"] == attention["num_heads"]
+    assert model["mlp"]["ffn_dim"] == 4 * model["dim"]
+    assert counts["active"] == counts["total"]
+    assert counts["padding"] == counts["expert"] == 0
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_rates_batch_and_length_are_the_scripts(name: str) -> None:
+    peak, lowest, sequences, increment, steps, billions = TRAINING[name]
+    budget = value(name, "recipe.budget")
+    assert value(name, "recipe.optimizer.lr") == peak
+    assert value(name, "recipe.schedule.end") * peak == pytest.approx(lowest, rel=1e-12)
+    assert budget["global_batch_tokens"] == sequences * SEQUENCE
+    assert budget["ramp_up"]["increment_tokens"] == increment * SEQUENCE
+    assert value(name, "derived.steps") == steps
+    assert round(budget["total_tokens"] / 1e9, 2) == billions
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_the_layout_is_the_scripts(name: str) -> None:
+    degrees = value(name, "recipe.parallelism")
+    keys = ("data", "tensor", "pipeline", "zero", "microbatch_sequences")
+    assert LAYOUTS[name] == (
+        *(degrees[key] for key in keys),
+        value(name, "recipe.cluster.nodes"),
+        degrees["recompute"],
+        value(name, "recipe.checkpoint.every_tokens") / value(name, "derived.tokens_per_step"),
+    )
+    steps = value(name, "recipe.evaluation.every_tokens") / value(
+        name, "derived.tokens_per_step"
+    )
+    assert steps == 1_000
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_precision_is_bfloat16_on_a100_and_scaled_float16_on_v100(name: str) -> None:
+    precision = value(name, "recipe.precision")
+    assert precision["accumulate"] == precision["reduce"] == "float32"
+    if name in SMALL:
+        assert precision["compute"] == "float16"
+        scale = {"initial": 2.0**12, "window": 500, "hysteresis": 2, "minimum": 1.0}
+        assert precision["loss_scale"] == scale
+    else:
+        assert (precision["compute"], precision["loss_scale"]) == ("bfloat16", "none")
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_the_batch_ramps_up_in_the_published_number_of_steps(name: str) -> None:
+    ramp = compose_recipe(read_point([f"recipe={name}", "scale=full"])).ramp
+    assert (ramp.ramp_steps, ramp.consumed_after(ramp.ramp_steps)) == RAMPS[name]
+
+
+@pytest.mark.parametrize(("step", "samples", "rate"), LOG)
+def test_samples_and_rate_are_those_of_the_log(step: int, samples: int, rate: str) -> None:
+    recipe = compose_recipe(read_point(["recipe=bloom176b", "scale=full"]))
+    assert recipe.ramp.consumed_after(step) == samples
+    schedule = build(recipe.schedule, "schedule")
+    assert f"{recipe.optimizer['lr'] * schedule(samples * SEQUENCE):.3e}" == rate
+
+
+def test_the_mixture_has_46_languages_and_code_in_the_published_shares() -> None:
+    shares = value("bloom176b", "recipe.data.shares")
+    assert sorted(shares) == sorted([*SHARES, *NIGER_CONGO])
+    assert len(shares) == 46 + 1
+    assert {name: shares[name] for name in SHARES} == pytest.approx(SHARES, rel=5e-5)
+    assert sum(shares[name] for name in NIGER_CONGO) == pytest.approx(0.00031589, abs=2e-8)
+    # Within the group the unmerged file's proportions: Swahili against Yoruba.
+    assert shares["sw"] / shares["yo"] == pytest.approx(0.016216 / 0.0059217, rel=1e-4)
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_all_sizes_read_the_same_mixture(name: str) -> None:
+    assert value(name, "recipe.data") == value("bloom176b", "recipe.data")
+
+
+def test_flops_give_the_published_rate_at_the_published_step_time() -> None:
+    """Megatron's formula repeats the forward pass, a third of all, but for the head."""
+    flops = value("bloom176b", "derived.flops_per_token.full")
+    head = 6 * 250_880 * 14_336
+    tokens = value("bloom176b", "derived.tokens_per_step")
+    hardware = (flops - head) * 4 / 3 + head
+    assert hardware * tokens / 384 / 105.22 / 1e12 == pytest.approx(149.02, rel=1e-3)
+    published = value("bloom176b", "recipe.published")
+    assert published["tflops_per_device"]["value"] == 149.02
+
+
+def test_the_miniature_reads_every_language_that_has_text() -> None:
+    sources = shown("bloom560m", "scale=mini")["recipe"]["data"]["sources"]
+    texts = {name: source["embedded"] for name, source in sources.items()}
+    assert texts.items() >= {name: f"eu24/{name}" for name in ("en", "es", "fr", "pt")}.items()
+    assert "python/source" in texts.values()
+    assert "zhs" not in texts
