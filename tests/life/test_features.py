@@ -1,4 +1,4 @@
-"""What the train step does for experts, ramps, float16, bfloat16 sums, dropout and documents."""
+"""What the train step does for experts, ramps, float16, bfloat16 sums, dropout, documents."""
 
 import json
 import math
