@@ -33,6 +33,9 @@ def train(recipe: str, home: Path) -> dict[str, Any]:
         f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}",
         f"budget.total_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
         "budget.ramp_up=none",
+        f"checkpoint.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"evaluation.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        "evaluation.max_windows_per_source=8",
         f"data.folder={ROOT / 'prepared'}",
     )
     program = [sys.executable, str(ROOT / "run.py"), *words]
