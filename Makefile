@@ -42,6 +42,9 @@ recipes: setup ## train a hundred steps of every recipe's miniature and print th
 
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.train_step
+	$(PY) -m benchmarks.model
+	$(PY) -m benchmarks.loss
+	$(PY) -m benchmarks.moe
 
 lock: ## resolve requirements/*.in again (needs uv)
 	for part in run dev; do \

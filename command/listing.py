@@ -17,4 +17,4 @@ def list_recipes() -> None:
     sys.stdout.write(USAGE)
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         tree = read_recipe_file(file)
-        sys.stdout.write(f"{file.stem:<16} {tree['home']:<10} {tree['why']}\n")
+        sys.stdout.write(f"{file.stem:<16} {tree['home']:<14} {tree['why']}\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from components.build import build
 from components.errors import RecipeError
+from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
 
@@ -37,7 +38,8 @@ def check_builds(recipe: Recipe) -> None:
     """Build every part once, the model on ``meta``: what a constructor refuses fails here.
 
     Raises:
-        RecipeError: whatever a constructor says is wrong.
+        RecipeError: whatever a constructor says is wrong, or weights to begin with that are of
+            another model.
     """
     import torch  # slow: only who is about to train pays for it
 
@@ -46,6 +48,16 @@ def check_builds(recipe: Recipe) -> None:
     with torch.device("meta"):
         model = build(recipe.model, "model")
     build(recipe.optimizer, "optimizer")(parameters=list(model.named_parameters()))
+    if recipe.checkpoint.init_from != "none":
+        from components.convert.reading import read_folder
+
+        # Copying into `meta` copies nothing: names, shapes and vocabulary are what is checked.
+        read_folder(
+            Path(recipe.checkpoint.init_from),
+            model,
+            section=thaw(recipe.model),
+            tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
+        )
 
 
 def launch(recipe: Recipe, folder: RunFolder) -> str:

@@ -15,9 +15,19 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "step"]
 
 
+def _unless_named(word: str, words: tuple[str, ...]) -> list[str]:
+    key = word.partition("=")[0]
+    return [] if any(other.startswith(f"{key}=") for other in words) else [word]
+
+
 def tiny(recipe: str, *words: str) -> list[str]:
     kept = [word for word in TINY if not word.startswith(("recipe=", "budget.total_tokens"))]
-    return [f"recipe={recipe}", *kept, "budget.total_tokens=4_096", *words]
+    return [
+        f"recipe={recipe}",
+        *kept,
+        *_unless_named("budget.total_tokens=4_096", words),
+        *words,
+    ]
 
 
 def test_experts_are_trained_with_their_auxiliary_loss(home: Path, program: Program) -> None:
@@ -75,3 +85,23 @@ def test_a_switch_changes_the_losses_or_only_the_memory(
     after = [entry["loss"] for entry in steps(run)]
     assert (before != after) is differs
     assert after == pytest.approx(before, rel=0.05)
+
+
+def test_a_run_begins_with_exported_weights_and_refuses_those_of_another_model(
+    home: Path, program: Program
+) -> None:
+    first, folder, second = home / "first", home / "weights", home / "second"
+    program(*tiny("teuken7b", "budget.total_tokens=16_384", f"run={first}"))
+    program("action=export", f"run={first}", f"file={folder}")
+    begin = f"checkpoint.init_from={folder}"
+    program(*tiny("teuken7b", begin, f"run={second}"))
+    scratch, trained, begun = (
+        steps(first)[0]["loss"],
+        steps(first)[-1]["loss"],
+        steps(second)[0]["loss"],
+    )
+    assert begun < scratch - (scratch - trained) / 2
+    refused = home / "refused"
+    done = program(*tiny("teuken7b", begin, "model.mlp.ffn_dim=72", f"run={refused}"), status=2)
+    assert "ffn_dim" in done.stderr or "intermediate_size" in done.stderr
+    assert not refused.exists()

@@ -1,0 +1,142 @@
+"""Is our decoder as fast as transformers' class, family by family, on this machine?
+
+One miniature of every family that an export knows, in float32: loss and backward pass, ours
+(whose loss never holds all logits) beside the class that loads our export, with the same
+weights, tokens and threads. They take turns; ratios are between medians of one run.
+
+    python -m benchmarks.model
+"""
+
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.build import build
+from components.convert.family import choose_family
+from components.convert.features import read_features
+from components.convert.folder import CONFIG, make_config, their_tensors
+from components.convert.shards import MAX_SHARD_BYTES, write_shards
+from components.model.initialization import initialize
+from components.spec.frozen import thaw
+from components.spec.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).parent / "results" / "model.json"
+THREADS, ROUNDS, WARMUP_ROUNDS, SEQUENCES, LENGTH = 2, 11, 2, 8, 256
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+
+Pass = Callable[[], Tensor]
+
+
+def one_of_each_family() -> dict[str, Recipe]:
+    """Take the first recipe, by name, that each class of transformers can load."""
+    found: dict[str, Recipe] = {}
+    for file in sorted((ROOT / "recipes").glob("*.yaml")):
+        recipe = compose_recipe(read_point([f"recipe={file.stem}", "scale=mini"]))
+        family = choose_family(read_features(thaw(recipe.model)))
+        found.setdefault(family.architecture, recipe)
+    return found
+
+
+def both_models(recipe: Recipe, folder: Path) -> tuple[nn.Module, nn.Module]:
+    """Build ours, and the class of transformers from our export of it; neither drops out."""
+    ours = build(recipe.model, "model")
+    initialize(ours, seed=recipe.budget.seed)
+    features = read_features(thaw(recipe.model))
+    family, rows = choose_family(features), features.padded_vocab_size
+    folder.mkdir()
+    tensors = their_tensors(dict(ours.named_parameters()), family, features, rows=rows)
+    write_shards(folder, tensors, max_bytes=MAX_SHARD_BYTES)
+    config = make_config(
+        family, features, rows=rows, context_tokens=LENGTH, ids=IDS, dtype="float32"
+    )
+    (folder / CONFIG).write_text(json.dumps(config), "utf-8")
+    theirs: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return ours.eval(), theirs.eval()
+
+
+def passes(ours: Any, theirs: Any, rows: int) -> dict[str, Pass]:
+    """Make one call of each: zero the gradients, loss, backward."""
+    tokens = torch.randint(4, rows, (SEQUENCES, LENGTH + 1), generator=torch.manual_seed(0))
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def run(model: nn.Module, loss: Pass) -> Tensor:
+        model.zero_grad(set_to_none=True)
+        value = loss()
+        torch.autograd.backward(value)
+        return value.detach()
+
+    def their_loss() -> Tensor:
+        logits = theirs(inputs, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return {
+        "ours": lambda: run(ours, lambda: ours.loss(inputs, targets)),
+        "transformers": lambda: run(theirs, their_loss),
+    }
+
+
+def measure(calls: dict[str, Pass]) -> dict[str, Any]:
+    """Let both take turns; give medians, fastest rounds and the difference of the losses."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    losses: dict[str, float] = {}
+    for number in range(WARMUP_ROUNDS + ROUNDS):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            losses[name] = call().item()
+            if number >= WARMUP_ROUNDS:
+                seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "ratio_median": medians["transformers"] / medians["ours"],
+        "ratio_fastest": min(seconds["transformers"]) / min(seconds["ours"]),
+        "tokens_per_second": {name: SEQUENCES * LENGTH / s for name, s in medians.items()},
+        "loss_difference": abs(losses["ours"] - losses["transformers"]),
+    }
+
+
+def main() -> None:
+    """Measure every family, print the table, keep the result."""
+    torch.set_num_threads(THREADS)
+    table = Table("class", "miniature of", "ours tokens/s", "theirs", "ratio", "fastest")
+    results = {}
+    with tempfile.TemporaryDirectory() as home:
+        for architecture, recipe in one_of_each_family().items():
+            ours, theirs = both_models(recipe, Path(home) / architecture)
+            result = measure(passes(ours, theirs, recipe.shape.vocab_size))
+            results[architecture] = result | {"recipe": recipe.name}
+            speeds = [f"{speed:,.0f}" for speed in result["tokens_per_second"].values()]
+            ratios = [f"{result[key]:.2f}" for key in ("ratio_median", "ratio_fastest")]
+            table.add_row(architecture, recipe.name, *speeds, *ratios)
+    Console().print(table)
+    kept = {
+        "convention": "loss and backward pass, float32, eager, no dropout; ratio is "
+        "transformers' time over ours, medians of interleaved rounds in one process",
+        "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "rounds": ROUNDS},
+        "machine": {"processor": platform.processor() or platform.machine()},
+        "cores": os.cpu_count(),
+        "threads": THREADS,
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "families": results,
+    }
+    RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
