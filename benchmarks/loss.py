@@ -57,7 +57,7 @@ def measure_here(way: str, dim: int) -> Measurement:
     before = resident_bytes("VmRSS")
     wall, processing = time.perf_counter(), time.process_time()
     loss = loss_of(way, hidden, weight, targets)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's
     wall, processing = time.perf_counter() - wall, time.process_time() - processing
     assert hidden.grad is not None
     assert weight.grad is not None

@@ -110,7 +110,7 @@ def make_step(model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer)
         total = 0.0
         for index in range(MICROBATCHES):
             loss = loss_of(tokens[index], targets[index]) / MICROBATCHES
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
             total += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()

@@ -199,7 +199,7 @@ class _Lines:
         try:
             for text in self._texts:
                 yield from filter(None, LINE_ENDS.split(text))
-        except Exception as error:
+        except Exception as error:  # kept, whatever it is, and raised again
             self.failure = error
             raise
 

@@ -117,7 +117,7 @@ class Pretraining(LightningModule):
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.get_local_rank())
         steps = range(self.progress.step, self.recipe.derived.steps)
-        return DataLoader(self.batches, batch_size=None, sampler=list(steps))
+        return DataLoader(self.batches, batch_size=None, sampler=steps)
 
     def on_train_start(self) -> None:
         self._began = time.perf_counter()

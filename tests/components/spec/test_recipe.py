@@ -106,9 +106,9 @@ def test_nothing_inside_can_be_changed(compose: Compose) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         recipe.name = "other"
     with pytest.raises(TypeError):
-        recipe.model["dim"] = 1  # type: ignore[index]
+        recipe.model["dim"] = 1  # type: ignore[index]  # what must fail
     with pytest.raises(TypeError):
-        recipe.data.shares["en"] = 1.0  # type: ignore[index]
+        recipe.data.shares["en"] = 1.0  # type: ignore[index]  # too
     with pytest.raises(TypeError):
         recipe.assumed["language_shares"].value["en"] = 1.0
 
@@ -138,6 +138,7 @@ def test_the_fingerprint_hashes_the_mathematics_alone(compose: Compose) -> None:
     )
     assert {compose(word).fingerprint() for word in same} == {recipe.fingerprint()}
     other = (
+        "checkpoint.init_from=folder",
         "optimizer.lr=1e-5",
         "budget.seed=1",
         "model.num_layers=3",
