@@ -8,7 +8,6 @@ the highest resident size, less what the process held before the pass.
 """
 
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.train_step import processor
+from benchmarks.machine import machine, resident_bytes
 from components.model.loss import linear_cross_entropy
 
 RESULT = Path(__file__).parent / "results" / "loss.json"
@@ -38,13 +37,6 @@ def loss_of(way: str, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor
     if way == "ours":
         return linear_cross_entropy(hidden, weight, targets)
     return F.cross_entropy(F.linear(hidden, weight), targets)
-
-
-def resident_bytes(field: str) -> int:
-    """Read ``VmRSS`` or its high-water mark ``VmHWM`` of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    values = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(values[field].split()[0]) * 1024
 
 
 def measure_here(way: str, dim: int) -> Measurement:
@@ -102,7 +94,7 @@ def summarize(dim: int, measured: dict[str, list[Measurement]]) -> dict[str, obj
         "rounds": measured,
         "shape": {"tokens": TOKENS, "rows": ROWS, "dim": dim},
         "threads": THREADS,
-        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "machine": machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
 

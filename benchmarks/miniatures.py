@@ -7,7 +7,6 @@ ten. Losses of different recipes do not compare: their tokenizers differ.
 """
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "miniatures.json"
@@ -77,7 +78,7 @@ def main() -> int:
         result = {
             "convention": f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens; nats a token; means "
             f"over the first and the last {EDGE} steps; held-out loss over all sources",
-            "machine": platform.processor() or platform.machine(),
+            "machine": machine(),
             "versions": {name: version(name) for name in ("torch", "lightning")},
             "rows": rows,
         }

@@ -2,14 +2,13 @@
 
 One miniature of every family that an export knows, in float32: loss and backward pass, ours
 (whose loss never holds all logits) beside the class that loads our export, with the same
-weights, tokens and threads. They take turns; ratios are between medians of one run.
+weights, tokens and threads. They take turns; ratios are between medians of one run. Memory is
+what one pass adds to the peak of a new process.
 
     python -m benchmarks.model
 """
 
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -24,7 +23,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
+from benchmarks.machine import apart, machine, peak_added_bytes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
@@ -40,6 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "model.json"
 THREADS, ROUNDS, WARMUP_ROUNDS, SEQUENCES, LENGTH = 2, 11, 2, 8, 256
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+
+SIDES = ("ours", "transformers")
 
 Pass = Callable[[], Tensor]
 
@@ -67,13 +70,26 @@ def both_models(recipe: Recipe, folder: Path) -> tuple[nn.Module, nn.Module]:
         family, features, rows=rows, context_tokens=LENGTH, ids=IDS, dtype="float32"
     )
     (folder / CONFIG).write_text(json.dumps(config), "utf-8")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
     theirs: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return ours.eval(), theirs.eval()
 
 
-def passes(ours: Any, theirs: Any, rows: int) -> dict[str, Pass]:
+def peak_bytes(architecture: str, side: str) -> int:
+    """Measure how much one pass adds to a fresh process's peak; the process must be new."""
+    torch.set_num_threads(THREADS)
+    recipe = one_of_each_family()[architecture]
+    with tempfile.TemporaryDirectory() as home:
+        ours, theirs = both_models(recipe, Path(home) / "export")
+    short = passes(ours, theirs, recipe.shape.vocab_size, length=8)
+    short[side]()  # loads the libraries that the first product loads
+    call = passes(ours, theirs, recipe.shape.vocab_size, length=LENGTH)[side]
+    return peak_added_bytes(call)
+
+
+def passes(ours: Any, theirs: Any, rows: int, *, length: int) -> dict[str, Pass]:
     """Make one call of each: zero the gradients, loss, backward."""
-    tokens = torch.randint(4, rows, (SEQUENCES, LENGTH + 1), generator=torch.manual_seed(0))
+    tokens = torch.randint(4, rows, (SEQUENCES, length + 1), generator=torch.manual_seed(0))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def run(model: nn.Module, loss: Pass) -> Tensor:
@@ -114,23 +130,25 @@ def measure(calls: dict[str, Pass]) -> dict[str, Any]:
 def main() -> None:
     """Measure every family, print the table, keep the result."""
     torch.set_num_threads(THREADS)
-    table = Table("class", "miniature of", "ours tokens/s", "theirs", "ratio", "fastest")
+    table = Table("class", "miniature of", "ours tokens/s", "theirs", "ratio", "fastest", "MB")
     results = {}
     with tempfile.TemporaryDirectory() as home:
         for architecture, recipe in one_of_each_family().items():
             ours, theirs = both_models(recipe, Path(home) / architecture)
-            result = measure(passes(ours, theirs, recipe.shape.vocab_size))
-            results[architecture] = result | {"recipe": recipe.name}
+            result = measure(passes(ours, theirs, recipe.shape.vocab_size, length=LENGTH))
+            peaks = {side: apart(peak_bytes, architecture, side) for side in SIDES}
+            results[architecture] = result | {"recipe": recipe.name, "peak_bytes": peaks}
             speeds = [f"{speed:,.0f}" for speed in result["tokens_per_second"].values()]
             ratios = [f"{result[key]:.2f}" for key in ("ratio_median", "ratio_fastest")]
-            table.add_row(architecture, recipe.name, *speeds, *ratios)
+            memory = " / ".join(f"{peak / 1e6:,.0f}" for peak in peaks.values())
+            table.add_row(architecture, recipe.name, *speeds, *ratios, memory)
     Console().print(table)
     kept = {
         "convention": "loss and backward pass, float32, eager, no dropout; ratio is "
-        "transformers' time over ours, medians of interleaved rounds in one process",
+        "transformers' time over ours, medians of interleaved rounds in one process; "
+        "peak_bytes is what a pass adds in a new one",
         "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "rounds": ROUNDS},
-        "machine": {"processor": platform.processor() or platform.machine()},
-        "cores": os.cpu_count(),
+        "machine": machine(),
         "threads": THREADS,
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "families": results,

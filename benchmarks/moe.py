@@ -8,14 +8,10 @@ have the same weights, input and threads, and take turns; ratios are between med
 """
 
 import json
-import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
+from benchmarks.machine import apart, machine, peak_added_bytes
 from components.model.moe import Experts
 
 RESULT = Path(__file__).parent / "results" / "moe.json"
@@ -131,18 +128,7 @@ def peak_bytes(name: str) -> int:
     block, given = BLOCKS[name](), batch(TOKENS[-1])
     step(block, *batch(1))  # loads the libraries that the first product loads
     block.zero_grad(set_to_none=True)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step(block, *given)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1_024
-
-
-def peaks() -> dict[str, int]:
-    """Measure each block's peak in a process of its own."""
-    found = {}
-    for name in BLOCKS:
-        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            found[name] = pool.submit(peak_bytes, name).result()
-    return found
+    return peak_added_bytes(lambda: step(block, *given))
 
 
 def summarize(
@@ -179,17 +165,9 @@ def gemm_gigaflops() -> float:
     return 2 * rows * DIM * FFN_DIM / min(seconds) / 1e9
 
 
-def processor_name() -> str:
-    """Name the CPU as the kernel does; ``platform`` knows only the architecture."""
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'unknown'}, {platform.machine()}"
-
-
 def main() -> None:
     """Measure, keep, show."""
-    memory = peaks()
+    memory = {name: apart(peak_bytes, name) for name in BLOCKS}
     torch.set_num_threads(THREADS)
     blocks = {name: build() for name, build in BLOCKS.items()}
     table = Table("tokens", *OTHERS, title=f"seconds of each over those of '{OURS}'")
@@ -213,7 +191,7 @@ def main() -> None:
             "num_experts": NUM_EXPERTS,
             "top_k": TOP_K,
         },
-        "machine": {"processor": processor_name(), "cores": os.cpu_count()},
+        "machine": machine(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

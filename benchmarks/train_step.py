@@ -8,7 +8,6 @@ else the machine does hits both; the medians of one run are compared.
 """
 
 import json
-import os
 import platform
 import statistics
 import time
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.machine import machine
 from components.model.attention import Attention
 from components.model.decoder import Decoder
 from components.model.initialization import Normal, initialize
@@ -67,6 +67,7 @@ def our_model() -> Decoder:
         embedding_norm=None,
         dropout=0.0,
         initialization=Normal(std=STD, residual="scaled", padding_row=None),
+        init_from="none",
     )
     initialize(model, seed=0)
     return model
@@ -200,21 +201,13 @@ def summarize(seconds: dict[str, list[float]], difference: float) -> dict[str, o
             "vocab_size": VOCAB_SIZE,
             "sequence_length": SEQUENCE_LENGTH,
         },
-        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "machine": machine(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
     }
-
-
-def processor() -> str:
-    """Name the CPU as the kernel does; ``platform`` knows only the architecture."""
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'unknown'}, {platform.machine()}"
 
 
 def show(summary: dict[str, object], seconds: dict[str, list[float]]) -> None:

@@ -14,15 +14,8 @@ from components.errors import RecipeError
 _KNOWN = {
     "": (
         *("dim", "num_layers", "vocab_size", "padded_vocab_size", "tied_embeddings"),
-        *(
-            "positions",
-            "attention",
-            "mlp",
-            "norm",
-            "embedding_norm",
-            "initialization",
-            "dropout",
-        ),
+        *("positions", "attention", "mlp", "norm", "embedding_norm"),
+        *("dropout", "initialization", "init_from"),
     ),
     "positions": ("base", "num_positions"),
     "attention": (

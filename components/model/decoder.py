@@ -70,6 +70,9 @@ class Decoder(nn.Module):
     ``documents``, where given, number the document of each token; a token then attends to its
     own document only. Without them attention crosses the borders of packed documents.
 
+    ``init_from`` names the Hugging Face folder whose weights a run begins with, or is ``none``;
+    like ``initialization`` it is kept for whoever fills the parameters.
+
     Raises:
         RecipeError: fewer rows than tokens, no layer, a padding row that does not exist,
             heads that the positions refuse, or ``dropout`` that is no fraction.
@@ -96,12 +99,14 @@ class Decoder(nn.Module):
         embedding_norm: Callable[..., nn.Module] | None,
         dropout: float,
         initialization: Normal,
+        init_from: str,
     ) -> None:
         super().__init__()
         _check_sizes(num_layers, vocab_size, padded_vocab_size, initialization.padding_row)
         self.num_layers = num_layers
         self.vocab_size = vocab_size
         self.initialization = initialization
+        self.init_from = init_from
         self.embedding = nn.Embedding(padded_vocab_size, dim)
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
         self.dropout = nn.Dropout(check_dropout("model.dropout", dropout))

@@ -1,20 +1,12 @@
 """The feed-forward part of a layer, plain or gated."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from components.model.activations import ACTIVATIONS
 from components.model.linear import ResidualLinear
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # what Megatron's fused GELU computes
-}
 
 
 class MLP(nn.Module):
@@ -34,7 +26,7 @@ class MLP(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
-        self.activation = _ACTIVATIONS[activation]
+        self.activation = ACTIVATIONS[activation].forward
         self.gate = nn.Linear(dim, ffn_dim, bias=bias) if gated else None
         self.up = nn.Linear(dim, ffn_dim, bias=bias)
         self.down = ResidualLinear(ffn_dim, dim, bias=bias)

@@ -10,13 +10,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from components.errors import RecipeError
-from components.model.expert_products import (
-    ACTIVATIONS,
-    Matrices,
-    chunked_products,
-    grouped_products,
-    loop,
-)
+from components.model.activations import ACTIVATIONS
+from components.model.expert_chunks import chunked_products
+from components.model.expert_products import Matrices, grouped_products, loop
 from components.model.routing import Choice, Routing, choose, force_uniform, pool, record
 
 

@@ -6,12 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from components.optim.groups import (
-    check_ranges,
-    has_fused_kernel,
-    split_by_decay,
-    unique_parameters,
-)
+from components.optim.groups import torch_arguments
 
 
 class Adam(torch.optim.Adam):
@@ -40,7 +35,10 @@ class Adam(torch.optim.Adam):
         clip_norm: float,
         clip_after_tokens: int,
     ) -> None:
-        check_ranges(
+        arguments = torch_arguments(
+            parameters,
+            decay,
+            decayed={"weight_decay": weight_decay},
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -49,12 +47,4 @@ class Adam(torch.optim.Adam):
             clip_norm=clip_norm,
             clip_after_tokens=clip_after_tokens,
         )
-        unique = unique_parameters(parameters)
-        groups = split_by_decay(
-            unique,
-            decay,
-            decayed={"weight_decay": weight_decay},
-            spared={"weight_decay": 0.0},
-        )
-        fused = has_fused_kernel(unique)
-        super().__init__(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)
+        super().__init__(**arguments)

@@ -6,12 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from components.optim.groups import (
-    check_ranges,
-    has_fused_kernel,
-    split_by_decay,
-    unique_parameters,
-)
+from components.optim.groups import torch_arguments
 
 
 class AdamW(torch.optim.AdamW):
@@ -42,7 +37,11 @@ class AdamW(torch.optim.AdamW):
         clip_norm: float,
         clip_after_tokens: int,
     ) -> None:
-        check_ranges(
+        early, late = (weight_decay, 0.0) if decay_order == "before" else (0.0, weight_decay)
+        arguments = torch_arguments(
+            parameters,
+            decay,
+            decayed={"weight_decay": early, "late_decay": late},
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -51,16 +50,7 @@ class AdamW(torch.optim.AdamW):
             clip_norm=clip_norm,
             clip_after_tokens=clip_after_tokens,
         )
-        early, late = (weight_decay, 0.0) if decay_order == "before" else (0.0, weight_decay)
-        unique = unique_parameters(parameters)
-        groups = split_by_decay(
-            unique,
-            decay,
-            decayed={"weight_decay": early, "late_decay": late},
-            spared={"weight_decay": 0.0, "late_decay": 0.0},
-        )
-        fused = has_fused_kernel(unique)
-        super().__init__(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)
+        super().__init__(**arguments)
 
     # torch overloads `step`; one signature answers both
     @torch.no_grad()

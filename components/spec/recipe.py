@@ -94,8 +94,6 @@ class Recipe(Section):
         """Hash what changes the mathematics: not the layout, the machine or the folders."""
         tree = self.model_dump(mode="json", include=set(MATHEMATICS))
         del tree["data"]["folder"], tree["data"]["verify"]
-        if self.checkpoint.init_from != "none":  # other weights to begin with, other results
-            tree["init_from"] = self.checkpoint.init_from
         return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def write(self, file: Path) -> None:

@@ -98,14 +98,10 @@ class Parallelism(Section):
 
 
 class Checkpoint(Section):
-    """How often a checkpoint is written, on the clock of tokens, and how many are kept.
-
-    ``init_from`` is a Hugging Face folder whose weights the run starts from, or ``none``.
-    """
+    """How often a checkpoint is written, on the clock of tokens, and how many are kept."""
 
     every_tokens: Count
     keep: Count
-    init_from: str
 
 
 class Evaluation(Section):

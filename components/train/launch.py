@@ -48,12 +48,12 @@ def check_builds(recipe: Recipe) -> None:
     with torch.device("meta"):
         model = build(recipe.model, "model")
     build(recipe.optimizer, "optimizer")(parameters=list(model.named_parameters()))
-    if recipe.checkpoint.init_from != "none":
+    if recipe.model["init_from"] != "none":
         from components.convert.reading import read_folder
 
         # Copying into `meta` copies nothing: names, shapes and vocabulary are what is checked.
         read_folder(
-            Path(recipe.checkpoint.init_from),
+            Path(recipe.model["init_from"]),
             model,
             section=thaw(recipe.model),
             tokenizer_vocab_size=recipe.tokenizer["vocab_size"],

@@ -97,9 +97,9 @@ class Pretraining(LightningModule):
         if dtype == torch.float16 and not isinstance(scaling, str):
             self.loss_scale = LossScale(**scaling.model_dump())
         initialize(self.decoder, seed=self.recipe.budget.seed)
-        if self.recipe.checkpoint.init_from != "none":
+        if self.recipe.model["init_from"] != "none":
             read_folder(
-                Path(self.recipe.checkpoint.init_from),
+                Path(self.recipe.model["init_from"]),
                 self.decoder,
                 section=thaw(self.recipe.model),
                 tokenizer_vocab_size=self.recipe.tokenizer["vocab_size"],

@@ -93,7 +93,7 @@ def test_a_run_begins_with_exported_weights_and_refuses_those_of_another_model(
     first, folder, second = home / "first", home / "weights", home / "second"
     program(*tiny("teuken7b", "budget.total_tokens=16_384", f"run={first}"))
     program("action=export", f"run={first}", f"file={folder}")
-    begin = f"checkpoint.init_from={folder}"
+    begin = f"model.init_from={folder}"
     program(*tiny("teuken7b", begin, f"run={second}"))
     scratch, trained, begun = (
         steps(first)[0]["loss"],

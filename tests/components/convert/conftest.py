@@ -77,6 +77,7 @@ def _section(*, positions: Section, norm: Section, mlp: Section, attention: Sect
             "residual": "plain",
             "padding_row": None,
         },
+        "init_from": "none",
     }
 
 

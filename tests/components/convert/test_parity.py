@@ -56,11 +56,13 @@ def test_every_gradient_is_the_same(section: Section, export: Export) -> None:
     model.loss(inputs, targets).backward()  # type: ignore[operator]  # a decoder's own method
     F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()).backward()
     features = read_features(section)
-    gradients = {name: value.grad for name, value in model.named_parameters()}
-    assert all(gradient is not None for gradient in gradients.values())
+    gradients: dict[str, Tensor] = {}
+    for name, value in model.named_parameters():
+        assert value.grad is not None, name
+        gradients[name] = value.grad
     family = choose_family(features)
     rows = section["padded_vocab_size"]
-    mapped = their_tensors(gradients, family, features, rows=rows)  # type: ignore[arg-type]
+    mapped = their_tensors(gradients, family, features, rows=rows)
     expected = dict(_in_memory(dict(mapped), section))
     found = {name: value.grad for name, value in theirs.named_parameters()}
     assert found.keys() == expected.keys()

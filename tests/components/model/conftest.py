@@ -65,6 +65,7 @@ def _small_decoder(
         embedding_norm=embedding_norm,
         dropout=dropout,
         initialization=Normal(std=std, residual="scaled", padding_row=padding_row),
+        init_from="none",
     )
 
 

@@ -12,7 +12,10 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.errors import RecipeError
-from components.model import expert_products
+from components.model import expert_chunks
+from components.model.activations import ACTIVATIONS
+from components.model.expert_chunks import chunked_products
+from components.model.expert_products import Matrices, grouped_products, loop
 from components.model.moe import Experts
 
 # Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.
@@ -21,7 +24,7 @@ DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 24, 16, 7, 3
 TOLERANCE = 1e-6
 
 Mix = Callable[..., Tensor]
-MIXES: list[Mix] = [expert_products.chunked_products, expert_products.grouped_products]
+MIXES: list[Mix] = [chunked_products, grouped_products]
 
 
 def experts(**changes: Any) -> Experts:
@@ -43,7 +46,7 @@ def experts(**changes: Any) -> Experts:
     return Experts(**settings | changes)
 
 
-def matrices(*, gated: bool, activation: str, dtype: torch.dtype) -> expert_products.Matrices:
+def matrices(*, gated: bool, activation: str, dtype: torch.dtype) -> Matrices:
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
@@ -51,17 +54,15 @@ def matrices(*, gated: bool, activation: str, dtype: torch.dtype) -> expert_prod
         scaled: Tensor = drawn / shape[-1] ** 0.5
         return scaled.to(dtype).requires_grad_()
 
-    return expert_products.Matrices(
+    return Matrices(
         draw(NUM_EXPERTS, FFN_DIM, DIM) if gated else None,
         draw(NUM_EXPERTS, FFN_DIM, DIM),
         draw(NUM_EXPERTS, DIM, FFN_DIM),
-        expert_products.ACTIVATIONS[activation],
+        ACTIVATIONS[activation],
     )
 
 
-def mixed_and_gradients(
-    mix: Mix, weights: expert_products.Matrices, chosen: Tensor
-) -> list[Tensor]:
+def mixed_and_gradients(mix: Mix, weights: Matrices, chosen: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randn(len(chosen), DIM, generator=generator).requires_grad_()
     shares = torch.rand(chosen.shape, generator=generator).requires_grad_()
@@ -71,7 +72,7 @@ def mixed_and_gradients(
     return [mixed, *torch.autograd.grad(mixed, inputs, upstream)]
 
 
-def stacks(weights: expert_products.Matrices) -> list[Tensor]:
+def stacks(weights: Matrices) -> list[Tensor]:
     return [x for x in (weights.gate, weights.up, weights.down) if x is not None]
 
 
@@ -95,7 +96,7 @@ def test_the_paths_agree_in_value_and_in_every_gradient(
     chosen = spread_choice(41)
     assert_all_close(
         mixed_and_gradients(mix, weights, chosen),
-        mixed_and_gradients(expert_products.loop, weights, chosen),
+        mixed_and_gradients(loop, weights, chosen),
     )
 
 
@@ -114,7 +115,7 @@ def test_the_paths_agree_at_the_edges(mix: Mix, chosen: Tensor) -> None:
     weights = matrices(gated=True, activation="silu", dtype=torch.float32)
     assert_all_close(
         mixed_and_gradients(mix, weights, chosen),
-        mixed_and_gradients(expert_products.loop, weights, chosen),
+        mixed_and_gradients(loop, weights, chosen),
     )
 
 
@@ -122,15 +123,15 @@ def test_the_paths_agree_at_the_edges(mix: Mix, chosen: Tensor) -> None:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows_in_cache: int) -> None:
     weights = matrices(gated=True, activation="silu", dtype=torch.float32)
     chosen = spread_choice(41)
-    whole = mixed_and_gradients(expert_products.chunked_products, weights, chosen)
-    monkeypatch.setattr(expert_products, "_CHUNK_ELEMENTS", rows_in_cache * DIM)
-    cut = mixed_and_gradients(expert_products.chunked_products, weights, chosen)
+    whole = mixed_and_gradients(chunked_products, weights, chosen)
+    monkeypatch.setattr(expert_chunks, "_CHUNK_ELEMENTS", rows_in_cache * DIM)
+    cut = mixed_and_gradients(chunked_products, weights, chosen)
     assert_all_close(cut, whole)
 
 
 def test_a_chunk_holds_as_many_experts_as_fit_and_at_least_one() -> None:
     counts = [3, 0, 4, 9, 0, 2, 2]
-    chunks = list(expert_products._chunks(counts, dim=expert_products._CHUNK_ELEMENTS // 8))
+    chunks = list(expert_chunks._chunks(counts, dim=expert_chunks._CHUNK_ELEMENTS // 8))
     assert [chunk.counts for chunk in chunks] == [[3, 0, 4], [9], [0, 2, 2]]
     assert [(c.experts.start, c.experts.stop) for c in chunks] == [(0, 3), (3, 4), (4, 7)]
     assert [(c.pairs.start, c.pairs.stop) for c in chunks] == [(0, 7), (7, 16), (16, 20)]
@@ -144,8 +145,8 @@ def test_the_written_out_gradients_are_the_numerical_ones(gated: bool) -> None:
 
     def mix(tokens: Tensor, shares: Tensor, *learned: Tensor) -> Tensor:
         gate = learned[0] if gated else None
-        given = expert_products.Matrices(gate, learned[-2], learned[-1], weights.activation)
-        return expert_products.chunked_products(tokens, shares, spread_choice(5), given)
+        given = Matrices(gate, learned[-2], learned[-1], weights.activation)
+        return chunked_products(tokens, shares, spread_choice(5), given)
 
     assert torch.autograd.gradcheck(mix, (tokens, shares, *stacks(weights)), fast_mode=True)
 
@@ -155,9 +156,9 @@ def test_sums_of_bfloat16_products_are_kept_in_float32() -> None:
     tokens = torch.randn(9, DIM).bfloat16()
     shares = torch.rand(9, TOP_K).bfloat16()
     gate, up, down = (x.detach().double() for x in stacks(weights))
-    exact = expert_products.Matrices(gate, up, down, weights.activation)
-    expected = expert_products.loop(tokens.double(), shares.double(), spread_choice(9), exact)
-    for mix in [*MIXES, expert_products.loop]:
+    exact = Matrices(gate, up, down, weights.activation)
+    expected = loop(tokens.double(), shares.double(), spread_choice(9), exact)
+    for mix in [*MIXES, loop]:
         mixed = mix(tokens, shares, spread_choice(9), weights)
         assert mixed.dtype == torch.float32
         torch.testing.assert_close(mixed.double(), expected, rtol=0.03, atol=0.03)

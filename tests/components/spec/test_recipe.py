@@ -138,7 +138,7 @@ def test_the_fingerprint_hashes_the_mathematics_alone(compose: Compose) -> None:
     )
     assert {compose(word).fingerprint() for word in same} == {recipe.fingerprint()}
     other = (
-        "checkpoint.init_from=folder",
+        "model.init_from=folder",
         "optimizer.lr=1e-5",
         "budget.seed=1",
         "model.num_layers=3",

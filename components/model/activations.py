@@ -1,0 +1,26 @@
+"""The activations of the feed-forward parts, dense or of experts, with their derivatives."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Activation(NamedTuple):
+    """Hold a function and, for passes backward written by hand, its derivative."""
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # (gradient, input) -> gradient
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": Activation(F.silu, torch.ops.aten.silu_backward),
+    "gelu": Activation(F.gelu, torch.ops.aten.gelu_backward),
+    "gelu_tanh": Activation(  # what Megatron's fused GELU computes
+        partial(F.gelu, approximate="tanh"),
+        partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+    ),
+}

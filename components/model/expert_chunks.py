@@ -1,0 +1,170 @@
+"""A mixture of experts in chunks: some experts' tokens at a time, while they are in the cache.
+
+A chunk goes through all of its work before the next one begins, forward and backward; nothing
+of size (pairs, dim) is stored. The backward pass is therefore written out.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from components.model.activations import Activation
+from components.model.expert_products import Matrices, Order, accumulator
+
+# Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
+# they win by lying closer; whole microbatches pass through memory again and again.
+_CHUNK_ELEMENTS = 2**20
+
+
+def chunked_products(
+    tokens: Float[Tensor, "tokens dim"],
+    weights: Float[Tensor, "tokens top_k"],
+    experts: Int[Tensor, "tokens top_k"],
+    matrices: Matrices,
+) -> Float[Tensor, "tokens dim"]:
+    """Mix a few neighbouring experts at a time; the host reads the counts once."""
+    order = Order.of(experts, num_experts=len(matrices.up))
+    gate, up, down, activation = matrices
+    apply: Callable[..., Tensor] = _Chunked.apply
+    return apply(tokens, weights, gate, up, down, order, activation)
+
+
+class _Chunk(NamedTuple):
+    """Some neighbouring experts with all their pairs."""
+
+    experts: slice
+    pairs: slice
+    counts: list[int]
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        weights: Tensor,
+        gate: Tensor | None,
+        up: Tensor,
+        down: Tensor,
+        order: Order,
+        activation: Activation,
+    ) -> Tensor:
+        maps = _maps(gate, up)
+        widened = [up.new_empty(len(order.pairs), up.shape[1]) for _ in maps]
+        sorted_weights = weights.flatten()[order.pairs]
+        mixed = accumulator(tokens)
+        ctx.chunks = list(_chunks(order.counts.tolist(), dim=tokens.shape[1]))
+        for chunk in ctx.chunks:
+            token = order.tokens[chunk.pairs]
+            rows = tokens.index_select(0, token)
+            parts = [result[chunk.pairs] for result in widened]
+            for weight, part in zip(maps, parts, strict=True):
+                _multiply(rows, weight.mT, chunk, out=part)
+            inner = activation.forward(parts[0])
+            if gate is not None:
+                inner.mul_(parts[1])
+            inner.mul_(sorted_weights[chunk.pairs, None])
+            outputs = _multiply(inner, down.mT, chunk, out=rows)
+            mixed.index_add_(0, token, outputs.to(mixed.dtype))
+        ctx.save_for_backward(tokens, sorted_weights, gate, up, down, *order[:2], *widened)
+        ctx.activation, ctx.top_k = activation, weights.shape[1]
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _ChunkedGradients(ctx.saved_tensors, ctx.activation)
+        for chunk in ctx.chunks:
+            gradients.add(chunk, upstream[0])
+        return *gradients.result(ctx.top_k), None, None
+
+
+class _ChunkedGradients:
+    """Collect what `_Chunked` hands back."""
+
+    def __init__(self, saved: tuple[Any, ...], activation: Activation) -> None:
+        tokens, self.weights, gate, up, down, self.pairs, self.token, *widened = saved
+        self.tokens, self.down, self.maps, self.widened = tokens, down, _maps(gate, up), widened
+        self.activation = activation
+        self.of_tokens = accumulator(tokens)
+        self.of_weights = torch.empty_like(self.weights)
+        self.of_maps = [torch.empty_like(weight) for weight in self.maps]
+        self.of_down = torch.empty_like(down)
+
+    def add(self, chunk: _Chunk, upstream: Tensor) -> None:
+        token, weight = self.token[chunk.pairs], self.weights[chunk.pairs, None]
+        parts = [widened[chunk.pairs] for widened in self.widened]
+        rows = self.tokens.index_select(0, token)
+        outer = upstream.index_select(0, token).to(rows.dtype)
+        activated = self.activation.forward(parts[0])
+        inner = activated * parts[1] if len(parts) > 1 else activated
+        of_inner = _multiply(outer, self.down, chunk, out=torch.empty_like(inner))
+        # <outer, down(inner)> is the weight's gradient, without the output at hand.
+        torch.sum(of_inner * inner, 1, out=self.of_weights[chunk.pairs])
+        _outer_products(outer, inner * weight, chunk, out=self.of_down)
+        of_parts = self._of_parts(of_inner.mul_(weight), activated, parts)
+        for of_part, of_map in zip(of_parts, self.of_maps, strict=True):
+            _outer_products(of_part, rows, chunk, out=of_map)
+        of_rows = _multiply(of_parts[0], self.maps[0], chunk, out=rows)
+        if len(of_parts) > 1:
+            _multiply_and_add(of_parts[1], self.maps[1], chunk, to=of_rows)
+        self.of_tokens.index_add_(0, token, of_rows.to(self.of_tokens.dtype))
+
+    def result(self, top_k: int) -> tuple[Tensor | None, ...]:
+        of_weights = torch.empty_like(self.of_weights)
+        of_weights[self.pairs] = self.of_weights
+        of_gate = None if len(self.of_maps) == 1 else self.of_maps[0]
+        of_tokens = self.of_tokens.to(self.tokens.dtype)
+        return of_tokens, of_weights.view(-1, top_k), of_gate, self.of_maps[-1], self.of_down
+
+    def _of_parts(
+        self, of_inner: Tensor, activated: Tensor, parts: list[Tensor]
+    ) -> list[Tensor]:
+        if len(parts) == 1:
+            return [self.activation.backward(of_inner, parts[0])]
+        of_up = of_inner * activated
+        return [self.activation.backward(of_inner.mul_(parts[1]), parts[0]), of_up]
+
+
+def _maps(gate: Tensor | None, up: Tensor) -> list[Tensor]:
+    """List the maps into the experts; the activation is applied to the first one's result."""
+    return [up] if gate is None else [gate, up]
+
+
+def _chunks(counts: list[int], *, dim: int) -> Iterator[_Chunk]:
+    """Put neighbouring experts together while their rows fit into the cache."""
+    first, start, most = 0, 0, _CHUNK_ELEMENTS // dim
+    for expert in range(1, len(counts) + 1):
+        held = sum(counts[first:expert])
+        if expert == len(counts) or held + counts[expert] > most:
+            yield _Chunk(slice(first, expert), slice(start, start + held), counts[first:expert])
+            first, start = expert, start + held
+
+
+def _multiply(rows: Tensor, stack: Tensor, chunk: _Chunk, *, out: Tensor) -> Tensor:
+    """Multiply each expert's rows by its matrix."""
+    for given, matrix, result in _by_expert(chunk, rows, stack, out):
+        torch.mm(given, matrix, out=result)
+    return out
+
+
+def _multiply_and_add(rows: Tensor, stack: Tensor, chunk: _Chunk, *, to: Tensor) -> None:
+    for given, matrix, result in _by_expert(chunk, rows, stack, to):
+        result.addmm_(given, matrix)
+
+
+def _outer_products(left: Tensor, right: Tensor, chunk: _Chunk, *, out: Tensor) -> None:
+    """Write each expert's ``left.T @ right``: zero where it has no rows."""
+    for one, result, other in _by_expert(chunk, left, out, right):
+        torch.mm(one.T, other, out=result)
+
+
+def _by_expert(
+    chunk: _Chunk, rows: Tensor, stack: Tensor, others: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    matrices = stack[chunk.experts].unbind()
+    # Not `split`: a Python wrapper around the same, felt where experts have few rows.
+    parts = [torch.split_with_sizes(x, chunk.counts) for x in (rows, others)]
+    return zip(parts[0], matrices, parts[1], strict=True)
