@@ -21,7 +21,7 @@ ACTIONS = (
     *("export", "evaluate"),
 )
 OUTPUTS = ("text", "json")
-COMMAND_KEYS = ("action", "output", "run", "resume", "file", "a", "b", "runs")
+COMMAND_KEYS = ("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts")
 PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
 
 
@@ -34,6 +34,7 @@ class Arguments:
     output: str = "text"
     folders: dict[str, Path] = field(default_factory=dict)
     runs: tuple[Path, ...] = ()
+    layouts: tuple[dict[str, Any], ...] = ()
     recipe: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -124,6 +125,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         output=command.get("output", "text"),
         folders={key: _path(key, command[key]) for key in PATH_KEYS & command.keys()},
         runs=tuple(_path("runs", item) for item in _list(command.get("runs", []))),
+        layouts=_layouts(command.get("layouts", [])),
         recipe=command.get("recipe"),
         choices=choices,
         values={key: _plain(value) for key, value in values.items()},
@@ -131,6 +133,12 @@ def read_point(words: Sequence[str]) -> Arguments:
 
 
 def _option(group: str, value: object, options: list[str]) -> str:
+    if group == "parallelism" and value == "auto":
+        raise RecipeError(
+            group,
+            "'auto' comes with the planner, which does not exist yet",
+            "name the degrees: parallelism.tensor=..., parallelism.pipeline=...",
+        )
     if value not in options:
         raise RecipeError(group, f"there is no {group} {value!r}", nearest(str(value), options))
     return str(value)
@@ -149,6 +157,16 @@ def _path(key: str, text: object) -> Path:
 
 def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, list) else [value]
+
+
+def _layouts(value: object) -> tuple[dict[str, Any], ...]:
+    """Read a list of mappings of ``parallelism.*`` keys; one mapping alone will do."""
+    layouts = [_plain(item) for item in _list(value)]
+    for layout in layouts:
+        if not isinstance(layout, dict):
+            remedy = "write layouts=[{data: 2, tensor: 2}, {pipeline: 3}]"
+            raise RecipeError("layouts", f"{layout!r} is no mapping of degrees", remedy)
+    return tuple(layouts)
 
 
 def _plain(value: Any) -> Any:

@@ -15,3 +15,7 @@ class RecipeError(ValueError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{path}: {problem}" + (f"\n  {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[type["RecipeError"], tuple[str, str, str]]:
+        """Cross from one process to another as its three parts."""
+        return type(self), (self.path, self.problem, self.remedy)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import groupby
 
 import yaml
 from rich.console import Console
@@ -11,11 +12,14 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
 from components.spec.recipe import Recipe
+from components.spec.warnings import warnings_of
 
 
 def run(arguments: Arguments) -> Outcome:
     """Print YAML and tables, or one JSON object."""
     recipe = compose_recipe(arguments)
+    for warning in warnings_of(recipe):
+        sys.stderr.write(f"warning: {warning}\n")
     if arguments.output == "json":
         sys.stdout.write(json.dumps(as_json(recipe)) + "\n")
     else:
@@ -64,10 +68,17 @@ def _derived_table(recipe: Recipe) -> Table:
     table.add_row("steps", f"{derived.steps:,}")
     table.add_row("ranks", f"{derived.ranks:,}")
     table.add_row("microbatches a step and rank", f"{derived.microbatches_per_step:,}")
+    table.add_row("layers of each pipeline stage", _runs(derived.layers_by_stage))
     table.add_row("FLOPs a token, full attention", f"{derived.flops_per_token.full:,}")
     table.add_row("FLOPs a token, causal attention", f"{derived.flops_per_token.causal:,}")
     table.add_row("fingerprint", recipe.fingerprint())
     return table
+
+
+def _runs(counts: tuple[int, ...]) -> str:
+    """Write equal neighbours once: ``5, 10 x 6, 5``."""
+    runs = [(count, len(list(equal))) for count, equal in groupby(counts)]
+    return ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
 
 
 def _number(value: object) -> str:

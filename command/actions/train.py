@@ -10,6 +10,7 @@ from command.outcome import Outcome, Status
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
+from components.spec.warnings import warnings_of
 from components.train.launch import check_builds, check_trainable, launch
 from components.train.provenance import describe_environment, source_diff
 from components.train.run_folder import RunFolder, create_run_folder, open_run_folder
@@ -34,6 +35,8 @@ def run(arguments: Arguments) -> Outcome:
 def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     recipe = compose_recipe(arguments)
     check_trainable(recipe)
+    for warning in warnings_of(recipe):
+        _say(warning)
     check_builds(recipe)
     data = prepare_data(recipe)
     folder = create_run_folder(recipe, arguments.folders.get("run"))

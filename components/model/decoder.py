@@ -13,9 +13,9 @@ where a pipeline stage holds only some of the layers, and map onto a Hugging Fac
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -23,8 +23,7 @@ from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.dropout import check_dropout
 from components.model.initialization import Normal
-from components.model.linear import Head
-from components.model.loss import linear_cross_entropy
+from components.model.linear import Head, Readout
 from components.model.masks import Scope
 from components.model.positions import Placement, Positions
 
@@ -120,7 +119,10 @@ class Decoder(nn.Module):
         self.final_norm = norm(dim=dim)
         # Tied, the embedding's weight is used, not shared: a shared parameter parts from its
         # twin in `to_empty`.
-        self.head = None if tied_embeddings else Head(dim, padded_vocab_size, bias=False)
+        self.head = None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size)
+        self.readout = Readout()  # of the embedding's rows, where tied
+        # Hidden states may travel in equal slices of the sequence; tokens are always whole.
+        self.sequence_slices = 1
 
     def forward(
         self,
@@ -163,7 +165,8 @@ class Decoder(nn.Module):
         return mean
 
     def _place(self, inputs: Tensor) -> Placement:
-        places = torch.arange(inputs.shape[1], device=inputs.device)
+        slices = self.sequence_slices if inputs.is_floating_point() else 1
+        places = torch.arange(inputs.shape[1] * slices, device=inputs.device)
         if self.positions is None:
             return Placement(places=places)
         placement: Placement = self.positions(places)
@@ -181,12 +184,9 @@ class Decoder(nn.Module):
 
     def _finish(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
         if self.head is not None:
-            result: Tensor = self.head(hidden, targets)
-            return result
+            return cast("Tensor", self.head(hidden, targets))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
-        if targets is None:
-            return F.linear(hidden, self.embedding.weight)
-        return linear_cross_entropy(hidden, self.embedding.weight, targets)
+        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
 
 
 def _check_sizes(

@@ -1,5 +1,6 @@
 """Linear maps onto the residual stream and onto the vocabulary."""
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -16,6 +17,23 @@ class ResidualLinear(nn.Linear):
     writes_residual = True
 
 
+class Readout(nn.Module):
+    """Compare hidden states with the vocabulary's rows; given targets, go on to their loss.
+
+    No parameters, so it is easily replaced: the rows are those of a head or of an embedding.
+    """
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch seq dim"],
+        weight: Float[Tensor, "rows dim"],
+        targets: Int[Tensor, "batch seq"] | None,
+    ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
+        if targets is None:
+            return F.linear(hidden, weight)
+        return linear_cross_entropy(hidden, weight, targets)
+
+
 class Head(nn.Linear):
     """Map hidden states to logits, or, given targets, straight to their mean cross-entropy.
 
@@ -23,11 +41,14 @@ class Head(nn.Linear):
     module's call does so here too.
     """
 
+    def __init__(self, *, dim: int, rows: int) -> None:
+        super().__init__(dim, rows, bias=False)
+        self.readout = Readout()
+
     def forward(
         self,
         hidden: Float[Tensor, "batch seq dim"],
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
-        if targets is None:
-            return super().forward(hidden)
-        return linear_cross_entropy(hidden, self.weight, targets)
+        result: Tensor = self.readout(hidden, self.weight, targets)
+        return result

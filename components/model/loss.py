@@ -22,44 +22,76 @@ _CPU_CHUNK_ELEMENTS = 2**20
 _DEVICE_CHUNK_ELEMENTS = 2**26
 
 
+class Softmax:
+    """Take the loss and its gradient from logits of the whole vocabulary."""
+
+    def to_gradient(
+        self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, ""]:
+        """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
+        precision = torch.promote_types(logits.dtype, torch.float32)
+        total = logits.new_zeros((), dtype=precision)
+        for rows in chunks(logits):
+            chunk, target = logits[rows].to(precision), targets[rows, None]
+            chunk.sub_(chunk.amax(1, keepdim=True))
+            total -= chunk.gather(1, target).sum()
+            sums = chunk.exp_().sum(1, keepdim=True)
+            total += sums.log().sum()
+            chunk.div_(sums).scatter_add_(1, target, -torch.ones_like(sums))
+            if chunk.dtype != logits.dtype:
+                logits[rows] = chunk
+        return total
+
+
+WHOLE = Softmax()
+
+
 def linear_cross_entropy(
     hidden: Float[Tensor, "*batch dim"],
     weight: Float[Tensor, "rows dim"],
     targets: Int[Tensor, "*batch"],
+    softmax: Softmax = WHOLE,
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
     Rows added to the vocabulary for training take part in the sum like any other, as in
     Megatron, so that training drives them down; no target ever names them. The result can be
-    differentiated once.
+    differentiated once, or again where the graph is kept. Where ``weight`` holds only some of
+    the rows, ``softmax`` asks whoever has the others, and the gradient of ``hidden`` is what
+    these rows contribute to it.
     """
     device = hidden.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return _apply(hidden, weight, targets)
+        return _apply(hidden, weight, targets, softmax)
     # Cast here, once: inside, every block would cast the weight anew.
     precision = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        return _apply(hidden.to(precision), weight.to(precision), targets)
+        return _apply(hidden.to(precision), weight.to(precision), targets, softmax)
 
 
-def _apply(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def _apply(hidden: Tensor, weight: Tensor, targets: Tensor, softmax: Softmax) -> Tensor:
     differentiable = torch.is_grad_enabled()
     wanted = tuple(differentiable and tensor.requires_grad for tensor in (hidden, weight))
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted)
+    return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted, softmax)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, wanted: tuple[bool, bool]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        wanted: tuple[bool, bool],
+        softmax: Softmax,
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
         of_weight = torch.zeros_like(weight) if wanted[1] else None
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         for tokens in _blocks(hidden, weight):
             logits = hidden[tokens] @ weight.T
-            total += _to_gradient(logits, targets[tokens])
+            total += softmax.to_gradient(logits, targets[tokens])
             if of_hidden is not None:
                 torch.mm(logits, weight, out=of_hidden[tokens])
             if of_weight is not None:
@@ -71,35 +103,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients in place, after the products: a 4,096th underflows in float16.
+        """Scale the gradients after the products: a 4,096th underflows in float16.
+
+        It is done in place, unless the graph is kept for a second pass, as pipeline schedules
+        do that take the gradients of activations and of weights apart.
 
         Raises:
-            RuntimeError: called twice; the gradients of the first call would change.
+            RuntimeError: called again where the graph was not kept.
         """
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
-        gradients, ctx.gradients = ctx.gradients, None
-        scale = upstream[0] / ctx.tokens
+        scale, gradients = upstream[0] / ctx.tokens, ctx.gradients
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            gradients = [
+                None if gradient is None else gradient.clone() for gradient in gradients
+            ]
+        else:
+            ctx.gradients = None
         of_hidden, of_weight = (
             None if gradient is None else gradient.mul_(scale) for gradient in gradients
         )
-        return of_hidden, of_weight, None, None
-
-
-def _to_gradient(logits: Tensor, targets: Tensor) -> Tensor:
-    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
-    precision = torch.promote_types(logits.dtype, torch.float32)
-    total = logits.new_zeros((), dtype=precision)
-    for rows in _chunks(logits):
-        chunk, target = logits[rows].to(precision), targets[rows, None]
-        chunk.sub_(chunk.amax(1, keepdim=True))
-        total -= chunk.gather(1, target).sum()
-        sums = chunk.exp_().sum(1, keepdim=True)
-        total += sums.log().sum()
-        chunk.div_(sums).scatter_add_(1, target, -torch.ones_like(sums))
-        if chunk.dtype != logits.dtype:
-            logits[rows] = chunk
-    return total
+        return of_hidden, of_weight, None, None, None
 
 
 def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -109,7 +133,8 @@ def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
     return _slices(len(hidden), max(least, elements // len(weight)))
 
 
-def _chunks(logits: Tensor) -> Iterator[slice]:
+def chunks(logits: Float[Tensor, "tokens rows"]) -> Iterator[slice]:
+    """Part the tokens so that a chunk of their logits fits a cache."""
     on_cpu = logits.device.type == "cpu"
     elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
     return _slices(len(logits), max(1, elements // logits.shape[1]))

@@ -27,8 +27,8 @@ class Rotation:
     def __call__(
         self, heads: Float[Tensor, "batch seq heads head_dim"]
     ) -> Float[Tensor, "batch seq heads head_dim"]:
-        """Rotate in float32 and return the precision that came in."""
-        wide = heads.to(self.cos.dtype)
+        """Rotate in float32 or finer, and return the precision that came in."""
+        wide = heads.to(torch.promote_types(heads.dtype, self.cos.dtype))
         swapped = wide.roll(heads.shape[-1] // 2, dims=-1)
         return (wide * self.cos + swapped * self.sin).type_as(heads)
 

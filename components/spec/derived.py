@@ -58,4 +58,5 @@ class Derived(Section):
     steps: int
     ranks: int
     microbatches_per_step: int
+    layers_by_stage: tuple[int, ...]
     flops_per_token: FlopsPerToken

@@ -1,10 +1,14 @@
 """Settle the number of ranks and the data degree, one from the other."""
 
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 from components.errors import RecipeError
+from components.spec.layout_rules import tensor_fits
+from components.spec.microbatches import fits_schedule
 from components.spec.named import Named, Tree
+from components.spec.recipe import read_section
+from components.spec.shape import ModelShape
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
 OTHERS = AXES[1:]
@@ -14,7 +18,9 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
     """Deal a miniature's ranks in twos to the axes that the recipe uses, round by round.
 
     Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. What the recipe
-    uses is also the most that an axis gets; what is left over goes to data.
+    uses, and what the small model has room for, is also the most that an axis gets; what is
+    left over goes to data. Microbatches are the largest, up to ``microbatch_sequences``, of
+    which every batch has as many as the pipeline's schedule needs.
     """
     degrees, ranks = tree["parallelism"], tree["cluster"]["ranks"]
     left = 1 if ranks == "auto" else ranks
@@ -25,7 +31,7 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
             left //= dealt[axis]
     free = [axis for axis in AXES if not named.covers(f"parallelism.{axis}")]
     while left > 1:
-        takers = [axis for axis in free if axis != "data" and _has_room(degrees, dealt, axis)]
+        takers = [axis for axis in free if axis != "data" and _has_room(tree, dealt, axis)]
         for axis in ["data", *takers] if "data" in free else takers:
             if left % 2 == 0:
                 dealt[axis] *= 2
@@ -35,19 +41,50 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
             break
     for axis in AXES:
         named.put(tree, f"parallelism.{axis}", dealt[axis])
-    budget = tree["budget"]
-    samples = budget["global_batch_tokens"] // budget["sequence_length"]
-    if budget["ramp_up"] != "none":
-        for key in ("start_tokens", "increment_tokens"):
-            samples = gcd(samples, budget["ramp_up"][key] // budget["sequence_length"])
-    share = max(1, samples // (dealt["data"] * dealt["expert"]))
-    fitting = max(size for size in range(1, microbatch_sequences + 1) if share % size == 0)
+    named.put(tree, "parallelism.data_shard", "auto")
+    fitting = _microbatch_sequences(tree, dealt, microbatch_sequences)
     named.put(tree, "parallelism.microbatch_sequences", fitting)
 
 
-def _has_room(degrees: Any, dealt: dict[str, int], axis: str) -> bool:
-    wanted = degrees[axis]
-    return bool(wanted == "auto" or dealt[axis] * 2 <= wanted)
+def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
+    """Whether ``axis`` may double: the recipe goes that far, and the small model does too."""
+    degrees, model = tree["parallelism"], tree["model"]
+    doubled = dealt[axis] * 2
+    if degrees[axis] != "auto" and doubled > degrees[axis]:
+        return False
+    if axis == "tensor":
+        whole = not degrees["sequence_parallel"]
+        parts = whole or tree["budget"]["sequence_length"] % doubled == 0
+        return parts and tensor_fits(read_section(ModelShape, model, "model"), doubled)
+    if axis == "pipeline":
+        stages = doubled * degrees["stages_per_rank"]
+        return bool(degrees["zero"] < 3 and stages <= model["num_layers"])
+    return True
+
+
+def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
+    degrees, budget = tree["parallelism"], tree["budget"]
+    data_ranks = dealt["data"] * dealt["expert"]
+    batches = [budget["global_batch_tokens"]]
+    if budget["ramp_up"] != "none":
+        start, increment = (
+            budget["ramp_up"][key] for key in ("start_tokens", "increment_tokens")
+        )
+        batches = [*range(start, batches[0], increment), *batches]
+    shares = [tokens // budget["sequence_length"] // data_ranks for tokens in batches]
+    fitting = [
+        size
+        for size in range(1, most + 1)
+        if all(
+            share >= size
+            and share % size == 0
+            and fits_schedule(
+                share // size, pipeline=dealt["pipeline"], schedule=degrees["schedule"]
+            )
+            for share in shares
+        )
+    ]
+    return max(fitting, default=1)
 
 
 def settle_layout(tree: Tree, named: Named) -> None:
@@ -73,6 +110,8 @@ def settle_layout(tree: Tree, named: Named) -> None:
         degrees["data"] = 1
     if ranks is None:
         ranks = degrees["data"] * others
+    if degrees["data_shard"] == "auto":
+        degrees["data_shard"] = degrees["data"] * degrees["expert"]
     cluster["ranks"] = ranks
     _settle_nodes(tree, others)
 

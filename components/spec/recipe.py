@@ -29,6 +29,7 @@ from components.spec.sections import (
     Stem,
 )
 from components.spec.shape import ModelShape
+from components.spec.stages import stage_layers
 from components.spec.targets import check_nodes, nearest
 
 S = TypeVar("S", bound=BaseModel)
@@ -75,6 +76,13 @@ class Recipe(Section):
         )
 
     @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """Layers of each pipeline stage; stage s is on pipeline rank s % pipeline."""
+        degrees = self.parallelism
+        stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
+        return stage_layers(self.shape.num_layers, stages, degrees.stage_balance)
+
+    @cached_property
     def derived(self) -> Derived:
         """Numbers that follow from the settled ones; computed here and nowhere else."""
         budget, degrees = self.budget, self.parallelism
@@ -87,6 +95,7 @@ class Recipe(Section):
             ranks=self.cluster.ranks,
             microbatches_per_step=samples
             // (degrees.data * degrees.expert * degrees.microbatch_sequences),
+            layers_by_stage=tuple(len(layers) for layers in self.stages),
             flops_per_token=FlopsPerToken.of(self.shape, budget.sequence_length),
         )
 

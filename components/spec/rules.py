@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
+from components.spec.layout_rules import check_layout
+from components.spec.microbatches import neighbours
 from components.spec.shape import check_shape
 from components.spec.targets import nearest
 
@@ -24,8 +26,7 @@ def check_rules(recipe: "Recipe") -> None:
     _check_ramp(recipe)
     _check_precision(recipe)
     _check_shares(recipe)
-    _check_layout(recipe)
-    _check_microbatches(recipe)
+    check_layout(recipe)
 
 
 def _check_vocabulary(recipe: "Recipe") -> None:
@@ -41,7 +42,7 @@ def _check_vocabulary(recipe: "Recipe") -> None:
 def _check_budget(recipe: "Recipe") -> None:
     budget = recipe.budget
     if budget.global_batch_tokens % budget.sequence_length:
-        below, above = _neighbours(budget.global_batch_tokens, budget.sequence_length)
+        below, above = neighbours(budget.global_batch_tokens, budget.sequence_length)
         raise RecipeError(
             "budget.global_batch_tokens",
             f"{budget.global_batch_tokens:,} is no multiple of sequence_length "
@@ -66,7 +67,7 @@ def _check_ramp(recipe: "Recipe") -> None:
     for key in ("start_tokens", "increment_tokens"):
         value = getattr(budget.ramp_up, key)
         if value % unit:
-            below, above = _neighbours(value, unit)
+            below, above = neighbours(value, unit)
             raise RecipeError(
                 f"budget.ramp_up.{key}",
                 f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank",
@@ -121,40 +122,3 @@ def _check_shares(recipe: "Recipe") -> None:
                 "files and embedded exclude each other",
                 "give one of them",
             )
-
-
-def _check_layout(recipe: "Recipe") -> None:
-    degrees, cluster = recipe.parallelism, recipe.cluster
-    axes = ("data", "expert", "context", "tensor", "pipeline")
-    product = 1
-    for axis in axes:
-        product *= getattr(degrees, axis)
-    if product != cluster.ranks:
-        factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in axes)
-        raise RecipeError(
-            "parallelism",
-            f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}",
-            f"set cluster.ranks={product}, or leave one of the two to be derived",
-        )
-
-
-def _check_microbatches(recipe: "Recipe") -> None:
-    degrees, budget = recipe.parallelism, recipe.budget
-    samples = budget.global_batch_tokens // budget.sequence_length
-    group = degrees.data * degrees.expert * degrees.microbatch_sequences
-    if samples % group:
-        below, above = _neighbours(samples, group)
-        raise RecipeError(
-            "budget.global_batch_tokens",
-            f"{samples} sequences a step do not divide among "
-            f"{degrees.data * degrees.expert} data ranks in microbatches of "
-            f"{degrees.microbatch_sequences}",
-            "the nearest batches that do: "
-            f"{below * budget.sequence_length:,} and {above * budget.sequence_length:,} tokens",
-        )
-
-
-def _neighbours(value: int, divisor: int) -> tuple[int, int]:
-    """Nearest positive multiples of ``divisor`` below and above ``value``."""
-    below = value // divisor * divisor
-    return max(below, divisor), below + divisor

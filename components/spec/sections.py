@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
+from components.spec.stages import Balance
 
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Part = Literal["attention", "mlp", "norms"]
+Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
 
 
@@ -74,18 +76,27 @@ class LossScale(Section):
 
 
 class Precision(Section):
-    """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32."""
+    """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32.
 
-    compute: Literal["auto", "bfloat16", "float16", "float32"]
-    accumulate: Literal["bfloat16", "float32"]
-    reduce: Literal["bfloat16", "float32"]
+    ``float64`` is for proofs: two layouts that agree in it compute the same.
+    """
+
+    compute: Literal["auto", "bfloat16", "float16", "float32", "float64"]
+    accumulate: Literal["bfloat16", "float32", "float64"]
+    reduce: Literal["bfloat16", "float32", "float64"]
     loss_scale: LossScale | Literal["none"]
 
 
 class Parallelism(Section):
-    """The degrees; their product is the number of ranks."""
+    """The degrees; their product is the number of ranks.
+
+    ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
+    so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
+    which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    """
 
     data: Count
+    data_shard: Count
     tensor: Count
     pipeline: Count
     expert: Count
@@ -95,6 +106,9 @@ class Parallelism(Section):
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+    stages_per_rank: Count
+    stage_balance: Balance
+    rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
 
 
 class Checkpoint(Section):

@@ -8,30 +8,24 @@ tokens) is one small JSON file, written last.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from components.errors import RecipeError
+from components.parallelism.shards import WeightShard
 
-OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)  # nested groups differ by stage
 MARKER = "progress.json"
 
 
@@ -45,16 +39,21 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    folder: Path,
+    shards: Sequence[WeightShard],
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
 ) -> Path:
     """Write a checkpoint beside, mark it, rename it to its place; every rank calls this."""
+    if not any(optimizer.state.values()):  # in float16 the first steps may all overflow
+        _make_state(shards, optimizer)
     target = folder / f"tokens-{progress.tokens:015d}"
     beside = folder / f".{target.name}"
     if dist.get_rank() == 0:
         shutil.rmtree(beside, ignore_errors=True)
     dist.barrier()
     writer = HuggingFaceStorageWriter(str(beside), save_distributed=True)
-    save(_tensors(model, optimizer), storage_writer=writer)
+    save(_tensors(shards, optimizer), storage_writer=writer)
     if dist.get_rank() == 0:
         hashes = {file.name: _sha256(file) for file in sorted(beside.glob("*.safetensors"))}
         marker = asdict(progress) | {"files": hashes}
@@ -66,20 +65,17 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    checkpoint: Path, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer
 ) -> Progress:
-    """Fill ``model`` and ``optimizer`` in place, whatever layout wrote the checkpoint.
+    """Fill weights and optimizer in place, whatever layout wrote the checkpoint.
 
     Raises:
         RecipeError: a file of the checkpoint is missing or was changed.
     """
     progress = read_progress(checkpoint)
-    tensors = _tensors(model, optimizer)
-    reader = HuggingFaceStorageReader(str(checkpoint))
-    load(tensors, storage_reader=reader)
-    state = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
-    loaded = {key: tensors.get(f"optimizer.{key}", value) for key, value in state.items()}
-    set_optimizer_state_dict(model, optimizer, loaded, options=OPTIONS)
+    _make_state(shards, optimizer)
+    # What is filled is the memory of the weights and of the state itself.
+    load(_tensors(shards, optimizer), storage_reader=HuggingFaceStorageReader(str(checkpoint)))
     return progress
 
 
@@ -115,16 +111,37 @@ def read_progress(checkpoint: Path) -> Progress:
     )
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _tensors(
+    shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
     """Name every tensor of the state; the optimizer's numbers come from the recipe."""
-    weights = get_model_state_dict(model)
-    state = get_optimizer_state_dict(model, optimizer, options=OPTIONS)
-    tensors = {f"model.{name}": value for name, value in weights.items()}
-    return tensors | {
-        f"optimizer.{name}": value
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
+    tensors = {f"model.{shard.name}": shard.weight.detach() for shard in shards}
+    for shard in shards:
+        for key, value in optimizer.state[shard.parameter].items():
+            is_alike = value.shape == shard.parameter.shape and value.dim() > 0
+            tensors[f"optimizer.state.{shard.name}.{key}"] = (
+                shard.whole(value) if is_alike else value
+            )
+    return tensors
+
+
+def _make_state(shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer make its state: a step without gradients and without a rate.
+
+    Nothing is counted: all of the state is 0, as it is before a first step.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for shard in shards:
+        shard.parameter.grad = torch.zeros_like(shard.parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for shard in shards:
+        shard.parameter.grad = None
+        for value in optimizer.state[shard.parameter].values():
+            value.zero_()
 
 
 def _sha256(file: Path) -> str:

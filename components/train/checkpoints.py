@@ -34,8 +34,8 @@ class Checkpoints(RunCallback):
         assert isinstance(pl_module, Pretraining)
         newest = newest_checkpoint(self._folder)
         if newest is not None:
-            optimizer = trainer.optimizers[0]
-            pl_module.progress = load_checkpoint(newest, pl_module.decoder, optimizer)
+            shards, optimizer = pl_module.data_parallel.shards, trainer.optimizers[0]
+            pl_module.progress = load_checkpoint(newest, shards, optimizer)
             if pl_module.loss_scale is not None and pl_module.progress.loss_scale is not None:
                 pl_module.loss_scale.load_state_dict(pl_module.progress.loss_scale)
             self._journal.resume(pl_module.progress)
@@ -43,7 +43,10 @@ class Checkpoints(RunCallback):
     def on_step(self, module: Pretraining) -> None:
         if module.is_due(self._every_tokens) or module.stopping:
             target = save_checkpoint(
-                self._folder, module.decoder, module.trainer.optimizers[0], module.progress
+                self._folder,
+                module.data_parallel.shards,
+                module.trainer.optimizers[0],
+                module.progress,
             )
             self._journal.checkpoint(module.progress, target)
             if dist.get_rank() == 0:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from components.data.samples import HeldOutWindows
+from components.parallelism.mesh import sum_over_ranks
 from components.train.callback import RunCallback
 from components.train.journal import Journal
 from components.train.module import Pretraining
-from components.train.strategy import sum_over
 
 
 class HeldOutLoss(RunCallback):
@@ -29,26 +29,44 @@ class HeldOutLoss(RunCallback):
         if module.is_due(self._every_tokens):
             self._evaluate(module)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _evaluate(self, module: Pretraining) -> None:
         module.eval()
-        with module.autocast():
-            by_source = {name: self._loss(module, name) for name in self._windows.sources}
+        by_source = {name: self._loss(module, name) for name in self._windows.sources}
         module.train()
         self._journal.held_out(module.progress, by_source)
 
     def _loss(self, module: Pretraining, source: str) -> float:
-        """Average over tokens, in nats; each rank takes every n-th window."""
-        rank, ranks = module.mesh.get_local_rank(), module.mesh.size()
-        mine = islice(self._windows.windows(source), rank, None, ranks)
+        """Average over tokens, in nats; the data ranks take turns."""
         sums = torch.zeros(2, dtype=torch.float64, device=module.device)
-        for rows in _same_length(mine, module.recipe.parallelism.microbatch_sequences):
-            rows = rows.to(module.device)
-            count = rows[:, 1:].numel()
-            loss = module.loss(rows)
-            sums += torch.stack([loss.double() * count, loss.new_tensor(count).double()])
-        total, tokens = sum_over(sums, module.mesh).tolist()
+        degrees = module.recipe.parallelism
+        slices = degrees.tensor if degrees.sequence_parallel else 1
+        windows = _divisible(self._windows.windows(source), slices)
+        batches = _same_length(windows, degrees.microbatch_sequences)
+        for rows, counts in _turns(batches, module.mesh.data_rank, module.mesh.data_ranks):
+            loss = module.evaluate(rows.to(module.device))
+            if loss is not None and counts:
+                tokens = loss.new_tensor(rows[:, 1:].numel()).double()
+                sums += torch.stack([loss.double() * tokens, tokens])
+        total, tokens = sum_over_ranks(sums).tolist()
         return float(total / tokens)
+
+
+def _turns(batches: Iterator[Tensor], rank: int, ranks: int) -> Iterator[tuple[Tensor, bool]]:
+    """Take every ``ranks``-th batch, and say whether it counts.
+
+    All ranks take equally many, since some layouts move weights at every one of them: who has
+    none left repeats another's, for nothing.
+    """
+    while turn := list(islice(batches, ranks)):
+        yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
+
+
+def _divisible(windows: Iterable[Tensor], slices: int) -> Iterator[Tensor]:
+    """Leave out the few last tokens that would not divide among sequence-parallel ranks."""
+    for window in windows:
+        if kept := (len(window) - 1) // slices * slices:
+            yield window[: kept + 1]
 
 
 def _same_length(windows: Iterable[Tensor], most: int) -> Iterator[Tensor]:

@@ -19,18 +19,26 @@ def check_trainable(recipe: Recipe) -> None:
     """Refuse what the loop cannot do, before anything is written.
 
     Raises:
-        RecipeError: an axis other than data, or nodes of a cluster.
+        RecipeError: expert or context ranks, experts on tensor or pipeline ranks, or nodes of a
+            cluster.
     """
     if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
         problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
         raise RecipeError("cluster", problem, "leave cluster= out to train a miniature here")
-    for axis in ("tensor", "pipeline", "expert", "context"):
-        degree = getattr(recipe.parallelism, axis)
-        if degree > 1:
+    degrees = recipe.parallelism
+    for axis in ("expert", "context"):
+        if (degree := getattr(degrees, axis)) > 1:
             raise RecipeError(
                 f"parallelism.{axis}",
                 f"{degree}: training over this axis does not exist yet",
-                f"set parallelism.{axis}=1, or cluster.ranks=2 for data alone",
+                f"set parallelism.{axis}=1",
+            )
+    for axis in ("tensor", "pipeline"):
+        if recipe.shape.mlp.num_experts is not None and (degree := getattr(degrees, axis)) > 1:
+            raise RecipeError(
+                f"parallelism.{axis}",
+                f"{degree}: training a mixture of experts over this axis does not exist yet",
+                f"set parallelism.{axis}=1",
             )
 
 
@@ -69,16 +77,41 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
+        # How long torchrun lets ranks end by themselves once one of them has failed.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
     }
-    words = ["--standalone", f"--nproc-per-node={recipe.cluster.ranks}", "--no-python"]
-    ranks = [sys.executable, "-m", "components.train", str(folder.path)]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, *ranks]
+    words = [str(folder.path), str(recipe.cluster.ranks)]
+    command = [sys.executable, "-m", "components.train.agent", *words]
     # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     status = _wait(process, folder)
     if folder.results.exists():
         return str(folder.read_json("results.json")["status"])
-    return "finished" if status == 0 else "failed"
+    if status == 0:
+        return "finished"
+    _say_what_failed(folder)
+    return "failed"
+
+
+def _say_what_failed(folder: RunFolder) -> None:
+    """Print the error that brought the ranks down: one rank's, not what the others made of it.
+
+    Raises:
+        RecipeError: that was the error, found by a rank.
+    """
+    if not (folder.path / "ranks" / "first_failure.json").exists():
+        return
+    failure = folder.read_json("ranks/first_failure.json")
+    kind, _, text = failure["message"].partition(": ")
+    if kind == RecipeError.__name__:
+        sys.stderr.write(f"rank {failure['rank']} failed first\n")
+        path, _, rest = text.partition(": ")
+        problem, _, remedy = rest.partition("\n  ")
+        raise RecipeError(path, problem, remedy)
+    sys.stderr.write(
+        f"{failure['traceback']}rank {failure['rank']} failed first: {failure['message']}\n"
+        f"  what each rank said is in {folder.path / 'ranks'}\n"
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], folder: RunFolder) -> int:

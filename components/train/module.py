@@ -1,61 +1,44 @@
-"""The train step: accumulate microbatches, average, clip, update; on the clock of tokens."""
+"""The train step: run the microbatches, average, clip, update; on the clock of tokens."""
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from components.build import build
-from components.convert.reading import read_folder
 from components.data.samples import DIGEST_MODULUS, samples_digest
-from components.model.checkpointing import checkpoint_activations
-from components.model.initialization import initialize
+from components.model.decoder import Decoder
 from components.model.moe import auxiliary_terms
 from components.optim.loss_scale import LossScale
-from components.spec.frozen import thaw
+from components.parallelism.data import DataParallel
+from components.parallelism.dropout_streams import seed_layers, stream_seed
+from components.parallelism.gradients import clip, global_norm, unscale
+from components.parallelism.mesh import Mesh, sum_over_ranks
+from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
+from components.parallelism.stages import sum_tied_gradients
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
 from components.train.checkpoint import Progress
-from components.train.strategy import (
-    MeshStrategy,
-    average_gradients,
-    compute_dtype,
-    round_gradients,
-    sum_over,
-)
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one step reports, as means over all microbatches and ranks.
-
-    ``loss`` is the cross-entropy alone; ``expert_load`` the busiest expert's tokens over the
-    mean, 1 for a dense model.
-    """
-
-    step: int
-    tokens: int
-    loss: float
-    auxiliary_loss: float
-    expert_load: float
-    lr: float
-    gradient_norm: float
-    seconds: float
-    tokens_per_second: float
-    samples_digest: int
-    loss_scale: float
+from components.train.pour import build_rank_model
+from components.train.record import StepRecord
+from components.train.strategy import MeshStrategy, compute_dtype
 
 
 class Pretraining(LightningModule):
-    """Train the recipe's decoder; one Lightning batch is one step of one rank."""
+    """Train the recipe's decoder, or this rank's part of it; one Lightning batch is one step.
+
+    ``batches`` gives the data of one data rank. ``on_gradients``, where set, is called in each
+    step when all gradients are averaged and before they are clipped.
+    """
+
+    stages: nn.ModuleList
+    data_parallel: DataParallel
+    microbatches: Microbatches
 
     def __init__(
         self, *, recipe: Recipe, batches: Callable[[int], StepBatches], eod_id: int
@@ -65,6 +48,7 @@ class Pretraining(LightningModule):
         self.recipe = recipe
         self.progress = Progress(step=0, tokens=0)
         self.loss_scale: LossScale | None = None
+        self.on_gradients: Callable[[], None] | None = None
         self._tokens_before = 0
         self.stop_asked = False
         self.stopping = False
@@ -73,12 +57,32 @@ class Pretraining(LightningModule):
         self._eod_id = eod_id
         self._schedule = build(recipe.schedule, "schedule")
         self._began = time.perf_counter()
+        self._microbatch = (0, 0)
+        self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> Mesh:
         strategy = self.trainer.strategy
         assert isinstance(strategy, MeshStrategy)
         return strategy.mesh
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the last stage is on this rank."""
+        return any(stage.final_norm is not None for stage in self.decoders)
+
+    @property
+    def decoders(self) -> list[Decoder]:
+        return [stage for stage in self.stages if isinstance(stage, Decoder)]
+
+    @property
+    def microbatch_losses(self) -> Tensor:
+        """This rank's losses of the step just taken; none without the last stage."""
+        return torch.stack([figures[0] for figures in self._figures] or [torch.zeros(0)])
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """List what this rank holds, under the names of the whole model."""
+        return (pair for decoder in self.decoders for pair in decoder.named_parameters())
 
     def is_due(self, every_tokens: int) -> bool:
         """Whether the step just taken crossed a cadence, or was the last."""
@@ -86,109 +90,152 @@ class Pretraining(LightningModule):
         return crossed or self.progress.step == self.recipe.derived.steps
 
     def configure_model(self) -> None:
-        """Build the decoder where it trains; its start depends on seed and names alone."""
-        if hasattr(self, "decoder"):
+        """Build this rank's stages; how they start depends on seed and names alone."""
+        if hasattr(self, "stages"):
             return
-        with torch.device("meta"):
-            decoder = build(self.recipe.model, "model")
-        self.decoder = decoder.to_empty(device=self.device)
+        compute = self._dtype_of("compute")
+        dtype = torch.promote_types(compute, torch.float32)
+        model = build_rank_model(
+            self.recipe,
+            self.mesh,
+            device=self.device,
+            dtype=dtype,
+            reduce_dtype=self._dtype_of("reduce"),
+        )
+        self.stages = nn.ModuleList(model.stages)
+        for decoder in model.stages:
+            seed_layers(decoder, self._dropout_seed)
         scaling = self.recipe.precision.loss_scale
-        dtype = compute_dtype(self.recipe.precision.compute, self.device)
-        if dtype == torch.float16 and not isinstance(scaling, str):
+        if compute == torch.float16 and not isinstance(scaling, str):
             self.loss_scale = LossScale(**scaling.model_dump())
-        initialize(self.decoder, seed=self.recipe.budget.seed)
-        if self.recipe.model["init_from"] != "none":
-            read_folder(
-                Path(self.recipe.model["init_from"]),
-                self.decoder,
-                section=thaw(self.recipe.model),
-                tokenizer_vocab_size=self.recipe.tokenizer["vocab_size"],
-            )
-        checkpoint_activations(self.decoder, self.recipe.parallelism.recompute)
+        self.data_parallel = DataParallel(
+            self.named_weights(),
+            self.mesh,
+            zero=self.recipe.parallelism.zero,
+            accumulate_dtype=self._dtype_of("accumulate"),
+            reduce_dtype=self._dtype_of("reduce"),
+            tied=model.tied,
+        )
+        self.microbatches = self._make_microbatches(dtype)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         make = build(self.recipe.optimizer, "optimizer")
+        shards = self.data_parallel.shards
         optimizer: torch.optim.Optimizer = make(
-            parameters=list(self.decoder.named_parameters())
+            parameters=[(shard.name, shard.parameter) for shard in shards]
         )
         return optimizer
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         """Read from the step that comes next: one integer resumes the data."""
-        self.batches = self._make_batches(self.mesh.get_local_rank())
+        self.batches = self._make_batches(self.mesh.data_rank)
         steps = range(self.progress.step, self.recipe.derived.steps)
         return DataLoader(self.batches, batch_size=None, sampler=steps)
 
     def on_train_start(self) -> None:
         self._began = time.perf_counter()
 
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        self._began = time.perf_counter()
+
     def training_step(self, batch: Tensor) -> None:
+        """Take one step on ``batch`` (microbatches, sequences, length + 1)."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        optimizer.zero_grad()
-        figures = torch.zeros(3, device=self.device)  # loss, auxiliary loss, expert load
-        for index, rows in enumerate(batch):  # (sequences, length + 1)
-            self._seed_dropout(index)
-            with self.autocast():
-                loss = self.loss(rows)
-                auxiliary, load = auxiliary_terms(self.decoder)
-            self.manual_backward((loss + auxiliary) * (self.scale / len(batch)))
-            busiest = load.get("largest_over_mean", torch.ones_like(loss))
-            figures += torch.stack([loss, auxiliary.to(loss), busiest.to(loss)]).detach()
-            round_gradients(self.decoder.parameters(), self._sum_dtype("accumulate"))
-        average_gradients(self.decoder.parameters(), self.mesh, self._sum_dtype("reduce"))
-        norm = self._unscale_and_clip()
+        shards = self.data_parallel.shards
+        self.data_parallel.zero_grad()
+        self._figures.clear()
+        self.microbatches.run(batch, self.scale / len(batch))
+        self.data_parallel.reduce()
+        sum_tied_gradients(shards, self.mesh)
+        if self.loss_scale is not None:
+            unscale(shards, self.loss_scale.scale)
+        if self.on_gradients is not None:
+            self.on_gradients()
+        norm = global_norm(shards)
+        clip(shards, norm, self._norm_limit())
         lr = self._set_lr(optimizer.optimizer)
         if self.loss_scale is None or torch.isfinite(norm).item():
             optimizer.step()
+            self.data_parallel.spread()
         if self.loss_scale is not None:
             self.loss_scale.update(overflow=not torch.isfinite(norm).item())
-        self._record(figures / len(batch), norm, lr)
+        self._record(norm, lr)
 
     @property
     def scale(self) -> float:
         return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
-    def _sum_dtype(self, key: str) -> torch.dtype:
-        return compute_dtype(getattr(self.recipe.precision, key), self.device)
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
+        return self.microbatches.evaluate(rows)
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Predict each token of ``rows`` [sequences, length + 1] from those before it."""
-        inputs, targets = rows[:, :-1], rows[:, 1:]
+    def compute(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> Tensor:
+        """Take one microbatch through one stage: to hidden states, or what to differentiate.
+
+        Each token of ``rows`` (sequences, length + 1) is predicted from those before it.
+        """
+        tokens, is_last = rows[:, :-1], decoder.final_norm is not None
         documents = None
         if self.recipe.data.document_mask:
-            ends = (inputs == self._eod_id).int()
+            ends = (tokens == self._eod_id).int()
             documents = ends.cumsum(1) - ends  # an end of document belongs to what it ends
-        loss: Tensor = self.decoder.loss(inputs, targets, documents=documents)
-        return loss
+        self._microbatch = (self.mesh.data_rank, number)
+        torch.manual_seed(self._dropout_seed("embedding"))
+        with self._autocast():
+            result: Tensor = decoder(
+                inputs, documents=documents, targets=rows[:, 1:] if is_last else None
+            )
+            if not is_last or not self.training:
+                return result
+            auxiliary, load = auxiliary_terms(decoder)
+        busiest = load.get("largest_over_mean", torch.ones_like(result))
+        figures = torch.stack([result, auxiliary.to(result), busiest.to(result)])
+        self._figures.append(figures.detach())
+        return result + auxiliary
 
-    def autocast(self) -> torch.autocast:
-        """Compute in the recipe's dtype; weights, gradients and state stay float32."""
-        dtype = compute_dtype(self.recipe.precision.compute, self.device)
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
-
-    def _seed_dropout(self, microbatch: int) -> None:
-        """Draw the same masks whenever this microbatch of this step is computed again."""
-        place = (
-            self.recipe.budget.seed,
-            self.progress.step,
-            self.mesh.get_local_rank(),
-            microbatch,
+    def _make_microbatches(self, dtype: torch.dtype) -> Microbatches:
+        degrees, budget = self.recipe.parallelism, self.recipe.budget
+        if degrees.pipeline == 1:
+            return Accumulation(self.decoders[0], self.compute)
+        sequences, length = degrees.microbatch_sequences, budget.sequence_length
+        slices = degrees.tensor if degrees.sequence_parallel else 1
+        return Pipeline(
+            self.decoders,
+            self.mesh,
+            compute=self.compute,
+            schedule=degrees.schedule,
+            tokens_shape=(sequences, length),
+            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
+            dtype=dtype,
+            device=self.device,
         )
-        torch.manual_seed(int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest()))
 
-    def _unscale_and_clip(self) -> Tensor:
-        """Return the global norm of the gradients, as it was before clipping."""
-        parameters = [p for p in self.decoder.parameters() if p.grad is not None]
-        if self.loss_scale is not None:
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.div_(self.loss_scale.scale)
+    def _dtype_of(self, key: str) -> torch.dtype:
+        return compute_dtype(getattr(self.recipe.precision, key), self.device)
+
+    def _autocast(self) -> torch.autocast:
+        """Compute in the recipe's dtype; weights, gradients and state stay float32."""
+        dtype = self._dtype_of("compute")
+        exact = dtype in {torch.float32, torch.float64}
+        return torch.autocast(
+            self.device.type, torch.bfloat16 if exact else dtype, enabled=not exact
+        )
+
+    def _dropout_seed(self, part: str) -> int:
+        """Draw the same masks whenever this part of the microbatch is computed again.
+
+        The number of data ranks and stages does not matter, that of tensor ranks does.
+        """
+        place = (self.recipe.budget.seed, self.progress.step, *self._microbatch, part)
+        seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
+        sliced = self.recipe.parallelism.sequence_parallel
+        return stream_seed(seed, self.mesh.axis("tensor"), sequence_parallel=sliced)
+
+    def _norm_limit(self) -> float:
         optimizer = self.recipe.optimizer
         clips = self.progress.tokens >= optimizer["clip_after_tokens"]
-        limit = optimizer["clip_norm"] if clips else math.inf
-        norm: Tensor = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        return norm
+        return float(optimizer["clip_norm"]) if clips else math.inf
 
     def _set_lr(self, optimizer: torch.optim.Optimizer) -> float:
         lr = float(self.recipe.optimizer["lr"] * self._schedule(self.progress.tokens))
@@ -196,20 +243,13 @@ class Pretraining(LightningModule):
             group["lr"] = lr
         return lr
 
-    def _record(self, figures: Tensor, norm: Tensor, lr: float) -> None:
+    def _record(self, norm: Tensor, lr: float) -> None:
         """Agree with the other ranks on loss and stopping, and move the clock on."""
-        ranks = self.mesh.size()
-        asked = figures.new_tensor([self.stop_asked], dtype=torch.float64)
-        *means, stop = sum_over(
-            torch.cat([figures.double() / ranks, asked]), self.mesh
-        ).tolist()
-        loss, auxiliary_loss, expert_load = means
-        digest = torch.tensor(samples_digest(self.batches.sample_ids(self.progress.step)))
-        # int64 sums wrap around at 2**64, which leaves the sum modulo 2**63 as it is
-        digests = sum_over(digest.to(self.device), self.mesh).item()
+        loss, auxiliary_loss, expert_load, stop = self._agree()
         now = time.perf_counter()
         step = self.progress.step + 1
         samples = self.recipe.ramp.consumed_after(step)
+        digest = self._digest()
         self._tokens_before = self.progress.tokens
         self.progress = Progress(
             step=step,
@@ -227,10 +267,25 @@ class Pretraining(LightningModule):
             gradient_norm=norm.item(),
             seconds=now - self._began,
             tokens_per_second=tokens / (now - self._began),
-            samples_digest=int(digests) % DIGEST_MODULUS,
+            samples_digest=digest,
             loss_scale=self.scale,
         )
         self.stopping = stop > 0
 
-    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
-        self._began = time.perf_counter()
+    def _agree(self) -> list[float]:
+        """Average the figures over microbatches; count the ranks that were asked to stop."""
+        figures = torch.zeros(4, dtype=torch.float64, device=self.device)
+        if self._figures:  # the ranks of the last stage, all of which have the same
+            means = torch.stack(self._figures).double().mean(0)
+            figures[:3] = means / self.mesh.model_ranks
+        figures[3] = float(self.stop_asked)
+        agreed: list[float] = sum_over_ranks(figures).tolist()
+        return agreed
+
+    def _digest(self) -> int:
+        """Hash which samples the step read; of the ranks that read the same, one counts."""
+        mine = samples_digest(self.batches.sample_ids(self.progress.step))
+        counts = all(self.mesh.place(axis) == 0 for axis in ("pipeline", "context", "tensor"))
+        # int64 sums wrap around at 2**64, which leaves the sum modulo 2**63 as it is
+        digest = torch.tensor(mine if counts else 0, device=self.device)
+        return int(sum_over_ranks(digest).item()) % DIGEST_MODULUS

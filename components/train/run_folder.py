@@ -8,6 +8,7 @@ data.json          the prepared data that this run reads
 metrics.jsonl      the journal: steps, held-out losses, checkpoints, resumes
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
+ranks/             what ranks other than the first said, and the errors of all
 results.json       how it ended; absent while it runs and if it was killed
 report.html        all of the above for a person
 """

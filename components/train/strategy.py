@@ -1,25 +1,28 @@
-"""The strategy that Lightning trains with: one process group, one device mesh, our own layout.
-
-Today the mesh has its data axis; gradients are averaged over it once a step, after the last
-microbatch. Optimizer state is kept whole on every rank.
-"""
+"""The strategy that Lightning trains with: one process group, one mesh, our own layout."""
 
 import os
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from typing_extensions import override
+
+from components.parallelism.mesh import Degrees, Mesh, build_mesh
+from components.spec.sections import Parallelism
 
 
 class MeshStrategy(ModelParallelStrategy):
-    """Set up one mesh for all ranks; Lightning's own two-dimensional mesh is not made."""
+    """Set up one mesh for all ranks; Lightning's own two-dimensional mesh is not made.
 
-    mesh: DeviceMesh
+    The module pours the axes over its model and runs microbatches; Lightning keeps the loop.
+    """
+
+    mesh: Mesh
+
+    def __init__(self, parallelism: Parallelism) -> None:
+        super().__init__()
+        self._parallelism = parallelism
 
     @override
     def setup_environment(self) -> None:
@@ -29,8 +32,8 @@ class MeshStrategy(ModelParallelStrategy):
             self._setup_distributed()
         else:  # a world of one needs no port
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        self.mesh = init_device_mesh(
-            self.root_device.type, (dist.get_world_size(),), mesh_dim_names=("data",)
+        self.mesh = build_mesh(
+            self.root_device.type, degrees_of(self._parallelism), self._parallelism.rank_order
         )
 
     @override
@@ -40,36 +43,16 @@ class MeshStrategy(ModelParallelStrategy):
             dist.destroy_process_group()
 
 
-def average_gradients(
-    parameters: Iterable[nn.Parameter], mesh: DeviceMesh, dtype: torch.dtype
-) -> None:
-    """Replace every gradient by its mean over the mesh's ranks, summed in ``dtype``."""
-    if mesh.size() == 1:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    sums = [gradient.to(dtype) for gradient in gradients]
-    pending = [dist.all_reduce(total, group=mesh.get_group(), async_op=True) for total in sums]
-    for work, total, gradient in zip(pending, sums, gradients, strict=True):
-        assert work is not None
-        work.wait()
-        gradient.copy_(total).div_(mesh.size())
-
-
-def round_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-    """Keep running sums as exact as ``dtype``, as engines do that accumulate in it.
-
-    The sums lie in float32 beside the float32 weights; only their values are rounded.
-    """
-    for parameter in parameters:
-        if parameter.grad is not None and dtype != torch.float32:
-            parameter.grad.copy_(parameter.grad.to(dtype))
-
-
-def sum_over(values: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Add ``values`` up over the mesh's ranks, in place."""
-    if mesh.size() > 1:
-        dist.all_reduce(values, group=mesh.get_group())
-    return values
+def degrees_of(parallelism: Parallelism) -> Degrees:
+    """Read the mesh's axes from the recipe; its data axis becomes two."""
+    return Degrees(
+        pipeline=parallelism.pipeline,
+        data_replicate=parallelism.data // parallelism.data_shard,
+        data_shard=parallelism.data_shard,
+        expert=parallelism.expert,
+        context=parallelism.context,
+        tensor=parallelism.tensor,
+    )
 
 
 def device_type(wanted: str) -> str:

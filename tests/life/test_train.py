@@ -196,8 +196,9 @@ def test_a_key_beside_resume_is_refused(whole: Path, program: Program) -> None:
 def test_an_axis_that_cannot_be_trained_is_refused_before_anything_is_written(
     home: Path, program: Program
 ) -> None:
-    done = program(*TINY, "cluster.ranks=4", f"run={home / 'never'}", status=2)
-    assert "parallelism.tensor: 2" in done.stderr
+    words = ("cluster.ranks=2", "parallelism.context=2")
+    done = program(*TINY, *words, f"run={home / 'never'}", status=2)
+    assert "parallelism.context: 2: training over this axis does not exist yet" in done.stderr
     assert not (home / "never").exists()
 
 

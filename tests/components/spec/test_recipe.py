@@ -36,6 +36,7 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("budgets", {}, r"budgets: unknown key; did you mean budget"),
         ("parallelism.zero", 4, r"parallelism\.zero: input should be 0, 1, 2 or 3, got 4"),
         ("precision.compute", "bf17", r"precision\.compute: .*got 'bf17'"),
+        ("precision.reduce", "float16", r"precision\.reduce: .*'float64', got 'float16'"),
         (
             "data.shares.en",
             -0.1,
@@ -113,6 +114,12 @@ def test_nothing_inside_can_be_changed(compose: Compose) -> None:
         recipe.assumed["language_shares"].value["en"] = 1.0
 
 
+def test_a_proof_may_ask_for_float64_throughout(compose: Compose) -> None:
+    keys = ("compute", "accumulate", "reduce")
+    precision = compose(*(f"precision.{key}=float64" for key in keys)).precision
+    assert [getattr(precision, key) for key in keys] == ["float64"] * 3
+
+
 def test_what_is_written_reads_back_equal(compose: Compose, tmp_path: Path) -> None:
     recipe = compose()
     file = tmp_path / "recipe.json"
@@ -135,6 +142,9 @@ def test_the_fingerprint_hashes_the_mathematics_alone(compose: Compose) -> None:
         "data.folder=elsewhere",
         "evaluation.max_windows_per_source=3",
         "parallelism.microbatch_sequences=4",
+        "parallelism.data_shard=1",
+        "parallelism.stage_balance=layers_and_ends",
+        "parallelism.rank_order=[data,pipeline,expert,context,tensor]",
     )
     assert {compose(word).fingerprint() for word in same} == {recipe.fingerprint()}
     other = (

@@ -2,6 +2,8 @@
 
 import pytest
 
+from command.arguments import read_point
+from command.compose import compose_recipe
 from components.errors import RecipeError
 from tests.components.spec.conftest import Compose
 
@@ -33,6 +35,55 @@ def test_a_miniature_deals_its_ranks_in_twos(
 def test_a_degree_that_the_user_named_stays(compose: Compose) -> None:
     assert degrees(compose, "cluster.ranks=4", "parallelism.pipeline=2") == (2, 1, 2)
     assert degrees(compose, "cluster.ranks=2", "parallelism.tensor=2") == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("model.num_layers=3",), (2, 2, 2)),
+        (("model.num_layers=1",), (4, 2, 1)),
+        (("parallelism.zero=3",), (4, 2, 1)),
+        (("model.attention.num_heads=5", "model.attention.num_kv_heads=1"), (4, 1, 2)),
+        (("tokenizer.vocab_size=901",), (4, 1, 2)),
+        (("budget.sequence_length=255", "budget.global_batch_tokens=4_080"), (4, 1, 2)),
+        (("parallelism.stages_per_rank=3", "parallelism.schedule=interleaved"), (4, 2, 1)),
+    ],
+)
+def test_an_axis_that_the_small_model_has_no_room_for_gets_nothing(
+    compose: Compose, words: tuple[str, ...], expected: tuple[int, int, int]
+) -> None:
+    assert degrees(compose, "cluster.ranks=8", *words) == expected
+
+
+def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
+    keys = ("zero", "sequence_parallel", "schedule", "stage_balance", "rank_order", "recompute")
+    for name in ("teuken7b", "bloom176b", "mula220b_a10b"):
+        full, mini = (
+            compose_recipe(read_point([f"recipe={name}", *words])).parallelism
+            for words in (("scale=full",), ("cluster.ranks=8",))
+        )
+        for key in keys:
+            assert getattr(mini, key) == getattr(full, key)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (("cluster.ranks=4",), 8),
+        (("cluster.ranks=8",), 4),
+        (("cluster.ranks=8", "parallelism.pipeline=4"), 2),
+        (("cluster.ranks=8", "budget.global_batch_tokens=1_024"), 1),
+    ],
+)
+def test_microbatches_are_the_largest_that_keep_every_stage_busy(
+    compose: Compose, words: tuple[str, ...], size: int
+) -> None:
+    assert compose(*words).parallelism.microbatch_sequences == size
+
+
+def test_data_ranks_that_do_not_divide_the_batch_are_refused(compose: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"16 sequences a step do not divide among 3 data"):
+        compose("cluster.ranks=3")
 
 
 def test_the_published_layout_fills_its_home(compose: Compose) -> None:

@@ -1,16 +1,18 @@
-"""A checkpoint is complete or not there, holds what was saved, and says when it was changed."""
+"""A checkpoint is complete or not there; any layout goes on from any other's, bit for bit."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.errors import RecipeError
+from components.model.positions import Learned
 from components.train.checkpoint import (
     MARKER,
     Progress,
@@ -20,48 +22,191 @@ from components.train.checkpoint import (
     read_progress,
     save_checkpoint,
 )
+from tests.components.parallelism.layout_cases import Layout, layout_mesh
+from tests.components.parallelism.ranks import Ranks
+from tests.components.parallelism.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+from tests.components.train.checkpoint_cases import (
+    State,
+    go_on,
+    load,
+    save,
+    start,
+    state_of,
+    train,
+    train_alone,
+)
+
+# One row in three of the MLP's, 31 of the embedding's on a tensor rank: nothing divides.
+PARTS = Parts(
+    num_kv_heads=8,
+    bias=True,
+    tied=True,
+    positions=partial(Learned, num_positions=LENGTH),
+    mlp=partial(GELU, ffn_dim=6),
+    norm=LAYER_NORM,
+    rows=62,
+)
+ALONE = Layout()
+LAYOUTS = {
+    "tensor, zero 1": Layout(tensor=2, shard=2, zero=1),
+    "tensor, zero 3": Layout(tensor=2, shard=2, zero=3),
+    "tied stages, zero 2": Layout(pipeline=2, shard=2, zero=2),
+    "tied stages, tensor": Layout(pipeline=2, tensor=2),
+    "zero 3": Layout(shard=4, zero=3),
+    "replicas, zero 1": Layout(replicate=2, shard=2, zero=1),
+}
+PAIRS = [
+    ("tensor, zero 1", "tied stages, zero 2"),
+    ("tensor, zero 3", "zero 3"),
+    ("tied stages, zero 2", "tensor, zero 3"),
+    ("tied stages, tensor", "replicas, zero 1"),
+    ("zero 3", "tensor, zero 1"),
+]
+STEPS = 2
+SAME_TRAINING = 1e-9  # of Adam on gradients whose sums have another order
+
+# What torch says about itself while it saves and loads.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(autouse=True)
+class Saved(NamedTuple):
+    """A checkpoint, and what the ranks had that wrote it."""
+
+    checkpoint: Path
+    whole: State
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _world_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+    layout_mesh.cache_clear()
 
 
-def model_and_optimizer(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
-    return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as four:
+        yield four
 
 
-def take_steps(
-    model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int
-) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
-        model(inputs).square().sum().backward()
-        optimizer.step()
+@pytest.fixture(scope="module")
+def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """Train and save in a layout, once."""
+
+    @cache
+    def save_in(name: str) -> Saved:
+        folder = tmp_path_factory.mktemp("saved")
+        whole = merged(ranks(save, PARTS, LAYOUTS[name], folder, STEPS))
+        return Saved(only_checkpoint(folder), whole)
+
+    return save_in
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own
+def only_checkpoint(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def merged(states: list[State]) -> State:
+    """Put the stages' parts together; what several ranks have must be equal."""
+    whole: State = {}
+    for state in states:
+        for name, tensor in state.items():
+            assert torch.equal(whole.setdefault(name, tensor), tensor), name
+    return whole
+
+
+def assert_equal(found: State, expected: State) -> None:
+    """Weights, both moments and the counter of every weight, to the bit."""
+    assert found.keys() == expected.keys()
+    assert len(found) % 4 == 0
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
 def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
-    model, optimizer = model_and_optimizer(0)
-    take_steps(model, optimizer, 0, 3)
-    saved = save_checkpoint(tmp_path, model, optimizer, Progress(step=3, tokens=30))
-    take_steps(model, optimizer, 3, 6)
-    other, other_optimizer = model_and_optimizer(1)
-    assert load_checkpoint(saved, other, other_optimizer) == Progress(step=3, tokens=30)
-    take_steps(other, other_optimizer, 3, 6)
-    for first, second in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(first, second)
+    rank = start(PARTS, ALONE, seed=0)
+    train(rank, range(STEPS))
+    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(2, 20))
+    train(rank, range(STEPS, 2 * STEPS))
+    other = start(PARTS, ALONE, seed=1)
+    progress = load_checkpoint(saved, other.poured.shards, other.optimizer)
+    assert progress == Progress(step=2, tokens=20)
+    train(other, range(STEPS, 2 * STEPS))
+    assert_equal(state_of(other), state_of(rank))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own
+def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) -> None:
+    rank, other = start(PARTS, ALONE, seed=0), start(PARTS, ALONE, seed=1)
+    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
+    load_checkpoint(saved, other.poured.shards, other.optimizer)
+    assert_equal(state_of(other), state_of(rank))
+    train(other, range(STEPS))
+    train(rank, range(STEPS))
+    assert_equal(state_of(other), state_of(rank))
+    untouched = start(PARTS, ALONE, seed=0)
+    train(untouched, range(STEPS))
+    assert_equal(state_of(rank), state_of(untouched))
+
+
+def test_loading_changes_no_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
+    rank = start(PARTS, ALONE, seed=0)
+    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
+    load_checkpoint(saved, rank.poured.shards, rank.optimizer)
+    assert [group["lr"] for group in rank.optimizer.param_groups] == [0.01]
+    assert all(shard.parameter.grad is None for shard in rank.poured.shards)
+
+
 def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:
-    saved = save_checkpoint(tmp_path, *model_and_optimizer(0), Progress(step=0, tokens=0))
+    rank = start(PARTS, ALONE, seed=0)
+    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
     assert {file.suffix for file in saved.iterdir()} == {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_one_process_loads_every_bit_that_a_layout_saved(
+    saved: Callable[[str], Saved], name: str
+) -> None:
+    checkpoint, whole = saved(name)
+    assert_equal(load(PARTS, ALONE, checkpoint), whole)
+
+
+@pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
+def test_what_a_layout_saved_is_what_one_process_trains(
+    saved: Callable[[str], Saved], name: str
+) -> None:
+    expected = train_alone(PARTS, LAYOUTS[name].data, STEPS)
+    found = load(PARTS, ALONE, saved(name).checkpoint)
+    for weight, tensor in expected.items():
+        assert (found[weight] - tensor).abs().max() < SAME_TRAINING, weight
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_loads_every_bit_that_one_process_saved(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    whole = save(PARTS, ALONE, tmp_path, STEPS)
+    found = merged(ranks(load, PARTS, LAYOUTS[name], only_checkpoint(tmp_path)))
+    assert_equal(found, whole)
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_layout_loads_every_bit_that_another_saved(
+    ranks: Ranks, saved: Callable[[str], Saved], first: str, second: str
+) -> None:
+    checkpoint, whole = saved(first)
+    assert_equal(merged(ranks(load, PARTS, LAYOUTS[second], checkpoint)), whole)
+
+
+@pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
+def test_a_layout_goes_on_with_the_same_bits(
+    ranks: Ranks, saved: Callable[[str], Saved], tmp_path: Path, name: str
+) -> None:
+    uninterrupted = merged(ranks(save, PARTS, LAYOUTS[name], tmp_path, 2 * STEPS))
+    steps = range(STEPS, 2 * STEPS)
+    resumed = merged(ranks(go_on, PARTS, LAYOUTS[name], saved(name).checkpoint, steps))
+    assert_equal(resumed, uninterrupted)
 
 
 def fake(folder: Path, tokens: int, *, complete: bool = True) -> Path:

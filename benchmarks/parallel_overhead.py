@@ -1,0 +1,147 @@
+"""What does each axis cost: a step of two ranks beside two processes that know of no other?
+
+Both sides do the same work with the same cores. In a layout two ranks share a global batch; the
+two independent processes have half of it each and never speak. What a layout takes longer is
+its communication, its waiting, and what it computes twice. A pipeline of 2 stages and m
+microbatches waits for 1 / m of its computing time whatever the machine (the bubble,
+https://arxiv.org/abs/2104.04473, section 2.2). The independent pair runs before, between and
+after the layouts; ratios are between medians of one run.
+
+    python -m benchmarks.parallel_overhead
+"""
+
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.spec.recipe import Recipe
+from components.train.callback import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.parity import start_ranks
+from components.train.parity_data import draw_data
+from components.train.run_folder import RunFolder, create_run_folder
+from components.train.strategy import rank_here
+from components.train.trainer import make_trainer
+
+RESULT = Path(__file__).parent / "results" / "parallel_overhead.json"
+STEPS, WARMUP_STEPS, SEQUENCES, LENGTH = 12, 3, 8, 256
+RECIPE = ("recipe=teuken7b", "scale=mini", "parallelism.microbatch_sequences=1")
+LAYOUTS: dict[str, Sequence[str]] = {
+    "data": ("data=2", "zero=0"),
+    "data, ZeRO 1": ("data=2", "zero=1"),
+    "data, ZeRO 2": ("data=2", "zero=2"),
+    "data, ZeRO 3": ("data=2", "zero=3"),
+    "tensor": ("tensor=2", "sequence_parallel=false"),
+    "tensor, sequences": ("tensor=2", "sequence_parallel=true"),
+    "pipeline, gpipe": ("pipeline=2", "schedule=gpipe"),
+    "pipeline, 1f1b": ("pipeline=2", "schedule=1f1b"),
+    "pipeline, interleaved": ("pipeline=2", "schedule=interleaved", "stages_per_rank=2"),
+    "pipeline, zero bubble": ("pipeline=2", "schedule=zero_bubble", "stages_per_rank=2"),
+}
+INDEPENDENT = "independent"
+
+
+class Timer(RunCallback):
+    """Keep what each step took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step(self, module: Pretraining) -> None:
+        assert module.last is not None
+        self.seconds.append(module.last.seconds)
+
+
+def compose(words: Sequence[str], sequences: int) -> Recipe:
+    """Compose the miniature with a batch of so many sequences and the named layout."""
+    budget = (f"budget.global_batch_tokens={sequences * LENGTH}", "parallelism.data=1")
+    named = {word.partition("=")[0]: word for word in budget}
+    named |= {f"parallelism.{word.partition('=')[0]}": f"parallelism.{word}" for word in words}
+    return compose_recipe(read_point([*RECIPE, *named.values()]))
+
+
+def measure_rank(path: Path) -> None:
+    """Train in this process and leave the seconds of its steps in the run folder."""
+    folder, timer = RunFolder(path), Timer()
+    module = load_module(folder)
+    trainer = make_trainer(
+        recipe=module.recipe, logger=None, callbacks=[timer], most_steps=STEPS
+    )
+    trainer.fit(module)
+    if rank_here() == 0:
+        folder.write_json("seconds.json", {"seconds": timer.seconds[WARMUP_STEPS:]})
+
+
+def start(recipe: Recipe, home: Path) -> list[float]:
+    """Run a recipe's ranks and return what steps took."""
+    draw_data(recipe, home / "data")
+    run = create_run_folder(recipe, home / "run")
+    run.write_json("data.json", {"folder": str(home / "data")})
+    program = ["-m", "benchmarks.parallel_overhead", str(run.path)]
+    start_ranks(program, recipe.cluster.ranks, home / "ranks.log")
+    seconds: list[float] = run.read_json("seconds.json")["seconds"]
+    return seconds
+
+
+def start_independent(home: Path) -> list[float]:
+    """Run two processes at once, half of the batch each, and return what steps of both took."""
+    recipe = compose((), SEQUENCES // 2)
+    with ThreadPoolExecutor(2) as pool:
+        pairs = pool.map(lambda side: start(recipe, home / side), ("left", "right"))
+        return [second for seconds in pairs for second in seconds]
+
+
+def measure_all(home: Path) -> dict[str, list[float]]:
+    """Measure layouts and the independent pair in turns."""
+    seconds: dict[str, list[float]] = {INDEPENDENT: []}
+    for number, (name, words) in enumerate(LAYOUTS.items()):
+        if number % 3 == 0:
+            seconds[INDEPENDENT] += start_independent(home / f"independent-{number}")
+        seconds[name] = start(compose(words, SEQUENCES), home / f"layout-{number}")
+    seconds[INDEPENDENT] += start_independent(home / "independent-last")
+    return seconds
+
+
+def main() -> None:
+    """Measure, keep, show."""
+    with tempfile.TemporaryDirectory() as home:
+        seconds = measure_all(Path(home))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    fastest = {name: min(values) for name, values in seconds.items()}
+    table = Table("layout of 2 ranks", "seconds a step", "ratio", "ratio of the fastest")
+    for name, median in medians.items():
+        ratios = (median / medians[INDEPENDENT], fastest[name] / fastest[INDEPENDENT])
+        table.add_row(name, f"{median:.3f}", *(f"{ratio:.2f}" for ratio in ratios))
+    Console().print(table)
+    result = {
+        "convention": "seconds a step, wall clock, by two ranks with one thread each; ratio is "
+        "to two independent processes with half the batch each; float32, gloo",
+        "recipe": RECIPE,
+        "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "steps": STEPS},
+        "ratio_median": {name: x / medians[INDEPENDENT] for name, x in medians.items()},
+        "ratio_fastest": {name: x / fastest[INDEPENDENT] for name, x in fastest.items()},
+        "seconds": seconds,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        measure_rank(Path(sys.argv[1]))
+    else:
+        main()

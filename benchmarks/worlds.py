@@ -1,0 +1,66 @@
+"""How long does a rank of a large world take to build its mesh and groups?
+
+Every rank of a job does this before its first step. Here one rank does, in a process of its own
+with one thread, for worlds whose other ranks are only counted (torch's fake process group):
+GPT-175B's layout on 1,024 ranks, and on 12,288, the tiles of Aurora's largest published run.
+
+    python -m benchmarks.worlds
+"""
+
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from benchmarks.machine import apart, machine
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.parallelism.mesh import build_mesh
+from components.train.strategy import degrees_of
+
+RESULT = Path(__file__).parent / "results" / "worlds.json"
+MOST_SECONDS = 30
+DATA = {1_024: 8, 12_288: 96}  # times GPT-175B's tensor 8 x pipeline 16
+
+
+def seconds_to_build(ranks: int) -> float:
+    """Build the mesh of rank 0 and return how long it took; the process must be new."""
+    torch.set_num_threads(1)
+    words = ("recipe=gpt175b", "cluster=smng_p2", f"parallelism.data={DATA[ranks]}")
+    tokens = DATA[ranks] * 48 * 2_048
+    batch = (f"budget.global_batch_tokens={tokens}", f"budget.total_tokens={tokens}")
+    parallelism = compose_recipe(read_point([*words, *batch])).parallelism
+    began = time.perf_counter()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = build_mesh("cpu", degrees_of(parallelism), parallelism.rank_order)
+    assert mesh.degrees.ranks == ranks
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    """Measure, keep, show; fail where a world takes too long."""
+    seconds = {ranks: apart(seconds_to_build, ranks) for ranks in DATA}
+    table = Table("ranks", "seconds", "of the most allowed")
+    for ranks, value in seconds.items():
+        table.add_row(f"{ranks:,}", f"{value:.2f}", f"{value / MOST_SECONDS:.3f}")
+    Console().print(table)
+    result = {
+        "convention": "wall clock of one rank, one thread, fake process group",
+        "seconds": seconds,
+        "most_seconds": MOST_SECONDS,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return int(max(seconds.values()) > MOST_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

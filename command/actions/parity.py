@@ -1,0 +1,183 @@
+"""Prove on this machine that the recipe's layout computes what one process computes."""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from command.arguments import Arguments
+from command.compose import compose_recipe
+from command.outcome import Outcome, Status
+from components.errors import RecipeError
+from components.spec.layout import AXES
+from components.spec.named import Named
+from components.spec.recipe import Recipe
+from components.train.launch import check_builds, check_trainable
+from components.train.parity import JUDGED, RANK, Proof, Prover
+from components.train.parity_compare import LOSS_TOLERANCE, TENSOR_TOLERANCE, Largest
+
+FIXED: dict[str, Any] = {
+    "model.dropout": 0.0,
+    "model.attention.dropout": 0.0,
+    **{f"precision.{key}": JUDGED for key in ("compute", "accumulate", "reduce")},
+    "precision.loss_scale": "none",
+    "cluster.device": "cpu",
+}
+MOST_PROBLEMS = 5
+COLUMNS = (
+    *("layout", "ranks", "loss", "gradient", "of", "weight", "of"),
+    *("float32 loss", "seconds", ""),
+)
+FACTS = (
+    "In these runs dropout is 0 and every number is in float64, whatever the recipe says; "
+    "the tokens are drawn, no corpus is read."
+)
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Compare each layout with one process and print what was found."""
+    recipes = list(layouts_of(arguments))
+    for recipe in recipes:
+        check_trainable(recipe)
+        check_builds(recipe)
+    with tempfile.TemporaryDirectory(prefix="parity-") as folder:
+        prover = Prover(folder=Path(folder), program=RANK, say=_say, rounding=True)
+        proofs = [prover.prove(recipe) for recipe in recipes]
+    if arguments.output == "json":
+        sys.stdout.write(json.dumps(as_json(proofs), allow_nan=False) + "\n")
+    else:
+        show(proofs)
+    held = all(proof.holds for proof in proofs)
+    return Outcome(Status.DONE if held else Status.DOES_NOT_HOLD)
+
+
+def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
+    """Compose the dealt layout if ranks are named or nothing else is, then the listed ones.
+
+    Raises:
+        RecipeError: a key is named that a proof sets otherwise, or a layout breaks a rule.
+    """
+    named = Named(arguments.values)
+    for key, value in FIXED.items():
+        if named.covers(key) and arguments.values.get(key) != value:
+            raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
+    choices = {"scale": "parity"} | arguments.choices
+    values = arguments.values | FIXED
+    if named.covers("cluster.ranks") or not arguments.layouts:
+        yield compose_recipe(replace(arguments, choices=choices, values=values))
+    values.pop("cluster.ranks", None)
+    for layout in arguments.layouts:
+        degrees = {f"parallelism.{key}": value for key, value in layout.items()}
+        yield compose_recipe(replace(arguments, choices=choices, values=values | degrees))
+
+
+def as_json(proofs: Sequence[Proof]) -> dict[str, object]:
+    """Return one proof's object, or several under ``layouts`` with an overall ``holds``."""
+    objects = [_object(proof) for proof in proofs]
+    if len(objects) == 1:
+        return objects[0]
+    held = all(proof.holds for proof in proofs)
+    return {"holds": held, "tolerance": TENSOR_TOLERANCE, "layouts": objects}
+
+
+def _object(proof: Proof) -> dict[str, object]:
+    tree: dict[str, object] = {
+        "holds": proof.holds,
+        "tolerance": TENSOR_TOLERANCE,
+        "layout": proof.recipe.parallelism.model_dump(mode="json"),
+        "ranks": proof.recipe.cluster.ranks,
+        "seconds": round(proof.seconds, 1),
+        "precision": JUDGED,
+        "dropout": 0.0,
+        "failure": proof.failure,
+    }
+    if proof.comparison is None:
+        return tree | {
+            "loss": _difference(None),
+            "gradient": _difference(None) | {"parameter": None},
+        }
+    loss, norm, gradient, weight = proof.comparison.parts.values()
+    return tree | {
+        "loss": _part(loss) | {"microbatch": loss.where, "tolerance": LOSS_TOLERANCE},
+        "gradient_norm": _part(norm) | {"step": norm.where},
+        "gradient": _part(gradient) | {"parameter": gradient.where},
+        "weight": _part(weight) | {"parameter": weight.where},
+        "float32": {"loss": _difference(proof.float32_loss_difference)},
+        "problems": proof.comparison.problems,
+    }
+
+
+def _part(largest: Largest) -> dict[str, object]:
+    return _difference(largest.difference)
+
+
+def _difference(value: float | None) -> dict[str, object]:
+    """JSON has no word for what is no number."""
+    finite = value is not None and math.isfinite(value)
+    return {"largest_relative_difference": value if finite else None}
+
+
+def show(proofs: Sequence[Proof]) -> None:
+    """Print a row a layout, then what does not hold, then what these runs leave out."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 170)
+    table = Table(title="largest relative differences from one process", box=None)
+    table.title_justify = "left"
+    for place, column in enumerate(COLUMNS):
+        left = place == 0 or not column.endswith(("ranks", "loss", "seconds"))
+        justify: JustifyMethod = "left" if left else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
+    for proof in proofs:
+        table.add_row(*_cells(proof))
+    console.print(table)
+    for proof in proofs:
+        problems = [proof.failure] if proof.comparison is None else proof.comparison.problems
+        for problem in problems[:MOST_PROBLEMS]:
+            console.print(f"{_label(proof.recipe)}: {problem}", markup=False)
+        if len(problems) > MOST_PROBLEMS:
+            console.print(f"... and {len(problems) - MOST_PROBLEMS} more")
+    console.print(FACTS)
+
+
+def _cells(proof: Proof) -> list[str]:
+    recipe, found = proof.recipe, proof.comparison
+    cells = ["the ranks failed", "", "", "", ""]
+    if found is not None:
+        cells = [f"{found.loss.difference:.1e}"]
+        for part in (found.gradient, found.weight):
+            cells += [f"{part.difference:.1e}", part.where]
+    difference = proof.float32_loss_difference
+    return [
+        _label(recipe),
+        str(recipe.cluster.ranks),
+        *cells,
+        "" if difference is None else f"{difference:.1e}",
+        f"{proof.seconds:.0f}",
+        "holds" if proof.holds else "DOES NOT HOLD",
+    ]
+
+
+def _label(recipe: Recipe) -> str:
+    """Name the degrees above 1, and what else changes how ranks work together."""
+    section = recipe.parallelism
+    words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
+    label = " x ".join(words) or "one rank"
+    if section.zero:
+        label += f", ZeRO {section.zero}"
+        if section.data_shard < section.data * section.expert:
+            label += f" over {section.data_shard}"
+    if section.sequence_parallel and section.tensor > 1:
+        label += ", sequence parallel"
+    if section.pipeline > 1:
+        label += f", {section.schedule}"
+    return label
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")

@@ -1,0 +1,44 @@
+"""The global norm of the gradients, over all axes, and clipping by it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from components.parallelism.mesh import sum_over_ranks
+from components.parallelism.shards import WeightShard
+
+
+def global_norm(shards: Sequence[WeightShard]) -> Tensor:
+    """Take the norm over all weights of all ranks, each element once, in float64.
+
+    Squares are summed over all ranks in one collective, each rank's share divided by the number
+    of ranks that hold the same rows. A weight tied over two stages counts once.
+    """
+    gradients = _gradients(shards)
+    squares = torch.stack([norm.double().square() for norm in torch._foreach_norm(gradients)])
+    replicas = torch.tensor([shard.replicas for shard in shards], dtype=torch.float64)
+    return sum_over_ranks((squares / replicas.to(squares.device)).sum()).sqrt()
+
+
+def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
+    """Scale all gradients down so that a ``norm`` above ``limit`` becomes ``limit``.
+
+    The small constant is that of ``torch.nn.utils.clip_grad_norm_``.
+    """
+    if limit < math.inf:
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        gradients = _gradients(shards)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+
+
+def unscale(shards: Sequence[WeightShard], scale: float) -> None:
+    """Take a loss scale out of all gradients."""
+    torch._foreach_div_(_gradients(shards), scale)
+
+
+def _gradients(shards: Sequence[WeightShard]) -> list[Tensor]:
+    gradients = [shard.parameter.grad for shard in shards]
+    assert all(gradient is not None for gradient in gradients), "reduce first"
+    return [gradient for gradient in gradients if gradient is not None]

@@ -1,0 +1,169 @@
+"""Forward and backward pass over a step's microbatches: one stage's loop, or a pipeline.
+
+Both take the same function that computes a part of the decoder on one microbatch, so what
+happens to a microbatch is said once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from components.model.decoder import Decoder
+from components.parallelism.mesh import Mesh
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+# (stage, its inputs, the microbatch's tokens, the microbatch's number) -> hidden states, or the
+# loss to differentiate where the stage is the last.
+Compute = Callable[[Decoder, Tensor, Tensor, int], Tensor]
+
+
+class Microbatches(Protocol):
+    """Run one step's forward and backward passes, or a forward pass alone."""
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        """Accumulate the gradients of ``scale`` times each microbatch's loss.
+
+        ``batch`` is (microbatches, sequences, length + 1).
+        """
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
+
+
+class Accumulation:
+    """One stage: microbatch after microbatch."""
+
+    def __init__(self, decoder: Decoder, compute: Compute) -> None:
+        self._decoder = decoder
+        self._compute = compute
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        for number, rows in enumerate(batch):
+            loss = self._compute(self._decoder, rows[:, :-1], rows, number)
+            torch.autograd.backward(loss * scale)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        return self._compute(self._decoder, rows[:, :-1], rows, 0)
+
+
+class Pipeline:
+    """Several stages over the pipeline's ranks, in one of torch's schedules.
+
+    This rank has the ``decoders`` of the stages ``rank, rank + ranks, ...``. Between stages go
+    hidden states of ``hidden_shape`` for one microbatch, in ``dtype``.
+    """
+
+    def __init__(
+        self,
+        decoders: Sequence[Decoder],
+        mesh: Mesh,
+        *,
+        compute: Compute,
+        schedule: str,
+        hidden_shape: tuple[int, int, int],
+        tokens_shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._mesh = mesh
+        self._schedule = schedule
+        self._hidden_shape = hidden_shape
+        self._dtype = dtype
+        self._device = device
+        self._stages = [_Stage(decoder, compute) for decoder in decoders]
+        self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
+        self._hidden = torch.empty(hidden_shape, dtype=dtype, device="meta", requires_grad=True)
+        self._schedules: dict[int, Any] = {}
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        count = len(batch)
+        if count not in self._schedules:  # a batch that ramps up has several
+            self._schedules[count] = self._make_schedule(count)
+        for stage in self._stages:
+            stage.scale = scale
+        rows = batch.flatten(0, 1)
+        given = (rows[:, :-1],) if self._mesh.place("pipeline") == 0 else ()
+        # The number of a microbatch stays on the host: a device would have to be asked for it.
+        kwargs = {"rows": rows, "number": torch.arange(count)}
+        self._schedules[count].step(*given, target=rows, return_outputs=False, **kwargs)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Pass ``rows`` from stage to stage, each waiting for the one before."""
+        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        group = self._mesh.axis("pipeline").get_group()
+        length = (rows.shape[1] - 1) * self._hidden_shape[1] // self._tokens.shape[1]
+        hidden = torch.empty(
+            len(rows), length, self._hidden_shape[2], dtype=self._dtype, device=self._device
+        )
+        result: Tensor | None = None
+        for turn, stage in enumerate(self._stages):
+            given = rows[:, :-1]
+            if turn or here:
+                dist.recv(hidden, dist.get_global_rank(group, (here - 1) % ranks), group)
+                given = hidden
+            result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
+            if stage.decoder.final_norm is None:
+                dist.send(
+                    result.contiguous(), dist.get_global_rank(group, (here + 1) % ranks), group
+                )
+                result = None
+        return result
+
+    def _make_schedule(self, microbatches: int) -> Any:
+        kind = SCHEDULES[self._schedule]
+        stages = [self._place(turn, stage) for turn, stage in enumerate(self._stages)]
+        given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        # Without a loss function a stage that is not the last would never run backward.
+        return kind(given, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
+
+    def _place(self, turn: int, stage: "_Stage") -> PipelineStage:
+        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        index, stages = turn * ranks + here, ranks * len(self._stages)
+        last = index == stages - 1
+        # Shapes are known: torch need not run the stage once to learn them.
+        return PipelineStage(
+            stage,
+            index,
+            stages,
+            self._device,
+            input_args=(self._tokens if index == 0 else self._hidden,),
+            output_args=(
+                torch.empty((), dtype=self._dtype, device="meta", requires_grad=True)
+                if last
+                else self._hidden,
+            ),
+            group=self._mesh.axis("pipeline").get_group(),
+        )
+
+
+class _Stage(nn.Module):
+    """What torch's schedules call: the numbers that go with a microbatch come as tensors."""
+
+    def __init__(self, decoder: Decoder, compute: Compute) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.compute = compute
+        self.scale = 1.0
+
+    def forward(self, inputs: Tensor, *, rows: Tensor, number: Tensor) -> Tensor:
+        result = self.compute(self.decoder, inputs, rows, int(number))
+        if self.decoder.final_norm is None or not torch.is_grad_enabled():
+            return result
+        return result * self.scale

@@ -1,0 +1,111 @@
+"""How many microbatches a rank computes in a step, and whether a schedule takes that many."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING
+
+from components.errors import RecipeError
+from components.spec.sections import Parallelism
+
+if TYPE_CHECKING:
+    from components.spec.recipe import Recipe
+
+
+def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
+    """Whether ``schedule`` runs ``microbatches`` on ``pipeline`` ranks.
+
+    Fewer microbatches than ranks leave ranks idle all the time, and torch's 1F1B refuses them.
+    The interleaved schedules deal them in rounds of at least one a rank, all equally long
+    (``number_of_rounds`` in torch.distributed.pipelining.schedules).
+    """
+    if pipeline == 1:
+        return True
+    if microbatches < pipeline:
+        return False
+    if schedule in {"interleaved", "zero_bubble"}:
+        return microbatches % (microbatches // pipeline) == 0
+    return True
+
+
+def check_microbatches(recipe: "Recipe") -> None:
+    """Hold that every batch divides into as many microbatches as the schedule takes.
+
+    Raises:
+        RecipeError: a batch that the data ranks cannot share, or too few microbatches or an
+            awkward number of them, also on a batch that only the ramp-up has.
+    """
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    samples = recipe.budget.global_batch_tokens // length
+    group = degrees.data * degrees.expert * degrees.microbatch_sequences
+    if samples % group:
+        below, above = neighbours(samples, group)
+        raise RecipeError(
+            "budget.global_batch_tokens",
+            f"{samples} sequences a step do not divide among "
+            f"{degrees.data * degrees.expert} data ranks in microbatches of "
+            f"{degrees.microbatch_sequences}",
+            f"the nearest batches that do: {below * length:,} and {above * length:,} tokens",
+        )
+    for plateau in recipe.ramp.plateaus:
+        if not _fits(plateau.samples // group, degrees):
+            _refuse(recipe, plateau.samples, ramping=plateau.samples < samples)
+
+
+def neighbours(value: int, divisor: int) -> tuple[int, int]:
+    """Nearest positive multiples of ``divisor`` below and above ``value``."""
+    below = value // divisor * divisor
+    return max(below, divisor), below + divisor
+
+
+def _fits(microbatches: int, degrees: Parallelism) -> bool:
+    return fits_schedule(microbatches, pipeline=degrees.pipeline, schedule=degrees.schedule)
+
+
+def _refuse(recipe: "Recipe", samples: int, *, ramping: bool) -> None:
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    ranks = degrees.data * degrees.expert
+    microbatches = samples // (ranks * degrees.microbatch_sequences)
+    need = (
+        f"{degrees.pipeline} pipeline ranks need as many at least"
+        if microbatches < degrees.pipeline
+        else f"{degrees.schedule} on {degrees.pipeline} pipeline ranks needs a multiple of its "
+        f"{microbatches // degrees.pipeline} rounds"
+    )
+    where = " of the ramp-up" if ramping else ""
+    raise RecipeError(
+        "budget.ramp_up" if ramping else "budget.global_batch_tokens",
+        f"the batch{where} of {samples * length:,} tokens makes {microbatches} microbatches a "
+        f"step and rank, but {need}",
+        _way_out(recipe, samples, microbatches),
+    )
+
+
+def _way_out(recipe: "Recipe", samples: int, microbatches: int) -> str:
+    """Name batches that fit with these microbatches, and microbatches that fit the batch."""
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    ranks = degrees.data * degrees.expert
+    unit = ranks * degrees.microbatch_sequences * length
+    counts = _nearest(microbatches, lambda number: _fits(number, degrees))
+    tokens = " or ".join(f"{number * unit:,}" for number in counts)
+    sizes = [
+        size
+        for size in range(1, samples // ranks + 1)
+        if all(
+            plateau.samples % (ranks * size) == 0
+            and _fits(plateau.samples // (ranks * size), degrees)
+            for plateau in recipe.ramp.plateaus
+        )
+    ]
+    way = f"batches that do: {tokens} tokens"
+    if sizes:
+        way += "; or parallelism.microbatch_sequences=" + " or ".join(map(str, sizes))
+    return way
+
+
+def _nearest(microbatches: int, fits: Callable[[int], bool]) -> list[int]:
+    """Return the next number below that fits, if there is one, and the next above.
+
+    There is one above: every multiple of the pipeline ranks fits.
+    """
+    below = [number for number in range(1, microbatches) if fits(number)][-1:]
+    return [*below, next(number for number in count(microbatches + 1) if fits(number))]

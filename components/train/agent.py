@@ -1,0 +1,107 @@
+"""Start the ranks of a run on this machine under torchrun's agent; keep what failed first.
+
+A process of its own, ``python -m components.train.agent RUN_FOLDER RANKS``: the agent installs
+signal handlers and lives and dies with the ranks. Rank 0 shares this process's terminal, what
+the others say goes to ``ranks/`` in the run folder, and so do the errors of all.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from multiprocessing import set_forkserver_preload
+from pathlib import Path
+from uuid import uuid4
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+FIRST_FAILURE = "first_failure.json"
+LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when it looked
+
+
+def train_rank(folder: str) -> None:
+    """Be one rank; what it raises is written to torchrun's error file."""
+    from components.train.fit import fit  # the agent itself has no use for it
+
+    fit(Path(folder))
+
+
+def run_ranks(folder: Path, ranks: int) -> int:
+    """Run one process a rank and return an exit status; the first failure is left in a file."""
+    logs = folder / "ranks"
+    logs.mkdir(exist_ok=True)
+    (logs / FIRST_FAILURE).unlink(missing_ok=True)
+    logging.disable(logging.ERROR)  # the agent would say again what the file says
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid4().hex[:8],
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
+        ),
+    )
+    # One process imports the slow libraries, and every rank is a fork of it.
+    set_forkserver_preload(["components.train.fit"])
+    try:
+        elastic_launch(config, train_rank)(str(folder))
+    except ChildFailedError as error:
+        rank, failure = first_failure({**_raised(logs), **error.failures})
+        tree = {"rank": rank, **describe(failure)}
+        (logs / FIRST_FAILURE).write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        return 1
+    except SignalException:  # the second Ctrl-C: the agent has ended the ranks
+        return 1
+    return 0
+
+
+def _raised(logs: Path) -> dict[int, ProcessFailure]:
+    """Read the error files of all ranks: torchrun speaks of the rank that it saw end first."""
+    newest = max(logs.glob("*_*/attempt_0"), key=lambda folder: folder.stat().st_mtime)
+    return {
+        int(file.parent.name): ProcessFailure(
+            local_rank=int(file.parent.name), pid=0, exitcode=1, error_file=str(file)
+        )
+        for file in newest.glob("*/error.json")
+    }
+
+
+def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Find the rank that brought the others down.
+
+    The others lose their connection to it within milliseconds and fail too, so torchrun's own
+    choice, by whole seconds, may name one of them. An error file is written when the error is
+    raised. A rank that was killed leaves none; what the agent itself ended comes last.
+    """
+    return min(failures.items(), key=lambda item: _moment(item[1]))
+
+
+def _moment(failure: ProcessFailure) -> tuple[bool, float]:
+    """Seconds since the epoch, behind whether the agent ended this rank."""
+    file = Path(failure.error_file)
+    if file.is_file():
+        return False, file.stat().st_mtime
+    return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
+
+
+def describe(failure: ProcessFailure) -> dict[str, str]:
+    """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
+    message = failure.message
+    if isinstance(message, dict):  # written by torch's `record`
+        return {
+            "message": message["message"],
+            "traceback": message["extraInfo"]["py_callstack"],
+        }
+    if failure.exitcode < 0:
+        return {"message": f"ended by {failure.signal_name()}", "traceback": ""}
+    return {"message": f"ended with exit status {failure.exitcode}", "traceback": ""}
+
+
+if __name__ == "__main__":
+    sys.exit(run_ranks(Path(sys.argv[1]), int(sys.argv[2])))

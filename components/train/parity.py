@@ -1,0 +1,204 @@
+"""Prove on this machine that layouts of a recipe compute what one process computes.
+
+The same ten steps are trained twice by the real path: once by gloo ranks in the recipe's layout
+and once by a single process, which reads the same microbatches in the same order. Both compute
+in float64, where two sums of the same terms in another order agree to 13 digits, so that a
+difference is a mistake and not rounding. A second pair in float32 says what rounding does; it
+is reported and not judged.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.spec.recipe import Recipe, check_recipe
+from components.train.launch import ROOT
+from components.train.parity_compare import (
+    Comparison,
+    Record,
+    compare,
+    compare_losses,
+    read_records,
+)
+from components.train.parity_data import draw_data
+from components.train.run_folder import create_run_folder
+
+RANK = ("-m", "components.train.parity_rank")
+JUDGED, ROUNDED = "float64", "float32"
+# A rank that waits for a message nobody sends would wait for half an hour.
+MOST_SECONDS = 600
+_SECONDS_TO_STOP = 20  # torchrun asks its ranks to stop and kills them after half of it
+_ERROR = re.compile(r"^(?:\[rank\d+\]:)? *[\w.]+(?:Error|Exception)\b.*", re.MULTILINE)
+_SECONDARY = re.compile(r"ChildFailedError|Connection closed|Connection reset")
+_ALONE = ("data", "data_shard", "tensor", "pipeline", "expert", "context", "stages_per_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What came out for one layout; without a comparison its ranks failed."""
+
+    recipe: Recipe
+    comparison: Comparison | None
+    float32_loss_difference: float | None
+    failure: str
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        return self.comparison is not None and self.comparison.holds
+
+
+class RanksError(Exception):
+    """Processes that were started did not end well; ``log`` is all that they said."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class Prover:
+    """Run layouts and their references below ``folder``; equal references run once.
+
+    ``program`` are Python's arguments that start one rank; the run folders follow. With
+    ``rounding`` the pair in float32 runs too.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        program: Sequence[str],
+        say: Callable[[str], None],
+        rounding: bool,
+    ) -> None:
+        self.program = program
+        self._folder = folder
+        self._precisions = (JUDGED, ROUNDED) if rounding else (JUDGED,)
+        self._say = say
+        self._references: dict[str, Path] = {}
+
+    def prove(self, recipe: Recipe) -> Proof:
+        """Compare one layout; ``recipe`` is in float64."""
+        began = time.perf_counter()
+        comparison, rounding, failure = None, None, ""
+        try:
+            alone, together = self._reference(recipe), self._run(recipe, self.program)
+            comparison = compare(*_records(alone, together, recipe, JUDGED))
+            if ROUNDED in self._precisions:
+                pair = _records(alone, together, recipe, ROUNDED)
+                rounding = compare_losses(*pair).difference
+        except RanksError as error:
+            failure = str(error)
+            self._say(error.log)
+        return Proof(
+            recipe=recipe,
+            comparison=comparison,
+            float32_loss_difference=rounding,
+            failure=failure,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _reference(self, recipe: Recipe) -> Path:
+        alone = on_one_process(recipe)
+        key = json.dumps(alone.model_dump(mode="json"), sort_keys=True)
+        if key not in self._references:
+            # Never by a test's changed program: a mistake on both sides would prove itself.
+            self._references[key] = self._run(alone, RANK)
+        return self._references[key]
+
+    def _run(self, recipe: Recipe, program: Sequence[str]) -> Path:
+        """Train the recipe in each precision and return the folder of both runs."""
+        ranks = recipe.cluster.ranks
+        self._say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
+        home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"
+        draw_data(recipe, home / "data")
+        for precision in self._precisions:
+            run = create_run_folder(in_precision(recipe, precision), home / precision)
+            run.write_json("data.json", {"folder": str(home / "data")})
+        paths = [str(home / precision) for precision in self._precisions]
+        start_ranks([*program, *paths], ranks, home / "ranks.log")
+        return home
+
+
+def _records(
+    alone: Path, together: Path, recipe: Recipe, precision: str
+) -> tuple[Record, list[Record]]:
+    (reference,) = read_records(alone / precision, 1)
+    return reference, read_records(together / precision, recipe.cluster.ranks)
+
+
+def on_one_process(recipe: Recipe) -> Recipe:
+    """Undo the layout and keep the rest: microbatches, recomputation, mathematics."""
+    tree = recipe.model_dump(mode="json")
+    parallelism = tree["parallelism"]
+    parallelism |= {key: 1 for key in _ALONE if key in parallelism}
+    parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
+    tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
+    return check_recipe(tree)
+
+
+def in_precision(recipe: Recipe, precision: str) -> Recipe:
+    """Compute, accumulate and reduce in one dtype."""
+    tree = recipe.model_dump(mode="json")
+    tree["precision"] |= dict.fromkeys(("compute", "accumulate", "reduce"), precision)
+    return check_recipe(tree)
+
+
+def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
+    """Run a Python program, under torchrun if it has more than one rank, and wait.
+
+    Raises:
+        RanksError: it fails, or takes longer than any proof should.
+    """
+    command = [sys.executable, *program]
+    if ranks > 1:
+        words = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, *command]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(log.parent),  # torchrun leaves folders behind when it is asked to end
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SECONDS_TO_STOP // 2),
+    }
+    # Asked to end, this process ends its ranks first, which have sessions of their own.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            code = process.wait(MOST_SECONDS)
+            status = f"exit status {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            status = f"no end within {MOST_SECONDS} seconds"
+        finally:
+            _stop(process)
+            signal.signal(signal.SIGTERM, before)
+    if status:
+        said = log.read_text("utf-8", errors="replace")
+        raise RanksError(f"{status}: {_cause(said)}", said)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End what still runs; torchrun, asked to stop, ends its ranks itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _cause(log: str) -> str:
+    """Find the error that says why: what a rank raised, not that the others lost it."""
+    raised = [line.strip() for line in _ERROR.findall(log)]
+    own = [line for line in raised if not _SECONDARY.search(line)]
+    return next(iter([*own, *raised, *log.splitlines()[-1:]]), "nothing was said")

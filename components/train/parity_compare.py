@@ -1,0 +1,216 @@
+"""Compare what the ranks of a layout recorded with what one process recorded."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+# Float64 carries 16 digits. A sum of thousands of terms in another order keeps 13 or more; ten
+# steps of Adam, which divides by roots of tiny squares, keep 9 or more of the weights.
+LOSS_TOLERANCE = 1e-10
+TENSOR_TOLERANCE = 1e-8
+# A gradient that is 0 by its mathematics (a bias of keys, which the softmax cancels) is nothing
+# but rounding. Below this part of the model's largest gradient none is measured by itself.
+_SMALLEST_GRADIENT = 1e-6
+
+Losses = dict[int, float]  # of one step, by the position of a microbatch's first sample
+
+
+class Largest(NamedTuple):
+    """The largest relative difference of a kind, where and on whose rank, what is allowed."""
+
+    difference: float
+    where: str
+    rank: int
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.tolerance  # never for NaN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The largest differences, and what one side lacks."""
+
+    loss: Largest
+    gradient_norm: Largest
+    gradient: Largest
+    weight: Largest
+    lacking: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.lacking and all(largest.holds for largest in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, Largest]:
+        """Name what is compared, as a reader of the table knows it."""
+        return {
+            "loss": self.loss,
+            "gradient norm": self.gradient_norm,
+            "gradient": self.gradient,
+            "weight": self.weight,
+        }
+
+    @property
+    def problems(self) -> list[str]:
+        """Say what does not hold, with the parameter's or the microbatch's name."""
+        return [*self.lacking] + [
+            f"{kind} of {part.where}, rank {part.rank}: differs by {part.difference:.2e}, "
+            f"allowed is {part.tolerance:.0e}"
+            for kind, part in self.parts.items()
+            if not part.holds
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one rank saw: losses by step and position, norms and rates by step, tensors."""
+
+    rank: int
+    losses: list[Losses]
+    gradient_norms: list[float]
+    rates: list[float]
+    tensors: Mapping[str, Tensor]
+
+    @cached_property
+    def largest_gradient(self) -> float:
+        sizes = [_size(value) for name, value in self.tensors.items() if "gradient/" in name]
+        return max(sizes)
+
+
+def read_records(folder: Path, ranks: int) -> list[Record]:
+    """Load what the ranks of one run wrote."""
+    return [_read(folder, rank) for rank in range(ranks)]
+
+
+def _read(folder: Path, rank: int) -> Record:
+    tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
+    losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
+    tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
+    return Record(rank=rank, losses=losses, tensors=tensors, **tree)
+
+
+def compare(reference: Record, records: Sequence[Record]) -> Comparison:
+    """Hold every rank's record against the one process's."""
+    return Comparison(
+        loss=compare_losses(reference, records),
+        gradient_norm=_compare_norms(reference, records),
+        gradient=_compare_tensors(reference, records, "gradient"),
+        weight=_compare_tensors(reference, records, "weight"),
+        lacking=tuple(_lacking(reference, records)),
+    )
+
+
+def compare_losses(reference: Record, records: Sequence[Record]) -> Largest:
+    """Compare microbatch by microbatch; name the first that differs, else the worst."""
+    found = [
+        Largest(
+            _relative(loss - expected[position], abs(expected[position])),
+            f"step {step}, the microbatch from sample {position}",
+            rank,
+            LOSS_TOLERANCE,
+        )
+        for step, expected, together in _steps(reference, records)
+        for rank, losses in together.items()
+        for position, loss in sorted(losses.items())
+        if position in expected
+    ]
+    first = next((largest for largest in found if not largest.holds), None)
+    worst = _worst(found, LOSS_TOLERANCE)
+    return worst if first is None else first._replace(difference=worst.difference)
+
+
+def _steps(
+    reference: Record, records: Sequence[Record]
+) -> Iterator[tuple[int, Losses, dict[int, Losses]]]:
+    """List the steps, counted from 1, that every side took: its losses, and each rank's."""
+    taken = min(len(record.losses) for record in [reference, *records])
+    for step in range(taken):
+        together = {record.rank: record.losses[step] for record in records}
+        yield step + 1, reference.losses[step], together
+
+
+def _compare_norms(reference: Record, records: Sequence[Record]) -> Largest:
+    found = [
+        Largest(
+            _relative(norm - expected, expected),
+            f"step {step + 1}",
+            record.rank,
+            TENSOR_TOLERANCE,
+        )
+        for record in records
+        for step, (norm, expected) in enumerate(
+            zip(record.gradient_norms, reference.gradient_norms, strict=False)
+        )
+    ]
+    return _worst(found, TENSOR_TOLERANCE)
+
+
+def _compare_tensors(reference: Record, records: Sequence[Record], kind: str) -> Largest:
+    """Compare each rank's tensors of a kind, relative to the parameter's largest value.
+
+    A weight is never measured by less than the distance that ten steps can move it: one that
+    started at 0 and has no gradient holds nothing but rounding, which Adam's division enlarges.
+    """
+    least = _SMALLEST_GRADIENT * reference.largest_gradient
+    if kind == "weight":
+        least = sum(reference.rates)
+    found = [
+        Largest(
+            _relative(_size(value - expected), max(_size(expected), least)),
+            name.removeprefix(f"{kind}/"),
+            record.rank,
+            TENSOR_TOLERANCE,
+        )
+        for record in records
+        for name, value in record.tensors.items()
+        if name.startswith(f"{kind}/")
+        and (expected := reference.tensors.get(name)) is not None
+        and expected.shape == value.shape
+    ]
+    return _worst(found, TENSOR_TOLERANCE)
+
+
+def _lacking(reference: Record, records: Sequence[Record]) -> Iterator[str]:
+    """Say which tensors, steps and microbatches only one side has, and which shapes differ."""
+    for record in records:
+        taken, steps = len(record.losses), len(reference.losses)
+        if taken != steps:
+            yield f"rank {record.rank} took {taken} steps, not {steps}"
+        for name, value in record.tensors.items():
+            if name not in reference.tensors:
+                yield f"{name}: rank {record.rank} has it, one process does not"
+            elif value.shape != reference.tensors[name].shape:
+                shapes = f"{tuple(value.shape)}, not {tuple(reference.tensors[name].shape)}"
+                yield f"{name}: rank {record.rank} has the shape {shapes}"
+    held = {name for record in records for name in record.tensors}
+    yield from (f"{name}: no rank has it" for name in reference.tensors if name not in held)
+    for step, expected, together in _steps(reference, records):
+        seen = {position for losses in together.values() for position in losses}
+        for position in sorted(seen ^ set(expected)):
+            who = "one process never saw the" if position in seen else "no rank saw a"
+            yield f"step {step}: {who} microbatch from sample {position}"
+
+
+def _worst(found: Sequence[Largest], tolerance: float) -> Largest:
+    """Choose the largest; NaN is worse than any number, and nothing at all is NaN."""
+    nothing = Largest(math.nan, "nothing that both sides have", 0, tolerance)
+    return max(
+        found, key=lambda one: (math.isnan(one.difference), one.difference), default=nothing
+    )
+
+
+def _relative(difference: float, size: float) -> float:
+    return abs(difference) / size if size > 0 else math.nan
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.abs().max())

@@ -1,0 +1,115 @@
+"""One rank of a proof: ``python -m components.train.parity_rank FOLDER [FOLDER]``.
+
+Each folder is a run folder. The rank trains ten steps of it by the real path (trainer,
+strategy, module) and writes there what it saw: losses and norms as JSON, tensors gathered to
+their global shape as safetensors. Every rank writes, so that copies which part are found.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from components.train.callback import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
+from components.train.strategy import rank_here
+from components.train.trainer import make_trainer
+
+STEPS = 10
+
+
+class Recorder(RunCallback):
+    """Keep the losses of every microbatch, the first step's gradients, the last weights.
+
+    A loss is kept under the position of its microbatch's first sample in the run's order,
+    which no layout changes.
+    """
+
+    def __init__(self, *, steps: int) -> None:
+        self.losses: list[dict[int, float]] = []
+        self.gradient_norms: list[float] = []
+        self.rates: list[float] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._steps = steps
+
+    def on_begin(self, module: Pretraining) -> None:
+        module.on_gradients = lambda: self._keep_gradients(module)
+
+    def on_step(self, module: Pretraining) -> None:
+        assert module.last is not None
+        first = module.batches.positions(len(self.losses)).start
+        size = module.recipe.parallelism.microbatch_sequences
+        values = module.microbatch_losses.tolist() if module.has_loss else []
+        self.losses.append({first + size * place: loss for place, loss in enumerate(values)})
+        self.gradient_norms.append(module.last.gradient_norm)
+        self.rates.append(module.last.lr)
+        if len(self.losses) == self._steps:  # while the ranks are still connected
+            for name, weight in module.named_weights():
+                self.tensors[f"weight/{name}"] = whole(weight)
+
+    def _keep_gradients(self, module: Pretraining) -> None:
+        module.on_gradients = None
+        for shard in module.data_parallel.shards:
+            if shard.parameter.grad is not None:
+                rows = shard.whole(shard.parameter.grad)
+                self.tensors[f"gradient/{shard.name}"] = whole(rows)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Copy a tensor in its global shape; ranks that hold parts of it call this together."""
+    detached = tensor.detach()
+    gathered = detached.full_tensor() if isinstance(detached, DTensor) else detached
+    return gathered.cpu().clone(memory_format=torch.contiguous_format)
+
+
+def record(folder: RunFolder) -> None:
+    """Train the run's first steps and write what this rank saw of them."""
+    module = load_module(folder)
+    steps = min(STEPS, module.recipe.derived.steps)
+    recorder = Recorder(steps=steps)
+    trainer = make_trainer(
+        recipe=module.recipe, logger=None, callbacks=[recorder], most_steps=steps
+    )
+    trainer.fit(module)
+    name = f"rank-{rank_here():05d}"
+    save_file(recorder.tensors, folder.path / f"{name}.safetensors")
+    figures = {
+        "losses": recorder.losses,
+        "gradient_norms": recorder.gradient_norms,
+        "rates": recorder.rates,
+    }
+    folder.write_json(f"{name}.json", figures)
+
+
+def main(paths: Sequence[str]) -> None:
+    """Record one run after the other: the imports are the slow part of a rank."""
+    for path in paths:
+        if "RANK" in os.environ:
+            _connect(path)
+        record(RunFolder(Path(path)))
+
+
+def _connect(prefix: str) -> None:
+    """Make the process group that the strategy finds: each run has its own keys in the store.
+
+    Under the keys of the run before, a rank would wait for addresses that nobody listens at.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, _, _ = next(rendezvous("env://", rank, ranks))
+    dist.init_process_group(
+        "gloo", store=PrefixStore(prefix, store), rank=rank, world_size=ranks
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

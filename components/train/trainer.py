@@ -1,0 +1,42 @@
+"""Lightning's trainer as runs and proofs use it; what it would add by itself is ours."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from components.spec.recipe import Recipe
+from components.train.strategy import MeshStrategy, device_type
+
+
+def make_trainer(
+    *,
+    recipe: Recipe,
+    logger: TensorBoardLogger | None,
+    callbacks: Sequence[Callback],
+    most_steps: int | None,
+) -> Trainer:
+    """Make a trainer without bars, samplers and checkpoints of its own.
+
+    ``most_steps`` ends a run before the recipe does; ``None`` does not.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # Windows are read in microseconds; the second is Lightning's own use of torch.
+    warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")
+    return Trainer(
+        accelerator=device_type(recipe.cluster.device),
+        devices=recipe.cluster.devices_per_node,
+        num_nodes=recipe.cluster.nodes,
+        strategy=MeshStrategy(recipe.parallelism),
+        max_epochs=1,
+        limit_train_batches=most_steps,
+        log_every_n_steps=1,
+        logger=logger or False,
+        callbacks=list(callbacks),
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        use_distributed_sampler=False,
+    )

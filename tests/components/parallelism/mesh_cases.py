@@ -1,0 +1,55 @@
+"""Meshes of worlds that do not exist: a process plays one rank after another of any number."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from components.parallelism.mesh import AXES, Degrees, Mesh, build_mesh
+
+ORDER = ("pipeline", "data", "expert", "context", "tensor")
+
+
+class Seen(NamedTuple):
+    """What one rank sees: its place and its group on each axis, and its data group."""
+
+    places: dict[str, int]
+    groups: dict[str, list[int]]
+    data_rank: int
+    data_ranks: int
+    model_ranks: int
+    data_group: list[int]
+
+
+def degrees_of(sizes: Mapping[str, int]) -> Degrees:
+    return Degrees(**dict.fromkeys(AXES, 1) | dict(sizes))
+
+
+@contextmanager
+def fake_world(rank: int, ranks: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:
+    degrees = degrees_of(sizes)
+    with fake_world(rank, degrees.ranks):
+        return _see(build_mesh("cpu", degrees, order))
+
+
+def _see(mesh: Mesh) -> Seen:
+    return Seen(
+        places={axis: mesh.place(axis) for axis in AXES},
+        groups={
+            axis: dist.get_process_group_ranks(mesh.axis(axis).get_group()) for axis in AXES
+        },
+        data_rank=mesh.data_rank,
+        data_ranks=mesh.data_ranks,
+        model_ranks=mesh.model_ranks,
+        data_group=dist.get_process_group_ranks(mesh.data_group),
+    )

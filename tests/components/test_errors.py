@@ -1,0 +1,16 @@
+"""The errors that a user can mend keep their parts wherever they go."""
+
+import pickle
+
+from components.errors import RecipeError
+
+
+def test_an_error_crosses_from_one_process_to_another_whole() -> None:
+    error = RecipeError("budget.seed", "-1 is negative", "use 0 or more")
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (arrived.path, arrived.problem, arrived.remedy) == (
+        error.path,
+        error.problem,
+        error.remedy,
+    )
+    assert str(arrived) == "budget.seed: -1 is negative\n  use 0 or more"

@@ -1,0 +1,84 @@
+"""Ranks that save what they trained, and load what others saved."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from tests.components.parallelism.layout_cases import (
+    Layout,
+    Poured,
+    Whole,
+    batch_of,
+    gather,
+)
+from tests.components.parallelism.tensor_cases import Parts, randomized
+
+State = dict[str, Tensor]
+
+
+class Rank(NamedTuple):
+    """One rank's part of a layout, with its optimizer."""
+
+    poured: Poured
+    optimizer: torch.optim.Optimizer
+
+
+def start(parts: Parts, layout: Layout, *, seed: int) -> Rank:
+    poured = Poured(randomized(parts, seed=seed), layout)
+    parameters = [shard.parameter for shard in poured.shards]
+    return Rank(poured, torch.optim.AdamW(parameters, lr=0.01, fused=True))
+
+
+def train(rank: Rank, steps: range) -> None:
+    for step in steps:
+        rank.poured.backward(batch_of(step, rank.poured.mesh.data_rank))
+        rank.optimizer.step()
+        rank.poured.parallel.spread()
+
+
+def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
+    """Train on all data ranks' samples in one process, past everything that is tested here."""
+    whole = Whole(randomized(parts, seed=0))
+    optimizer = torch.optim.AdamW(whole.decoder.parameters(), lr=0.01, fused=True)
+    for step in range(steps):
+        whole.backward([batch_of(step, rank) for rank in range(data_ranks)])
+        optimizer.step()
+    return whole.weights()
+
+
+def state_of(rank: Rank) -> State:
+    """Gather weights, moments and counters; the ranks call this together."""
+    state = {}
+    for shard in rank.poured.shards:
+        state[shard.name] = gather(shard.weight.detach())
+        for key, value in rank.optimizer.state[shard.parameter].items():
+            state[f"{shard.name} {key}"] = (
+                value if key == "step" else gather(shard.whole(value))
+            )
+    return state
+
+
+def save(parts: Parts, layout: Layout, folder: Path, steps: int) -> State:
+    """Train, save, and return what should be in the checkpoint as far as this rank has it."""
+    rank = start(parts, layout, seed=0)
+    train(rank, range(steps))
+    save_checkpoint(folder, rank.poured.shards, rank.optimizer, Progress(steps, 10 * steps))
+    return state_of(rank)
+
+
+def load(parts: Parts, layout: Layout, checkpoint: Path) -> State:
+    """Load over other weights, and return what this rank has then."""
+    rank = start(parts, layout, seed=1)
+    load_checkpoint(checkpoint, rank.poured.shards, rank.optimizer)
+    return state_of(rank)
+
+
+def go_on(parts: Parts, layout: Layout, checkpoint: Path, steps: range) -> State:
+    """Load, train on, and return what this rank has then."""
+    rank = start(parts, layout, seed=1)
+    load_checkpoint(checkpoint, rank.poured.shards, rank.optimizer)
+    train(rank, steps)
+    return state_of(rank)

@@ -1,0 +1,77 @@
+"""Which of several failed ranks was the first, from what torchrun keeps of each."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
+
+from components.train.agent import describe, first_failure
+
+SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11
+NOW = int(time.time())
+
+
+@pytest.fixture
+def raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Raised":
+    return Raised(tmp_path, monkeypatch)
+
+
+class Raised:
+    """A rank that raised: torch's own handler writes its error file."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, rank: int, error: Exception, *, at: float) -> ProcessFailure:
+        file = self.folder / f"{rank}.json"
+        self.monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        try:
+            raise error
+        except type(error):
+            ErrorHandler().record_exception(error)
+        tree = json.loads(file.read_text())
+        tree["message"]["extraInfo"]["timestamp"] = str(int(at))
+        file.write_text(json.dumps(tree))
+        os.utime(file, (at, at))
+        return ProcessFailure(local_rank=rank, pid=rank, exitcode=1, error_file=str(file))
+
+
+def ended(rank: int, exitcode: int, *, at: float) -> ProcessFailure:
+    """A rank that left no error file; torchrun notes the second in which it looked."""
+    failure = ProcessFailure(local_rank=rank, pid=rank, exitcode=exitcode, error_file="<N/A>")
+    failure.timestamp = int(at)
+    return failure
+
+
+def test_within_one_second_the_error_that_was_raised_first_counts(raised: Raised) -> None:
+    lost = RuntimeError("Connection closed by peer")
+    failures = {0: raised(0, lost, at=NOW + 0.4), 1: raised(1, KeyError("cause"), at=NOW + 0.2)}
+    assert min(failures, key=lambda rank: failures[rank].timestamp) == 0  # torchrun's choice
+    rank, failure = first_failure(failures)
+    assert rank == 1
+    found = describe(failure)
+    assert found["message"] == "KeyError: 'cause'"
+    assert found["traceback"].startswith("Traceback")
+
+
+def test_a_killed_rank_counts_before_those_that_lost_it(raised: Raised) -> None:
+    lost = RuntimeError("Connection closed by peer")
+    failures = {0: raised(0, lost, at=NOW + 0.97), 1: ended(1, -SIGKILL, at=NOW + 1.1)}
+    rank, failure = first_failure(failures)
+    assert rank == 1
+    assert describe(failure) == {"message": "ended by SIGKILL", "traceback": ""}
+
+
+def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
+    cause = raised(2, ValueError("cause"), at=NOW)
+    for exitcode, later in ((-SIGTERM, 0.1), (-SIGKILL, 10.2)):
+        assert first_failure({0: ended(0, exitcode, at=NOW + later), 2: cause})[0] == 2
+
+
+def test_an_exit_status_alone_is_said() -> None:
+    assert describe(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
+    assert describe(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"

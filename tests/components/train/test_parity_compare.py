@@ -1,0 +1,232 @@
+"""What two sides recorded is compared number by number, and nothing passes by being absent."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from components.train.parity_compare import (
+    LOSS_TOLERANCE,
+    TENSOR_TOLERANCE,
+    Comparison,
+    Record,
+    compare,
+    compare_losses,
+    read_records,
+)
+
+Change = dict[str, Any]
+
+
+def record(rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]) -> Record:
+    return Record(
+        rank=rank,
+        losses=losses,
+        gradient_norms=[2.0, 3.0],
+        rates=[0.0, 0.01],
+        tensors=tensors,
+    )
+
+
+def tensors() -> dict[str, Tensor]:
+    """Two parameters; the gradient of the second is 0 by its mathematics."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(4, 3, 5, dtype=torch.float64, generator=generator)
+    return {
+        "gradient/norm.weight": drawn[0],
+        "gradient/key.bias": drawn[1] * 1e-18,
+        "weight/norm.weight": 1 + drawn[2],
+        "weight/key.bias": drawn[3] * 1e-12,
+    }
+
+
+def one_process() -> Record:
+    return record(0, [{0: 6.0, 2: 6.1, 4: 6.2, 6: 6.3}, {8: 5.0, 10: 5.1}], tensors())
+
+
+def two_ranks() -> list[Record]:
+    return [
+        record(0, [{0: 6.0, 2: 6.1}, {8: 5.0}], tensors()),
+        record(1, [{4: 6.2, 6: 6.3}, {10: 5.1}], tensors()),
+    ]
+
+
+def compared(records: list[Record]) -> Comparison:
+    return compare(one_process(), records)
+
+
+def test_equal_records_hold() -> None:
+    comparison = compared(two_ranks())
+    assert comparison.holds
+    assert comparison.problems == []
+    assert [part.difference for part in comparison.parts.values()] == [0, 0, 0, 0]
+
+
+def test_one_process_compared_with_itself_holds() -> None:
+    assert compared([one_process()]).holds
+
+
+def test_ranks_without_the_last_stage_have_no_losses_and_hold() -> None:
+    first = record(2, [{}, {}], tensors())
+    assert compared([*two_ranks(), first]).holds
+
+
+@pytest.mark.parametrize(("excess", "holds"), [(0.5, True), (2.0, False)])
+def test_a_loss_may_differ_by_its_tolerance_and_no_more(excess: float, holds: bool) -> None:
+    records = two_ranks()
+    records[1].losses[0][6] *= 1 + excess * LOSS_TOLERANCE
+    loss = compared(records).loss
+    assert loss.holds is holds
+    assert loss.difference == pytest.approx(excess * LOSS_TOLERANCE, rel=1e-4)
+
+
+def test_the_first_microbatch_that_differs_is_named_with_the_largest_difference() -> None:
+    records = two_ranks()
+    records[1].losses[0][6] *= 1.01
+    records[0].losses[1][8] *= 1.5
+    loss = compared(records).loss
+    assert loss.where == "step 1, the microbatch from sample 6"
+    assert loss.rank == 1
+    assert loss.difference == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("excess", "holds"), [(0.5, True), (2.0, False)])
+@pytest.mark.parametrize("kind", ["gradient", "weight"])
+def test_a_tensor_may_differ_by_its_tolerance_and_no_more(
+    kind: str, excess: float, holds: bool
+) -> None:
+    records = two_ranks()
+    spoilt = records[1].tensors[f"{kind}/norm.weight"]
+    spoilt[1, 2] += excess * TENSOR_TOLERANCE * spoilt.abs().max()
+    part = compared(records).parts[kind]
+    assert part.holds is holds
+    assert (part.where, part.rank) == ("norm.weight", 1)
+
+
+def test_a_copy_that_parts_on_one_rank_is_found() -> None:
+    records = two_ranks()
+    records[1].tensors["weight/norm.weight"].mul_(1.001)
+    (problem,) = compared(records).problems
+    assert problem.startswith("weight of norm.weight, rank 1: differs by 1.00e-03, allowed")
+
+
+def test_rounding_of_a_gradient_that_is_zero_is_not_measured_by_itself() -> None:
+    records = two_ranks()
+    records[0].tensors["gradient/key.bias"].neg_()
+    records[0].tensors["weight/key.bias"].neg_()
+    assert compared(records).holds
+
+
+def test_a_gradient_where_there_should_be_none_is_found() -> None:
+    records = two_ranks()
+    records[0].tensors["gradient/key.bias"].add_(1e-10)
+    assert compared(records).gradient.where == "key.bias"
+    assert not compared(records).holds
+
+
+def test_a_wrong_norm_alone_does_not_hold() -> None:
+    records = two_ranks()
+    records[1].gradient_norms[1] *= 5 / 6
+    comparison = compared(records)
+    assert not comparison.holds
+    assert comparison.gradient_norm.where == "step 2"
+    assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_never_holds_even_on_both_sides(value: float) -> None:
+    reference, records = one_process(), two_ranks()
+    reference.losses[0][0] = records[0].losses[0][0] = value
+    assert not compare(reference, records).loss.holds
+
+    reference, records = one_process(), two_ranks()
+    for one in [reference, *records]:
+        one.tensors["gradient/norm.weight"][0, 0] = value
+    comparison = compare(reference, records)
+    assert not comparison.gradient.holds
+    assert comparison.gradient.where == "norm.weight"
+
+    reference, records = one_process(), two_ranks()
+    for one in [reference, *records]:
+        one.gradient_norms[0] = value
+    assert not compare(reference, records).gradient_norm.holds
+
+
+def test_nan_outweighs_any_difference() -> None:
+    records = two_ranks()
+    records[0].tensors["weight/norm.weight"].mul_(100)
+    records[1].tensors["weight/key.bias"][0, 0] = math.nan
+    assert compared(records).weight.where == "key.bias"
+
+
+def test_a_parameter_that_no_rank_has_is_named() -> None:
+    records = two_ranks()
+    for one in records:
+        del one.tensors["gradient/norm.weight"]  # type: ignore[attr-defined]
+    assert compared(records).lacking == ("gradient/norm.weight: no rank has it",)
+
+
+def test_a_parameter_that_one_process_lacks_is_named() -> None:
+    records = two_ranks()
+    records[1].tensors["weight/extra"] = torch.ones(2)  # type: ignore[index]
+    assert compared(records).problems == [
+        "weight/extra: rank 1 has it, one process does not",
+    ]
+
+
+def test_a_part_of_a_parameter_is_not_the_parameter() -> None:
+    records = two_ranks()
+    records[1].tensors["weight/norm.weight"] = torch.ones(3, 2)  # type: ignore[index]
+    assert compared(records).problems == [
+        "weight/norm.weight: rank 1 has the shape (3, 2), not (3, 5)"
+    ]
+
+
+def test_a_microbatch_that_no_rank_saw_is_named() -> None:
+    records = two_ranks()
+    del records[1].losses[1][10]
+    assert compared(records).lacking == ("step 2: no rank saw a microbatch from sample 10",)
+
+
+def test_a_microbatch_that_is_not_of_the_step_is_named() -> None:
+    records = two_ranks()
+    records[0].losses[0][12] = 6.0
+    assert compared(records).lacking == (
+        "step 1: one process never saw the microbatch from sample 12",
+    )
+
+
+def test_steps_that_were_not_taken_are_named() -> None:
+    records = two_ranks()
+    for one in records:
+        one.losses.pop()
+    assert compared(records).lacking == (
+        "rank 0 took 1 steps, not 2",
+        "rank 1 took 1 steps, not 2",
+    )
+
+
+def test_nothing_to_compare_does_not_hold() -> None:
+    records = [record(0, [{}, {}], {})]
+    comparison = compared(records)
+    assert not comparison.gradient.holds
+    assert comparison.gradient.where == "nothing that both sides have"
+    assert math.isnan(compare_losses(one_process(), records).difference)
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+    written = two_ranks()
+    for one in written:
+        name = f"rank-{one.rank:05d}"
+        save_file(dict(one.tensors), tmp_path / f"{name}.safetensors")
+        tree = {key: getattr(one, key) for key in ("losses", "gradient_norms", "rates")}
+        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    read = read_records(tmp_path, 2)
+    assert [one.losses for one in read] == [one.losses for one in written]
+    assert compare(copy.deepcopy(one_process()), read).holds

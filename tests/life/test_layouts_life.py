@@ -1,0 +1,123 @@
+"""Layouts as a user meets them: killed and resumed, and judged like a single process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.life.conftest import TINY, Program, command, environment
+
+# Ranks add the same fp32 numbers in another order; losses are near 6.
+LOSS_TOLERANCE = 2e-5
+SHORT = (
+    *(word for word in TINY if not word.startswith(("budget.total", "evaluation.every"))),
+    "budget.total_tokens=6_144",
+    "evaluation.every_tokens=3_072",
+)
+GRID = (
+    "parallelism.pipeline=2",
+    "parallelism.tensor=2",
+    "parallelism.sequence_parallel=false",
+)
+STEPS = 12
+SAVED_STEPS = 6
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Read a journal whose last line may be half written."""
+    file = run / "metrics.jsonl"
+    text = file.read_text() if file.exists() else ""
+    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def start(home: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*SHORT, *words),
+        cwd=home,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(home: Path, name: str, *words: str) -> Path:
+    run = home / name
+    process = start(home, *words, f"run={run}")
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-4000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(home: Path) -> Path:
+    """The run that one process makes of it."""
+    return finish(home, "alone")
+
+
+@pytest.fixture(scope="module")
+def grid(alone: Path, home: Path) -> Path:
+    """Two stages of two tensor ranks, uninterrupted; the data are prepared by then."""
+    return finish(home, "grid", "cluster.ranks=4", *GRID)
+
+
+def assert_same_losses(found: Path, expected: Path) -> None:
+    for kind in ("step", "held_out"):
+        pairs = zip(entries(found, kind), entries(expected, kind), strict=True)
+        for one, other in pairs:
+            assert one["loss"] == pytest.approx(other["loss"], rel=LOSS_TOLERANCE), kind
+    samples = [
+        [entry["samples_digest"] for entry in entries(r, "step")] for r in (found, expected)
+    ]
+    assert samples[0] == samples[1]
+
+
+def test_stages_of_tensor_ranks_find_the_losses_of_one_process(grid: Path, alone: Path) -> None:
+    assert_same_losses(grid, alone)
+
+
+def test_sharded_weights_find_the_losses_of_one_process(alone: Path, home: Path) -> None:
+    run = finish(home, "sharded", "cluster.ranks=2", "parallelism.zero=3")
+    assert_same_losses(run, alone)
+
+
+def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_losses(
+    grid: Path, home: Path, program: Program
+) -> None:
+    run = home / "killed"
+    process = start(home, "cluster.ranks=4", *GRID, f"run={run}")
+    while not entries(run, "checkpoint"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    ranks = children(process.pid)[0]  # the agent, which leads the group of its ranks
+    os.killpg(ranks, signal.SIGKILL)
+    process.kill()
+    _, err = process.communicate(timeout=60)
+    printed = re.search(r"python run\.py (resume=\S+)\)", err)
+    assert printed is not None, err[-4000:]
+    assert printed.group(1) == f"resume={run}"
+    assert not (run / "results.json").exists()
+
+    program(printed.group(1))
+    (resumed,) = entries(run, "resume")
+    assert resumed["step"] >= SAVED_STEPS
+    steps = entries(run, "step")
+    assert {entry["step"] for entry in steps} == set(range(1, STEPS + 1))
+    computed = [entry for entry in steps[-STEPS:] if entry["step"] > resumed["step"]]
+    expected = {entry["step"]: entry["loss"] for entry in entries(grid, "step")}
+    assert computed[-1]["step"] == STEPS
+    assert [entry["loss"] for entry in computed] == [expected[e["step"]] for e in computed]
+    last, whole = entries(run, "held_out")[-1], entries(grid, "held_out")[-1]
+    assert (last["step"], last["loss"]) == (whole["step"], whole["loss"])
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]

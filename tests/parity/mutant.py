@@ -1,0 +1,91 @@
+"""One rank of a proof in which one thing is wrong: ``mutant.py NAME FOLDER [FOLDER]``.
+
+Started in place of the real rank; everything but the one function that a mutation replaces is
+the program itself.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from components.parallelism import tensor_styles
+from components.parallelism.data import DataParallel
+from components.parallelism.gradients import global_norm
+from components.parallelism.mesh import Mesh
+from components.parallelism.shards import WeightShard
+from components.train import module, parity_rank
+
+SPOILT = "layers.1.mlp.up.weight"
+HALVED = "layers.0.attention_norm.weight"
+
+
+def drop_one_reduction() -> None:
+    """One weight keeps its own rank's gradient, as if nobody else had any."""
+    original = DataParallel._summed
+
+    def mutated(self: DataParallel, bucket: Sequence[WeightShard]) -> list[Tensor]:
+        own = {
+            shard.name: shard.weight.grad * self._mesh.data_ranks
+            for shard in bucket
+            if shard.weight.grad is not None
+        }
+        sums = original(self, bucket)
+        return [
+            own[shard.name] if shard.name == SPOILT else total
+            for shard, total in zip(bucket, sums, strict=True)
+        ]
+
+    DataParallel._summed = mutated  # type: ignore[method-assign]
+
+
+def halve_one_norms_gradient() -> None:
+    original = DataParallel.reduce
+
+    def mutated(self: DataParallel) -> None:
+        original(self)
+        (shard,) = [shard for shard in self.shards if shard.name == HALVED]
+        assert shard.parameter.grad is not None
+        shard.parameter.grad.mul_(0.5)
+
+    DataParallel.reduce = mutated  # type: ignore[method-assign]
+
+
+def miss_a_sixth_of_the_global_norm() -> None:
+    """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
+    module.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]
+
+
+def let_tied_ends_part() -> None:
+    module.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]
+
+
+def keep_slices_of_norm_gradients() -> None:
+    """Sequence parallelism: each rank's norms learn from its own slice of the sequence."""
+    tensor_styles._share = lambda parameter: parameter.to_local()
+
+
+def read_the_same_samples() -> None:
+    """Every data rank takes the first one's share of a step."""
+    Mesh.data_rank = property(lambda self: 0)  # type: ignore[assignment]
+
+
+def lose_a_rank() -> None:
+    original = DataParallel.reduce
+
+    def mutated(self: DataParallel) -> None:
+        if self._mesh.data_rank == 1:
+            raise ValueError("this rank was made to fail")
+        original(self)
+
+    DataParallel.reduce = mutated  # type: ignore[method-assign]
+
+
+def main(name: str, paths: Sequence[str]) -> None:
+    mutate: Callable[[], None] = globals()[name]
+    mutate()
+    parity_rank.main(paths)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,162 @@
+"""``action=parity`` as a user meets it: its layouts, its refusals, what it prints."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from command.actions import parity as action
+from command.arguments import read_point
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from components.train.parity import Proof
+from components.train.parity_compare import Comparison, Largest
+
+
+def layouts(*words: str) -> list[Recipe]:
+    return list(action.layouts_of(read_point(["recipe=teuken7b", *words])))
+
+
+def degrees(recipe: Recipe) -> tuple[int, int, int]:
+    section = recipe.parallelism
+    return section.data, section.tensor, section.pipeline
+
+
+def test_the_recipes_own_layout_is_dealt_over_the_ranks() -> None:
+    (recipe,) = layouts("cluster.ranks=8")
+    assert degrees(recipe) == (2, 2, 2)
+    assert recipe.parallelism.sequence_parallel
+
+
+def test_listed_layouts_take_their_ranks_from_their_degrees() -> None:
+    found = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]")
+    assert [degrees(recipe) for recipe in found] == [(2, 2, 1), (1, 1, 3)]
+    assert [recipe.cluster.ranks for recipe in found] == [4, 3]
+    assert found[1].parallelism.schedule == "gpipe"
+
+
+def test_ranks_beside_layouts_are_dealt_and_proved_first() -> None:
+    found = layouts("cluster.ranks=8", "layouts=[{data: 2}]")
+    assert [recipe.cluster.ranks for recipe in found] == [8, 2]
+
+
+def test_keys_beside_layouts_hold_for_all_of_them() -> None:
+    found = layouts("parallelism.zero=2", "layouts=[{data: 2}, {data: 3}, {data: 4, zero: 3}]")
+    assert [recipe.parallelism.zero for recipe in found] == [2, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["bloom176b", "gpt3b6", "mula20b_a2b", "playbook8b"])
+def test_a_proof_drops_nothing_and_computes_in_float64(name: str) -> None:
+    arguments = read_point([f"recipe={name}", "layouts=[{data: 2}, {data: 3}]"])
+    for recipe in action.layouts_of(arguments):
+        assert recipe.model["dropout"] == recipe.model["attention"]["dropout"] == 0
+        section = recipe.precision
+        assert {section.compute, section.accumulate, section.reduce} == {"float64"}
+        assert section.loss_scale == "none"
+        assert recipe.scale.name == "parity"
+
+
+def test_a_scale_that_the_user_names_is_taken() -> None:
+    (recipe,) = layouts("scale=mini")
+    assert recipe.scale.name == "mini"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model.dropout=0.1", r"model\.dropout: a proof sets it to 0\.0\n  leave it out"),
+        ("precision.compute=float32", r"precision\.compute: a proof sets it to float64"),
+        ("layouts=[3]", r"layouts: 3 is no mapping of degrees\n  write layouts=\[\{data: 2"),
+        ("layouts=[{sensor: 2}]", r"parallelism\.sensor: unknown key"),
+        ("layouts=[{data: 5}]", r"budget\.global_batch_tokens: 48 sequences a step do not"),
+    ],
+)
+def test_what_cannot_be_proved_is_refused_before_a_process_starts(
+    word: str, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        layouts(word)
+
+
+def proof(recipe: Recipe, gradient: float, *lacking: str) -> Proof:
+    comparison = Comparison(
+        loss=Largest(1e-16, "step 2, the microbatch from sample 48", 0, 1e-10),
+        gradient_norm=Largest(2e-16, "step 1", 0, 1e-8),
+        gradient=Largest(gradient, "layers.0.mlp.up.weight", 1, 1e-8),
+        weight=Largest(3e-16, "embedding.weight", 1, 1e-8),
+        lacking=lacking,
+    )
+    return Proof(
+        recipe=recipe,
+        comparison=comparison,
+        float32_loss_difference=1e-7,
+        failure="",
+        seconds=12.34,
+    )
+
+
+def failed(recipe: Recipe) -> Proof:
+    return Proof(
+        recipe=recipe,
+        comparison=None,
+        float32_loss_difference=None,
+        failure="exit status 1: ValueError: no",
+        seconds=3.0,
+    )
+
+
+def test_one_layout_is_one_object() -> None:
+    (recipe,) = layouts("cluster.ranks=2")
+    tree: dict[str, Any] = action.as_json([proof(recipe, 2e-16)])
+    assert tree["holds"] is True
+    assert tree["tolerance"] == 1e-8
+    assert tree["loss"]["largest_relative_difference"] == 1e-16
+    assert tree["gradient"] == {
+        "largest_relative_difference": 2e-16,
+        "parameter": "layers.0.mlp.up.weight",
+    }
+    assert tree["layout"]["data"] == 2
+    assert tree["problems"] == []
+
+
+def test_several_layouts_hold_together_or_not() -> None:
+    (recipe,) = layouts("cluster.ranks=2")
+    tree: dict[str, Any] = action.as_json([proof(recipe, 2e-16), proof(recipe, 0.5)])
+    assert tree["holds"] is False
+    assert [layout["holds"] for layout in tree["layouts"]] == [True, False]
+
+
+@pytest.mark.parametrize("proofs", [[float("nan")], [float("inf")]])
+def test_json_has_null_for_what_is_no_number(proofs: Sequence[float]) -> None:
+    (recipe,) = layouts("cluster.ranks=2")
+    tree: dict[str, Any] = action.as_json([proof(recipe, proofs[0])])
+    assert tree["holds"] is False
+    assert tree["gradient"]["largest_relative_difference"] is None
+    json.dumps(tree, allow_nan=False)
+
+
+def test_ranks_that_failed_keep_the_promised_keys() -> None:
+    (recipe,) = layouts("cluster.ranks=2")
+    tree: dict[str, Any] = action.as_json([failed(recipe)])
+    assert tree["holds"] is False
+    assert tree["failure"] == "exit status 1: ValueError: no"
+    assert tree["gradient"] == {"largest_relative_difference": None, "parameter": None}
+
+
+def test_the_table_names_the_layout_the_verdict_and_what_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipes = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 2}, {data: 2}]")
+    action.show([
+        proof(recipes[0], 2e-16),
+        proof(recipes[1], 0.5, *[f"weight/{n}: no rank has it" for n in range(9)]),
+        failed(recipes[2]),
+    ])
+    out = capsys.readouterr().out
+    assert "data 2 x tensor 2, ZeRO 1, sequence parallel" in out
+    assert "pipeline 2, ZeRO 1, 1f1b: weight/0: no rank has it" in out
+    assert "... and 5 more" in out
+    assert "data 2, ZeRO 1: exit status 1: ValueError: no" in out
+    assert out.count("DOES NOT HOLD") == 2
+    assert "dropout is 0 and every number is in float64" in out

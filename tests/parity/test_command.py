@@ -1,0 +1,78 @@
+"""The command itself: one JSON object on standard output, progress elsewhere, exit status 0."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from command.actions.parity import layouts_of
+from command.arguments import ROOT, read_point
+from command.outcome import Status
+
+RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
+
+
+def test_two_layouts_of_a_recipe_hold(tmp_path: Path) -> None:
+    words = (*SMALL, "layouts=[{data: 2}, {data: 3}]", "action=parity", "output=json")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert tree["holds"] is True
+    for layout in tree["layouts"]:
+        assert layout["problems"] == []
+        assert layout["loss"]["largest_relative_difference"] < 1e-14
+        assert layout["float32"]["loss"]["largest_relative_difference"] < 1e-5
+    assert done.stderr.splitlines() == ["one process, for reference", "2 ranks", "3 ranks"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
+    words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while process.stderr.readline() != "2 ranks\n":
+        assert process.poll() is None
+    time.sleep(3)
+    process.terminate()
+    process.communicate(timeout=100)  # closes the pipe too
+    assert process.returncode == Status.STOPPED
+    assert list(tmp_path.glob("parity-*")) == []
+    for _ in range(10):  # a rank that was just ended may still be on its way
+        if not (left := running(str(tmp_path))):
+            break
+        time.sleep(1)
+    assert left == ""
+
+
+def running(word: str) -> str:
+    command = ["pgrep", "-af", word]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_a_layout_of_eight_ranks_to_prove(name: str) -> None:
+    (recipe,) = layouts_of(read_point([f"recipe={name}", "cluster.ranks=8"]))
+    assert recipe.cluster.ranks == 8
+    assert recipe.derived.steps >= 10
+    samples = {plateau.samples for plateau in recipe.ramp.plateaus}
+    group = recipe.parallelism.data * recipe.parallelism.expert
+    assert all(
+        count % (group * recipe.parallelism.microbatch_sequences) == 0 for count in samples
+    )
