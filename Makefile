@@ -5,7 +5,14 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test check fix golden recipes bench lock clean
+LAYOUTS = {data: 3, zero: 0}, {data: 2, zero: 1}, {data: 2, zero: 2}, {data: 2, zero: 3}, \
+  {data: 4, data_shard: 2, zero: 1}, {data: 4, data_shard: 2, zero: 3}, \
+  {pipeline: 2, schedule: gpipe}, {pipeline: 2, schedule: 1f1b}, \
+  {pipeline: 2, schedule: interleaved, stages_per_rank: 2}, \
+  {pipeline: 2, schedule: zero_bubble, stages_per_rank: 2}, \
+  {tensor: 2, sequence_parallel: false}, {tensor: 4, pipeline: 2}
+
+.PHONY: help setup run test check fix golden recipes parity bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -40,11 +47,19 @@ golden: setup ## rewrite the golden files; read the diff before you commit it
 recipes: setup ## train a hundred steps of every recipe's miniature and print the table (20 minutes)
 	$(PY) -m benchmarks.miniatures
 
+parity: setup ## prove every kind of layout equal to one process and print the table (10 minutes)
+	$(PY) run.py action=parity recipe=bloom176b cluster.ranks=8
+	$(PY) run.py action=parity recipe=gpt175b cluster.ranks=8
+	$(PY) run.py action=parity recipe=teuken7b cluster.ranks=8 "layouts=[$(LAYOUTS)]"
+	$(PY) run.py action=parity recipe=teuken7b model.num_layers=7 "layouts=[{pipeline: 3}]"
+
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.train_step
 	$(PY) -m benchmarks.model
 	$(PY) -m benchmarks.loss
 	$(PY) -m benchmarks.moe
+	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
+	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
 
 lock: ## resolve requirements/*.in again (needs uv)
 	for part in run dev; do \

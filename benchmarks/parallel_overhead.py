@@ -7,7 +7,7 @@ microbatches waits for 1 / m of its computing time whatever the machine (the bub
 https://arxiv.org/abs/2104.04473, section 2.2). The independent pair runs before, between and
 after the layouts; ratios are between medians of one run.
 
-    python -m benchmarks.parallel_overhead
+    python -m benchmarks.parallel_overhead recipe=NAME
 """
 
 import json
@@ -38,7 +38,7 @@ from components.train.trainer import make_trainer
 
 RESULT = Path(__file__).parent / "results" / "parallel_overhead.json"
 STEPS, WARMUP_STEPS, SEQUENCES, LENGTH = 12, 3, 8, 256
-RECIPE = ("recipe=teuken7b", "scale=mini", "parallelism.microbatch_sequences=1")
+SIZE = ("scale=mini", "parallelism.microbatch_sequences=1")
 LAYOUTS: dict[str, Sequence[str]] = {
     "data": ("data=2", "zero=0"),
     "data, ZeRO 1": ("data=2", "zero=1"),
@@ -65,12 +65,12 @@ class Timer(RunCallback):
         self.seconds.append(module.last.seconds)
 
 
-def compose(words: Sequence[str], sequences: int) -> Recipe:
+def compose(recipe: str, words: Sequence[str], sequences: int) -> Recipe:
     """Compose the miniature with a batch of so many sequences and the named layout."""
     budget = (f"budget.global_batch_tokens={sequences * LENGTH}", "parallelism.data=1")
     named = {word.partition("=")[0]: word for word in budget}
     named |= {f"parallelism.{word.partition('=')[0]}": f"parallelism.{word}" for word in words}
-    return compose_recipe(read_point([*RECIPE, *named.values()]))
+    return compose_recipe(read_point([recipe, *SIZE, *named.values()]))
 
 
 def measure_rank(path: Path) -> None:
@@ -96,29 +96,29 @@ def start(recipe: Recipe, home: Path) -> list[float]:
     return seconds
 
 
-def start_independent(home: Path) -> list[float]:
+def start_independent(word: str, home: Path) -> list[float]:
     """Run two processes at once, half of the batch each, and return what steps of both took."""
-    recipe = compose((), SEQUENCES // 2)
+    recipe = compose(word, (), SEQUENCES // 2)
     with ThreadPoolExecutor(2) as pool:
         pairs = pool.map(lambda side: start(recipe, home / side), ("left", "right"))
         return [second for seconds in pairs for second in seconds]
 
 
-def measure_all(home: Path) -> dict[str, list[float]]:
+def measure_all(recipe: str, home: Path) -> dict[str, list[float]]:
     """Measure layouts and the independent pair in turns."""
     seconds: dict[str, list[float]] = {INDEPENDENT: []}
     for number, (name, words) in enumerate(LAYOUTS.items()):
         if number % 3 == 0:
-            seconds[INDEPENDENT] += start_independent(home / f"independent-{number}")
-        seconds[name] = start(compose(words, SEQUENCES), home / f"layout-{number}")
-    seconds[INDEPENDENT] += start_independent(home / "independent-last")
+            seconds[INDEPENDENT] += start_independent(recipe, home / f"independent-{number}")
+        seconds[name] = start(compose(recipe, words, SEQUENCES), home / f"layout-{number}")
+    seconds[INDEPENDENT] += start_independent(recipe, home / "independent-last")
     return seconds
 
 
-def main() -> None:
+def main(recipe: str) -> None:
     """Measure, keep, show."""
     with tempfile.TemporaryDirectory() as home:
-        seconds = measure_all(Path(home))
+        seconds = measure_all(recipe, Path(home))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     fastest = {name: min(values) for name, values in seconds.items()}
     table = Table("layout of 2 ranks", "seconds a step", "ratio", "ratio of the fastest")
@@ -129,7 +129,7 @@ def main() -> None:
     result = {
         "convention": "seconds a step, wall clock, by two ranks with one thread each; ratio is "
         "to two independent processes with half the batch each; float32, gloo",
-        "recipe": RECIPE,
+        "recipe": [recipe, *SIZE],
         "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "steps": STEPS},
         "ratio_median": {name: x / medians[INDEPENDENT] for name, x in medians.items()},
         "ratio_fastest": {name: x / fastest[INDEPENDENT] for name, x in fastest.items()},
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        measure_rank(Path(sys.argv[1]))
+    if sys.argv[1].startswith("recipe="):
+        main(sys.argv[1])
     else:
-        main()
+        measure_rank(Path(sys.argv[1]))

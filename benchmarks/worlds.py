@@ -1,10 +1,11 @@
 """How long does a rank of a large world take to build its mesh and groups?
 
 Every rank of a job does this before its first step. Here one rank does, in a process of its own
-with one thread, for worlds whose other ranks are only counted (torch's fake process group):
-GPT-175B's layout on 1,024 ranks, and on 12,288, the tiles of Aurora's largest published run.
+with one thread, for worlds whose other ranks are only counted (torch's fake process group): the
+recipe's layout with its data axis widened to 1,024 ranks, and to 12,288, the tiles of the
+largest published run of any recipe.
 
-    python -m benchmarks.worlds
+    python -m benchmarks.worlds recipe=NAME cluster=NAME
 """
 
 import json
@@ -27,16 +28,18 @@ from components.train.strategy import degrees_of
 
 RESULT = Path(__file__).parent / "results" / "worlds.json"
 MOST_SECONDS = 30
-DATA = {1_024: 8, 12_288: 96}  # times GPT-175B's tensor 8 x pipeline 16
+WORLDS = (1_024, 12_288)
 
 
-def seconds_to_build(ranks: int) -> float:
+def seconds_to_build(words: list[str], ranks: int) -> float:
     """Build the mesh of rank 0 and return how long it took; the process must be new."""
     torch.set_num_threads(1)
-    words = ("recipe=gpt175b", "cluster=smng_p2", f"parallelism.data={DATA[ranks]}")
-    tokens = DATA[ranks] * 48 * 2_048
+    published = compose_recipe(read_point(words))
+    wider = ranks // published.cluster.ranks
+    tokens = published.budget.global_batch_tokens * wider
     batch = (f"budget.global_batch_tokens={tokens}", f"budget.total_tokens={tokens}")
-    parallelism = compose_recipe(read_point([*words, *batch])).parallelism
+    data = f"parallelism.data={published.parallelism.data * wider}"
+    parallelism = compose_recipe(read_point([*words, data, *batch])).parallelism
     began = time.perf_counter()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = build_mesh("cpu", degrees_of(parallelism), parallelism.rank_order)
@@ -44,15 +47,16 @@ def seconds_to_build(ranks: int) -> float:
     return time.perf_counter() - began
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     """Measure, keep, show; fail where a world takes too long."""
-    seconds = {ranks: apart(seconds_to_build, ranks) for ranks in DATA}
+    seconds = {ranks: apart(seconds_to_build, words, ranks) for ranks in WORLDS}
     table = Table("ranks", "seconds", "of the most allowed")
     for ranks, value in seconds.items():
         table.add_row(f"{ranks:,}", f"{value:.2f}", f"{value / MOST_SECONDS:.3f}")
     Console().print(table)
     result = {
         "convention": "wall clock of one rank, one thread, fake process group",
+        "recipe": words,
         "seconds": seconds,
         "most_seconds": MOST_SECONDS,
         "machine": machine(),
@@ -63,4 +67,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -80,7 +80,8 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
         # How long torchrun lets ranks end by themselves once one of them has failed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
     }
-    words = [str(folder.path), str(recipe.cluster.ranks)]
+    program = ["-m", "components.train", str(folder.path)]
+    words = [str(folder.path / "ranks"), str(recipe.cluster.ranks), *program]
     command = [sys.executable, "-m", "components.train.agent", *words]
     # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)

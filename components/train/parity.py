@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.spec.recipe import Recipe, check_recipe
+from components.train.agent import FIRST_FAILURE
 from components.train.launch import ROOT
 from components.train.parity_compare import (
     Comparison,
@@ -158,9 +159,10 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
         RanksError: it fails, or takes longer than any proof should.
     """
     command = [sys.executable, *program]
+    logs = log.with_suffix("")
     if ranks > 1:
-        words = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, *command]
+        agent = ["-m", "components.train.agent", str(logs), str(ranks)]
+        command = [sys.executable, *agent, *program]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -182,8 +184,17 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
             _stop(process)
             signal.signal(signal.SIGTERM, before)
     if status:
-        said = log.read_text("utf-8", errors="replace")
+        said = log.read_text("utf-8", errors="replace") + _first_failure(logs)
         raise RanksError(f"{status}: {_cause(said)}", said)
+
+
+def _first_failure(logs: Path) -> str:
+    """Read what brought the ranks down, if the agent found it."""
+    file = logs / FIRST_FAILURE
+    if not file.exists():
+        return ""
+    failure = json.loads(file.read_text("utf-8"))
+    return f"{failure['traceback']}{failure['message']}\n"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -148,13 +148,16 @@ def test_the_table_names_the_layout_the_verdict_and_what_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipes = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 2}, {data: 2}]")
+    (sharded,) = layouts("layouts=[{data: 4, data_shard: 2, zero: 3}]")
     action.show([
+        proof(sharded, 2e-16),
         proof(recipes[0], 2e-16),
         proof(recipes[1], 0.5, *[f"weight/{n}: no rank has it" for n in range(9)]),
         failed(recipes[2]),
     ])
     out = capsys.readouterr().out
     assert "data 2 x tensor 2, ZeRO 1, sequence parallel" in out
+    assert "data 4, ZeRO 3 over 2 " in out
     assert "pipeline 2, ZeRO 1, 1f1b: weight/0: no rank has it" in out
     assert "... and 5 more" in out
     assert "data 2, ZeRO 1: exit status 1: ValueError: no" in out

@@ -83,6 +83,16 @@ def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     return accumulating, _measure(poured, optimizer, before)
 
 
+def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
+    """Measure after a forward pass that no backward pass follows."""
+    model, before = randomized(parts), dict(_storages(_live_tensors()))
+    poured = Poured(model, layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    with torch.no_grad():
+        poured.microbatches.evaluate(batch_of(0, 0)[0])
+    return _measure(poured, optimizer, before)
+
+
 def _measure(poured: Poured, optimizer: torch.optim.Optimizer, before: dict[int, int]) -> Held:
     whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in poured.shards)
     weights = [local(shard.weight) for shard in poured.shards]

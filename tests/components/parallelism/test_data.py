@@ -10,6 +10,7 @@ from tests.components.parallelism.data_cases import (
     Trained,
     accumulate_in_bfloat16,
     hold,
+    hold_after_evaluation,
     leave_unused,
     reduce_in_bfloat16,
     train,
@@ -84,6 +85,12 @@ def test_a_rank_holds_what_the_table_promises(
             assert isinstance(held, Held)
             assert held[:3] == expected
             assert held.anything_else < SMALL
+
+
+def test_gathered_weights_are_let_go_after_a_forward_pass(two_ranks: Ranks) -> None:
+    for held in two_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
+        assert held[:3] == (1 / 2, 0, 0)
+        assert held.anything_else < SMALL
 
 
 def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) -> None:

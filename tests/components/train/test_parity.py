@@ -55,7 +55,9 @@ def test_a_precision_is_taken_for_all_three_sums() -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
     def call(code: str, ranks: int) -> None:
-        start_ranks(("-c", code), ranks, tmp_path / "ranks.log")
+        program = tmp_path / "program.py"
+        program.write_text(code)
+        start_ranks((str(program),), ranks, tmp_path / "ranks.log")
 
     return call
 
