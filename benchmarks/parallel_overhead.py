@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -26,12 +26,12 @@ from rich.table import Table
 from benchmarks.machine import machine
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.parity.data import draw_data
+from components.parity.prover import start_ranks
 from components.spec.recipe import Recipe
 from components.train.callback import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
-from components.train.parity import start_ranks
-from components.train.parity_data import draw_data
 from components.train.run_folder import RunFolder, create_run_folder
 from components.train.strategy import rank_here
 from components.train.trainer import make_trainer
@@ -98,10 +98,14 @@ def start(recipe: Recipe, home: Path) -> list[float]:
 
 def start_independent(word: str, home: Path) -> list[float]:
     """Run two processes at once, half of the batch each, and return what steps of both took."""
-    recipe = compose(word, (), SEQUENCES // 2)
-    with ThreadPoolExecutor(2) as pool:
-        pairs = pool.map(lambda side: start(recipe, home / side), ("left", "right"))
-        return [second for seconds in pairs for second in seconds]
+    with ProcessPoolExecutor(2) as pool:
+        sides = [pool.submit(start_half, word, home / side) for side in ("left", "right")]
+        return [second for side in sides for second in side.result()]
+
+
+def start_half(word: str, home: Path) -> list[float]:
+    """Run one process with half of the batch."""
+    return start(compose(word, (), SEQUENCES // 2), home)
 
 
 def measure_all(recipe: str, home: Path) -> dict[str, list[float]]:

@@ -16,12 +16,12 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from components.errors import RecipeError
+from components.parity.compare import LOSS_TOLERANCE, TENSOR_TOLERANCE, Largest
+from components.parity.prover import JUDGED, RANK, Proof, Prover
 from components.spec.layout import AXES
 from components.spec.named import Named
 from components.spec.recipe import Recipe
 from components.train.launch import check_builds, check_trainable
-from components.train.parity import JUDGED, RANK, Proof, Prover
-from components.train.parity_compare import LOSS_TOLERANCE, TENSOR_TOLERANCE, Largest
 
 FIXED: dict[str, Any] = {
     "model.dropout": 0.0,

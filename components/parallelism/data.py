@@ -131,13 +131,12 @@ class DataParallel:
 
     def _summed(self, bucket: Sequence[WeightShard]) -> list[Tensor]:
         sums = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
-        if self._mesh.data_ranks > 1:
-            group = self._mesh.data_group
-            pending = [dist.all_reduce(total, group=group, async_op=True) for total in sums]
-            for work in pending:
-                assert work is not None
-                work.wait()
-        return sums
+        if self._mesh.data_ranks == 1:
+            return sums
+        together = torch.cat([total.flatten() for total in sums])
+        dist.all_reduce(together, group=self._mesh.data_group)
+        parts = torch.split(together, [total.numel() for total in sums])
+        return [part.view_as(total) for part, total in zip(parts, sums, strict=True)]
 
     def _scattered(self, bucket: Sequence[WeightShard]) -> list[Tensor]:
         pieces = self._mesh.degrees.data_shard

@@ -148,6 +148,12 @@ def _check_zero_bubble(recipe: "Recipe") -> None:
             "2 shards gradients after each microbatch, which zero_bubble leaves no moment for",
             "set parallelism.zero=1, or parallelism.schedule=interleaved",
         )
+    if degrees.recompute != "none":
+        raise RecipeError(
+            "parallelism.recompute",
+            "zero_bubble goes through the backward pass twice, torch's recomputation once",
+            "set parallelism.recompute=none, or parallelism.schedule=interleaved",
+        )
     if accumulate == "bfloat16":
         raise RecipeError(
             "precision.accumulate",

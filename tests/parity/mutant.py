@@ -14,7 +14,8 @@ from components.parallelism.data import DataParallel
 from components.parallelism.gradients import global_norm
 from components.parallelism.mesh import Mesh
 from components.parallelism.shards import WeightShard
-from components.train import module, parity_rank
+from components.parity import rank
+from components.train import module
 
 SPOILT = "layers.1.mlp.up.weight"
 HALVED = "layers.0.attention_norm.weight"
@@ -84,7 +85,7 @@ def lose_a_rank() -> None:
 def main(name: str, paths: Sequence[str]) -> None:
     mutate: Callable[[], None] = globals()[name]
     mutate()
-    parity_rank.main(paths)
+    rank.main(paths)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import pytest
 from command.actions import parity as action
 from command.arguments import read_point
 from components.errors import RecipeError
+from components.parity.compare import Comparison, Largest
+from components.parity.prover import Proof
 from components.spec.recipe import Recipe
-from components.train.parity import Proof
-from components.train.parity_compare import Comparison, Largest
 
 
 def layouts(*words: str) -> list[Recipe]:

@@ -12,7 +12,7 @@ import pytest
 from command.actions import parity as action
 from command.arguments import read_point
 from command.outcome import Status
-from components.train.parity import RANK, Proof, Prover
+from components.parity.prover import RANK, Proof, Prover
 
 MUTANT = str(Path(__file__).with_name("mutant.py"))
 # Three steps of two layers: what is wrong is wrong in the first.

@@ -75,6 +75,12 @@ REFUSED = [
         "set parallelism.zero=1, or parallelism.schedule=interleaved",
     ),
     (
+        "teuken7b schedule=zero_bubble stages_per_rank=2 recompute=full",
+        "parallelism.recompute: zero_bubble goes through the backward pass twice, torch's "
+        "recomputation once",
+        "set parallelism.recompute=none, or parallelism.schedule=interleaved",
+    ),
+    (
         "teuken7b schedule=zero_bubble stages_per_rank=2 precision.accumulate=bfloat16",
         "precision.accumulate: bfloat16 rounds after each microbatch, which "
         "zero_bubble leaves no moment for",

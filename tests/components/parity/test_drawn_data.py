@@ -8,9 +8,9 @@ import torch
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.data.manifest import Manifest
+from components.parity.data import draw_data
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
-from components.train.parity_data import draw_data
 
 
 def composed(*words: str) -> Recipe:

@@ -18,20 +18,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.spec.recipe import Recipe, check_recipe
-from components.train.agent import FIRST_FAILURE
-from components.train.launch import ROOT
-from components.train.parity_compare import (
+from components.parity.compare import (
     Comparison,
     Record,
     compare,
     compare_losses,
     read_records,
 )
-from components.train.parity_data import draw_data
+from components.parity.data import draw_data
+from components.spec.recipe import Recipe, check_recipe
+from components.train.agent import FIRST_FAILURE
+from components.train.launch import ROOT
 from components.train.run_folder import create_run_folder
 
-RANK = ("-m", "components.train.parity_rank")
+RANK = ("-m", "components.parity.rank")
 JUDGED, ROUNDED = "float64", "float32"
 # A rank that waits for a message nobody sends would wait for half an hour.
 MOST_SECONDS = 600

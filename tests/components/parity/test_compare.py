@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from components.train.parity_compare import (
+from components.parity.compare import (
     LOSS_TOLERANCE,
     TENSOR_TOLERANCE,
     Comparison,

@@ -1,4 +1,4 @@
-"""One rank of a proof: ``python -m components.train.parity_rank FOLDER [FOLDER]``.
+"""One rank of a proof: ``python -m components.parity.rank FOLDER [FOLDER]``.
 
 Each folder is a run folder. The rank trains ten steps of it by the real path (trainer,
 strategy, module) and writes there what it saw: losses and norms as JSON, tensors gathered to

@@ -8,9 +8,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.parity import prover
+from components.parity.prover import RanksError, in_precision, on_one_process, start_ranks
 from components.spec.recipe import Recipe
-from components.train import parity
-from components.train.parity import RanksError, in_precision, on_one_process, start_ranks
 
 Start = Callable[[str, int], None]
 
@@ -92,7 +92,7 @@ def test_a_silent_failure_says_its_status(start: Start) -> None:
 
 
 def test_a_program_that_hangs_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "MOST_SECONDS", 1)
+    monkeypatch.setattr(prover, "MOST_SECONDS", 1)
     began = time.perf_counter()
     with pytest.raises(RanksError, match=r"no end within 1 seconds"):
         start("import time; time.sleep(120)", 1)
