@@ -117,13 +117,16 @@ def _say_what_failed(folder: RunFolder) -> None:
 
 def _wait(process: subprocess.Popen[bytes], folder: RunFolder) -> int:
     """Wait; the first signal asks the ranks to save and stop, the second ends them."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT too: who starts a run in the background of a script has it ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         return process.wait()
     except KeyboardInterrupt:
         folder.stop.touch()
         return process.wait()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
