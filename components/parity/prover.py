@@ -166,7 +166,6 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(log.parent),  # torchrun leaves folders behind when it is asked to end
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SECONDS_TO_STOP // 2),
     }
     # Asked to end, this process ends its ranks first, which have sessions of their own.

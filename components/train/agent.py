@@ -10,6 +10,7 @@ import json
 import logging
 import runpy
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
 FIRST_FAILURE = "first_failure.json"
 LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when it looked
 
@@ -51,6 +53,8 @@ def run_ranks(logs: Path, ranks: int, program: Sequence[str]) -> int:
             log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
         ),
     )
+    if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
+        tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it: eight ranks on two
     # cores start in 7 seconds, each on its own they took 40.
     set_forkserver_preload(["components.train.fit"])

@@ -37,7 +37,7 @@ def drop_one_reduction() -> None:
             for shard, total in zip(bucket, sums, strict=True)
         ]
 
-    DataParallel._summed = mutated  # type: ignore[method-assign]
+    DataParallel._summed = mutated  # type: ignore[method-assign]  # on purpose
 
 
 def halve_one_norms_gradient() -> None:
@@ -49,16 +49,16 @@ def halve_one_norms_gradient() -> None:
         assert shard.parameter.grad is not None
         shard.parameter.grad.mul_(0.5)
 
-    DataParallel.reduce = mutated  # type: ignore[method-assign]
+    DataParallel.reduce = mutated  # type: ignore[method-assign]  # on purpose
 
 
 def miss_a_sixth_of_the_global_norm() -> None:
     """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
-    module.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]
+    module.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]  # on purpose
 
 
 def let_tied_ends_part() -> None:
-    module.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]
+    module.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]  # on purpose
 
 
 def keep_slices_of_norm_gradients() -> None:
@@ -68,7 +68,7 @@ def keep_slices_of_norm_gradients() -> None:
 
 def read_the_same_samples() -> None:
     """Every data rank takes the first one's share of a step."""
-    Mesh.data_rank = property(lambda self: 0)  # type: ignore[assignment]
+    Mesh.data_rank = property(lambda self: 0)  # type: ignore[assignment]  # on purpose
 
 
 def lose_a_rank() -> None:
@@ -79,7 +79,7 @@ def lose_a_rank() -> None:
             raise ValueError("this rank was made to fail")
         original(self)
 
-    DataParallel.reduce = mutated  # type: ignore[method-assign]
+    DataParallel.reduce = mutated  # type: ignore[method-assign]  # on purpose
 
 
 def main(name: str, paths: Sequence[str]) -> None:

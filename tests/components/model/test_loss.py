@@ -138,9 +138,17 @@ def test_the_shapes_come_through_on_meta() -> None:
     assert of_weight.shape == weight.shape
 
 
+def test_where_the_graph_is_kept_a_second_differentiation_finds_the_same() -> None:
+    hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
+    loss = linear_cross_entropy(hidden, weight, torch.randint(13, (7,)))
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    again = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
 def test_rejects_a_second_differentiation() -> None:
     hidden, weight = leaves(7, dim=5, rows=13, precision=torch.float32)
     loss = linear_cross_entropy(hidden, weight, torch.randint(13, (7,)))
-    torch.autograd.backward(loss, retain_graph=True)
+    torch.autograd.backward(loss)
     with pytest.raises(RuntimeError, match="differentiated before: compute it again"):
         torch.autograd.backward(loss)

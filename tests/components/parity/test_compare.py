@@ -168,13 +168,13 @@ def test_nan_outweighs_any_difference() -> None:
 def test_a_parameter_that_no_rank_has_is_named() -> None:
     records = two_ranks()
     for one in records:
-        del one.tensors["gradient/norm.weight"]  # type: ignore[attr-defined]
+        del one.tensors["gradient/norm.weight"]  # type: ignore[attr-defined]  # a dict here
     assert compared(records).lacking == ("gradient/norm.weight: no rank has it",)
 
 
 def test_a_parameter_that_one_process_lacks_is_named() -> None:
     records = two_ranks()
-    records[1].tensors["weight/extra"] = torch.ones(2)  # type: ignore[index]
+    records[1].tensors["weight/extra"] = torch.ones(2)  # type: ignore[index]  # a dict here
     assert compared(records).problems == [
         "weight/extra: rank 1 has it, one process does not",
     ]
@@ -182,7 +182,7 @@ def test_a_parameter_that_one_process_lacks_is_named() -> None:
 
 def test_a_part_of_a_parameter_is_not_the_parameter() -> None:
     records = two_ranks()
-    records[1].tensors["weight/norm.weight"] = torch.ones(3, 2)  # type: ignore[index]
+    records[1].tensors["weight/norm.weight"] = torch.ones(3, 2)  # type: ignore[index]  # a dict here
     assert compared(records).problems == [
         "weight/norm.weight: rank 1 has the shape (3, 2), not (3, 5)"
     ]
