@@ -55,8 +55,7 @@ def run_ranks(logs: Path, ranks: int, program: Sequence[str]) -> int:
     )
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
-    # One process imports the slow libraries, and every rank is a fork of it: eight ranks on two
-    # cores start in 7 seconds, each on its own they took 40.
+    # One process imports the slow libraries, and every rank is a fork of it.
     set_forkserver_preload(["components.train.fit"])
     try:
         elastic_launch(config, run_program)(program)
