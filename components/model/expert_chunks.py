@@ -4,7 +4,7 @@ A chunk goes through all of its work before the next one begins, forward and bac
 of size (pairs, dim) is stored. The backward pass is therefore written out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from components.model.expert_products import Matrices, Order, accumulator
 
 # Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
 # they win by lying closer; whole microbatches pass through memory again and again.
-_CHUNK_ELEMENTS = 2**20
+_CHUNK_ELEMENTS = 2**18
 
 
 def chunked_products(
@@ -39,6 +39,19 @@ class _Chunk(NamedTuple):
     pairs: slice
     counts: list[int]
 
+    def split(self, rows: Tensor) -> Sequence[Tensor]:
+        """Give each expert's rows."""
+        # Not `split`: a Python wrapper around the same, felt where experts have few rows.
+        return torch.split_with_sizes(rows, self.counts)
+
+    def split_transposed(self, rows: Tensor) -> Sequence[Tensor]:
+        """Give each expert's rows as columns."""
+        return torch.split_with_sizes(rows.T, self.counts, 1)
+
+    def matrices(self, stack: Tensor) -> Sequence[Tensor]:
+        """Give each expert's matrix."""
+        return stack[self.experts].unbind()
+
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
@@ -60,15 +73,17 @@ class _Chunked(torch.autograd.Function):
         for chunk in ctx.chunks:
             token = order.tokens[chunk.pairs]
             rows = tokens.index_select(0, token)
+            by_expert = chunk.split(rows)
             parts = [result[chunk.pairs] for result in widened]
             for weight, part in zip(maps, parts, strict=True):
-                _multiply(rows, weight.mT, chunk, out=part)
+                _multiply(by_expert, chunk.matrices(weight.mT), out=chunk.split(part))
             inner = activation.forward(parts[0])
             if gate is not None:
                 inner.mul_(parts[1])
             inner.mul_(sorted_weights[chunk.pairs, None])
-            outputs = _multiply(inner, down.mT, chunk, out=rows)
-            mixed.index_add_(0, token, outputs.to(mixed.dtype))
+            # The rows have been read: the outputs take their place.
+            _multiply(chunk.split(inner), chunk.matrices(down.mT), out=by_expert)
+            mixed.index_add_(0, token, rows.to(mixed.dtype))
         ctx.save_for_backward(tokens, sorted_weights, gate, up, down, *order[:2], *widened)
         ctx.activation, ctx.top_k = activation, weights.shape[1]
         return mixed
@@ -100,17 +115,30 @@ class _ChunkedGradients:
         outer = upstream.index_select(0, token).to(rows.dtype)
         activated = self.activation.forward(parts[0])
         inner = activated * parts[1] if len(parts) > 1 else activated
-        of_inner = _multiply(outer, self.down, chunk, out=torch.empty_like(inner))
+        of_inner = torch.empty_like(inner)
+        _multiply(chunk.split(outer), chunk.matrices(self.down), out=chunk.split(of_inner))
         # <outer, down(inner)> is the weight's gradient, without the output at hand.
         torch.sum(of_inner * inner, 1, out=self.of_weights[chunk.pairs])
-        _outer_products(outer, inner * weight, chunk, out=self.of_down)
+        # An expert without rows gets zeros: a product over no terms.
+        weighted = chunk.split(inner * weight)
+        _multiply(chunk.split_transposed(outer), weighted, out=chunk.matrices(self.of_down))
         of_parts = self._of_parts(of_inner.mul_(weight), activated, parts)
+        by_expert = chunk.split(rows)
         for of_part, of_map in zip(of_parts, self.of_maps, strict=True):
-            _outer_products(of_part, rows, chunk, out=of_map)
-        of_rows = _multiply(of_parts[0], self.maps[0], chunk, out=rows)
-        if len(of_parts) > 1:
-            _multiply_and_add(of_parts[1], self.maps[1], chunk, to=of_rows)
-        self.of_tokens.index_add_(0, token, of_rows.to(self.of_tokens.dtype))
+            columns = chunk.split_transposed(of_part)
+            _multiply(columns, by_expert, out=chunk.matrices(of_map))
+        self._multiply_back(chunk, of_parts, out=by_expert)
+        self.of_tokens.index_add_(0, token, rows.to(self.of_tokens.dtype))
+
+    def _multiply_back(
+        self, chunk: _Chunk, of_parts: list[Tensor], *, out: Sequence[Tensor]
+    ) -> None:
+        first, *others = zip(of_parts, self.maps, strict=True)
+        _multiply(chunk.split(first[0]), chunk.matrices(first[1]), out=out)
+        for of_part, weight in others:
+            each = zip(out, chunk.split(of_part), chunk.matrices(weight), strict=True)
+            for result, given, matrix in each:
+                result.addmm_(given, matrix)
 
     def result(self, top_k: int) -> tuple[Tensor | None, ...]:
         of_weights = torch.empty_like(self.of_weights)
@@ -143,28 +171,9 @@ def _chunks(counts: list[int], *, dim: int) -> Iterator[_Chunk]:
             first, start = expert, start + held
 
 
-def _multiply(rows: Tensor, stack: Tensor, chunk: _Chunk, *, out: Tensor) -> Tensor:
+def _multiply(
+    rows: Sequence[Tensor], matrices: Sequence[Tensor], *, out: Sequence[Tensor]
+) -> None:
     """Multiply each expert's rows by its matrix."""
-    for given, matrix, result in _by_expert(chunk, rows, stack, out):
+    for given, matrix, result in zip(rows, matrices, out, strict=True):
         torch.mm(given, matrix, out=result)
-    return out
-
-
-def _multiply_and_add(rows: Tensor, stack: Tensor, chunk: _Chunk, *, to: Tensor) -> None:
-    for given, matrix, result in _by_expert(chunk, rows, stack, to):
-        result.addmm_(given, matrix)
-
-
-def _outer_products(left: Tensor, right: Tensor, chunk: _Chunk, *, out: Tensor) -> None:
-    """Write each expert's ``left.T @ right``: zero where it has no rows."""
-    for one, result, other in _by_expert(chunk, left, out, right):
-        torch.mm(one.T, other, out=result)
-
-
-def _by_expert(
-    chunk: _Chunk, rows: Tensor, stack: Tensor, others: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    matrices = stack[chunk.experts].unbind()
-    # Not `split`: a Python wrapper around the same, felt where experts have few rows.
-    parts = [torch.split_with_sizes(x, chunk.counts) for x in (rows, others)]
-    return zip(parts[0], matrices, parts[1], strict=True)
