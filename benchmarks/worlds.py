@@ -42,7 +42,8 @@ def seconds_to_build(words: list[str], ranks: int) -> float:
     parallelism = compose_recipe(read_point([*words, data, *batch])).parallelism
     began = time.perf_counter()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    mesh = build_mesh("cpu", degrees_of(parallelism), parallelism.rank_order)
+    degrees, order = degrees_of(parallelism), parallelism.rank_order
+    mesh = build_mesh("cpu", degrees, order, expert_aware=parallelism.expert_aware)
     assert mesh.degrees.ranks == ranks
     return time.perf_counter() - began
 

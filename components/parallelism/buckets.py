@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.parallelism.shards import WeightShard, local
+from components.parallelism.shards import WeightShard, local, rows_of
 
 _BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
 
@@ -34,7 +34,7 @@ def buckets(shards: Sequence[WeightShard]) -> Iterator[Sequence[WeightShard]]:
 
 def piece_lengths(bucket: Sequence[WeightShard], pieces: int) -> list[int]:
     """Count the rows of a piece of each weight; the last pieces may hold fewer."""
-    return [-(-len(local(shard.weight)) // pieces) for shard in bucket]
+    return [-(-len(rows_of(local(shard.weight))) // pieces) for shard in bucket]
 
 
 def pack(tensors: Sequence[Tensor], lengths: Sequence[int], pieces: int) -> list[Tensor]:

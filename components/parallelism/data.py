@@ -10,14 +10,18 @@ one rank holds between backward pass and update, in numbers:
     1        P          P / N        2 P / N       (while gradients accumulate: P)
     2        P          P / N        2 P / N
     3        P / N      P / N        2 P / N
+
+With experts over ranks there are two families of weights: each expert rank has its own experts,
+which data and context ranks divide, and all the dense weights, which expert ranks divide too.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from components.model.decoder import Decoder
@@ -29,8 +33,8 @@ from components.parallelism.buckets import (
     reduce_scatter,
     unpack,
 )
-from components.parallelism.mesh import Mesh
-from components.parallelism.shards import WeightShard, local, make_shards
+from components.parallelism.mesh import Family, Mesh, join
+from components.parallelism.shards import WeightShard, local, make_shards, rows_of
 
 
 def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) -> None:
@@ -39,20 +43,27 @@ def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) ->
     Call it after everything else is poured over the decoder; parameters may be on ``meta``.
     """
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-    replicated = mesh.degrees.data_replicate > 1
-    axes = mesh.root["data_replicate", "data_shard"] if replicated else mesh.axis("data_shard")
+    family = mesh.dense
+    axes = family.pieces
+    if family.others.size() > 1:
+        axes = join(family.others, family.pieces)
     for layer in decoder.layers.values():
         fully_shard(layer, mesh=axes, mp_policy=policy, reshard_after_forward=True)
     fully_shard(decoder, mesh=axes, mp_policy=policy, reshard_after_forward=True)
 
 
 class DataParallel:
-    """Average gradients over the data ranks into the shards, and spread updated rows again.
+    """Average gradients over the ranks into the shards, and spread updated rows again.
 
     Make it when the weights are in their place; ``zero`` is the stage above, ``tied`` names the
     weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``. Sums
     over microbatches are as exact as ``accumulate_dtype``, as in engines that keep them in it;
     only their values are rounded.
+
+    ``expert_divisor`` says what experts' gradients, which hold the tokens of all ranks, are
+    divided by. ``ranks``, of all of them, gives the gradient of the mean loss. ``copies``, of
+    the ranks that have the same experts, is what Optimus's code divides by, too little by the
+    number of expert ranks.
     """
 
     def __init__(
@@ -64,13 +75,14 @@ class DataParallel:
         accumulate_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
         tied: Sequence[str],
+        expert_divisor: Literal["ranks", "copies"],
     ) -> None:
         self._mesh = mesh
+        self._expert_divisor = expert_divisor
         self._zero = zero
         self._accumulate_dtype = accumulate_dtype
         self._reduce_dtype = reduce_dtype
-        self._splits = zero in {1, 2} and mesh.degrees.data_shard > 1
-        self.shards = make_shards(named, mesh, split=self._splits, tied=tied)
+        self.shards = make_shards(named, mesh, split=zero in {1, 2}, tied=tied)
         for shard in self.shards:
             if zero == 2 or accumulate_dtype != shard.weight.dtype:
                 self._hook(shard)
@@ -87,23 +99,19 @@ class DataParallel:
             return
         # At stage 2 only what no microbatch used is left, and has zeros like any other.
         left = [shard for shard in self.shards if shard.parameter.grad is None]
-        for bucket in buckets(left):
-            self._reduce(bucket)
+        for family in (self._mesh.dense, self._mesh.experts):
+            for bucket in buckets(_of(left, family)):
+                self._reduce(bucket, family)
 
     @torch.no_grad()
     def spread(self) -> None:
         """Send the rows that each rank has updated to those that compute with them."""
-        if not self._splits:
+        if self._zero not in {1, 2}:
             return
-        pieces, group = self._mesh.degrees.data_shard, self._mesh.axis("data_shard").get_group()
-        for bucket in buckets(self.shards):
-            lengths = piece_lengths(bucket, pieces)
-            mine = torch.cat(pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
-            everyones = mine.new_empty(pieces, mine.numel())
-            all_gather(everyones, mine, group=group)
-            weights = [local(shard.weight) for shard in bucket]
-            for weight, rows in zip(weights, unpack(everyones, weights, lengths), strict=True):
-                weight.copy_(rows)
+        for family in (self._mesh.dense, self._mesh.experts):
+            if family.pieces.size() > 1:
+                for bucket in buckets(_of(self.shards, family)):
+                    _gather_rows(bucket, family.pieces)
 
     def _hook(self, shard: WeightShard) -> None:
         """Touch a gradient as soon as a microbatch was added to it."""
@@ -111,7 +119,7 @@ class DataParallel:
         @torch.no_grad()
         def added(weight: Tensor) -> None:
             if self._zero == 2:
-                self._reduce([shard])
+                self._reduce([shard], shard.family)
             kept = shard.weight.grad if shard.parameter.grad is None else shard.parameter.grad
             if kept is not None and kept.dtype != self._accumulate_dtype:
                 local(kept).copy_(local(kept).to(self._accumulate_dtype))
@@ -120,38 +128,63 @@ class DataParallel:
         hooked.register_post_accumulate_grad_hook(added)
 
     @torch.no_grad()
-    def _reduce(self, bucket: Sequence[WeightShard]) -> None:
+    def _reduce(self, bucket: Sequence[WeightShard], family: Family) -> None:
         """Average the full gradients of a bucket into what its shards keep."""
-        sums = self._scattered(bucket) if self._splits else self._summed(bucket)
+        splits = self._zero in {1, 2} and family.pieces.size() > 1
+        gradients = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
+        sums = _scattered(gradients, bucket, family) if splits else _summed(gradients, family)
+        divisor = self._divisor(family)
         for shard, total in zip(bucket, sums, strict=True):
-            mean = total.to(shard.parameter.dtype).div_(self._mesh.data_ranks)
+            mean = total.to(shard.parameter.dtype).div_(divisor)
             kept = shard.parameter.grad
             shard.parameter.grad = mean if kept is None else kept.add_(mean)
             shard.weight.grad = None
 
-    def _summed(self, bucket: Sequence[WeightShard]) -> list[Tensor]:
-        sums = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
-        if self._mesh.data_ranks == 1:
-            return sums
-        together = torch.cat([total.flatten() for total in sums])
-        dist.all_reduce(together, group=self._mesh.data_group)
-        parts = torch.split(together, [total.numel() for total in sums])
-        return [part.view_as(total) for part, total in zip(parts, sums, strict=True)]
+    def _divisor(self, family: Family) -> int:
+        copies = family is self._mesh.experts and self._expert_divisor == "copies"
+        return (family if copies else self._mesh.dense).copies.size()
 
-    def _scattered(self, bucket: Sequence[WeightShard]) -> list[Tensor]:
-        pieces = self._mesh.degrees.data_shard
-        lengths = piece_lengths(bucket, pieces)
-        gradients = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
-        packed = torch.cat(pack(gradients, lengths, pieces), dim=1)
-        mine = packed.new_empty(1, packed.shape[1])
-        group = self._mesh.axis("data_shard").get_group()
-        reduce_scatter(mine, packed, group=group)
-        if self._mesh.degrees.data_replicate > 1:
-            dist.all_reduce(mine, group=self._mesh.axis("data_replicate").get_group())
-        return unpack(mine, [shard.parameter for shard in bucket], lengths)
+
+def _of(shards: Sequence[WeightShard], family: Family) -> list[WeightShard]:
+    return [shard for shard in shards if shard.family is family]
+
+
+def _summed(gradients: list[Tensor], family: Family) -> list[Tensor]:
+    if family.copies.size() == 1:
+        return gradients
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(together, group=family.copies.get_group())
+    parts = torch.split(together, [gradient.numel() for gradient in gradients])
+    return [part.view_as(like) for part, like in zip(parts, gradients, strict=True)]
+
+
+def _scattered(
+    gradients: list[Tensor], bucket: Sequence[WeightShard], family: Family
+) -> list[Tensor]:
+    pieces = family.pieces.size()
+    lengths = piece_lengths(bucket, pieces)
+    packed = torch.cat(pack(gradients, lengths, pieces), dim=1)
+    mine = packed.new_empty(1, packed.shape[1])
+    reduce_scatter(mine, packed, group=family.pieces.get_group())
+    if family.others.size() > 1:
+        dist.all_reduce(mine, group=family.others.get_group())
+    return unpack(mine, [shard.parameter for shard in bucket], lengths)
+
+
+def _gather_rows(bucket: Sequence[WeightShard], pieces: DeviceMesh) -> None:
+    """Collect what each rank has updated."""
+    lengths = piece_lengths(bucket, pieces.size())
+    mine = torch.cat(pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
+    everyones = mine.new_empty(pieces.size(), mine.numel())
+    all_gather(everyones, mine, group=pieces.get_group())
+    weights = [rows_of(local(shard.weight)) for shard in bucket]
+    for weight, rows in zip(weights, unpack(everyones, weights, lengths), strict=True):
+        weight.copy_(rows)
 
 
 def _gradient(shard: WeightShard) -> Tensor:
     """Return what the backward pass left on this rank; a weight that nobody used has zeros."""
     gradient = shard.weight.grad
-    return torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
+    return rows_of(
+        torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
+    )

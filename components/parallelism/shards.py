@@ -1,5 +1,8 @@
 """What one rank updates: for each weight the rows that are its own, as plain tensors.
 
+A weight's rows are counted over all its dimensions but the last, so that a stack of matrices is
+one long matrix: the ranks divide it evenly, whatever the number of matrices.
+
 Every layout ends here. Whatever splits a weight (tensor ranks, data ranks, both, or nobody),
 the optimizer, the global norm, loss scaling and checkpoints see a list of shards, each a view
 of the weight that the model computes with.
@@ -15,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from components.parallelism.mesh import Mesh
+from components.parallelism.mesh import Family, Mesh, join
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,12 +27,14 @@ class WeightShard:
 
     ``parameter`` is what the optimizer updates, a view of the model's ``weight``. ``replicas``
     counts the ranks that hold the same rows: a sum over all ranks counts them once each if
-    every rank divides its own by it. A ``tied`` weight is held by two pipeline stages.
+    every rank divides its own by it. ``family`` are the ranks whose gradients add up. A
+    ``tied`` weight is held by two pipeline stages.
     """
 
     name: str
     weight: nn.Parameter
     parameter: nn.Parameter
+    family: Family
     replicas: int
     tied: bool
     mesh: DeviceMesh | None
@@ -37,8 +42,8 @@ class WeightShard:
 
     @property
     def shape(self) -> torch.Size:
-        """Give the shape of the whole weight."""
-        return self.weight.shape
+        """Give the shape of the whole weight, as rows."""
+        return rows_of(torch.empty(self.weight.shape, device="meta")).shape
 
     def whole(self, rows: Tensor) -> Tensor:
         """Say of rows like this shard's which part of a whole they are, without moving any."""
@@ -60,6 +65,11 @@ def local(tensor: Tensor) -> Tensor:
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
+def rows_of(tensor: Tensor) -> Tensor:
+    """See a stack of matrices as one long matrix; vectors and matrices stay."""
+    return tensor.flatten(0, -2) if tensor.dim() > 2 else tensor
+
+
 def make_shards(
     named: Iterable[tuple[str, nn.Parameter]],
     mesh: Mesh,
@@ -67,22 +77,25 @@ def make_shards(
     split: bool,
     tied: Sequence[str] = (),
 ) -> list[WeightShard]:
-    """List this rank's shards; ``split`` gives each data rank some rows of every weight.
+    """List this rank's shards; ``split`` divides every weight's rows within its family.
 
     ``tied`` names the weights that two pipeline stages hold.
     """
     made = []
     for name, weight in named:
-        where, placements = _placed(weight, mesh, split=split)
-        rows = local(weight)
-        if split:
-            rows = own_rows(rows, mesh.degrees.data_shard, mesh.place("data_shard"))
+        family = mesh.experts if _is_experts(weight) else mesh.dense
+        splits = split and family.pieces.size() > 1
+        where, placements = _placed(weight, family.pieces if splits else None)
+        rows = rows_of(local(weight))
+        if splits:
+            rows = own_rows(rows, family.pieces.size(), family.pieces.get_local_rank())
         parts = _parts(where, placements)
         made.append(
             WeightShard(
                 name=name,
                 weight=weight,
                 parameter=nn.Parameter(rows),
+                family=family,
                 replicas=mesh.model_ranks // parts * (2 if name in tied else 1),
                 tied=name in tied,
                 mesh=where,
@@ -98,19 +111,24 @@ def own_rows(rows: Tensor, pieces: int, index: int) -> Tensor:
     return rows[min(index * length, len(rows)) : min((index + 1) * length, len(rows))]
 
 
+def _is_experts(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and weight.device_mesh.mesh_dim_names == ("expert",)
+
+
 def _placed(
-    weight: Tensor, mesh: Mesh, *, split: bool
+    weight: Tensor, pieces: DeviceMesh | None
 ) -> tuple[DeviceMesh | None, list[Placement]]:
     """Find the mesh on which a shard is a part of the whole, and how."""
     if not isinstance(weight, DTensor):
-        return (mesh.axis("data_shard"), [Shard(0)]) if split else (None, [])
-    if not split:
+        return (None, []) if pieces is None else (pieces, [Shard(0)])
+    if pieces is None:
         return weight.device_mesh, list(weight.placements)
-    (tensor,) = weight.placements
-    # The data ranks divide what the tensor ranks left: rows of the whole with strides.
-    strided = isinstance(tensor, Shard) and tensor.dim == 0
-    data: Any = _StridedShard(0, split_factor=mesh.degrees.tensor) if strided else Shard(0)
-    return mesh.root["data_shard", "tensor"], [data, tensor]
+    (other,) = weight.placements
+    # The data ranks divide what tensor or expert ranks left: rows of the whole with strides.
+    strided = isinstance(other, Shard) and other.dim == 0
+    factor = weight.device_mesh.size()
+    data: Any = _StridedShard(0, split_factor=factor) if strided else Shard(0)
+    return join(pieces, weight.device_mesh), [data, other]
 
 
 def _parts(mesh: DeviceMesh | None, placements: Sequence[Placement]) -> int:

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from components.train.callback import RunCallback
+from components.train.engine import NamedTensors
 from components.train.fit import load_module
 from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
@@ -43,7 +43,7 @@ class Recorder(RunCallback):
         self._steps = steps
 
     def on_begin(self, module: Pretraining) -> None:
-        module.on_gradients = lambda: self._keep_gradients(module)
+        module.engine.on_gradients = lambda: self._keep_gradients(module)
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
@@ -54,22 +54,16 @@ class Recorder(RunCallback):
         self.gradient_norms.append(module.last.gradient_norm)
         self.rates.append(module.last.lr)
         if len(self.losses) == self._steps:  # while the ranks are still connected
-            for name, weight in module.named_weights():
-                self.tensors[f"weight/{name}"] = whole(weight)
+            self._keep("weight", module.engine.weights())
 
     def _keep_gradients(self, module: Pretraining) -> None:
-        module.on_gradients = None
-        for shard in module.data_parallel.shards:
-            if shard.parameter.grad is not None:
-                rows = shard.whole(shard.parameter.grad)
-                self.tensors[f"gradient/{shard.name}"] = whole(rows)
+        module.engine.on_gradients = None
+        self._keep("gradient", module.engine.gradients())
 
-
-def whole(tensor: Tensor) -> Tensor:
-    """Copy a tensor in its global shape; ranks that hold parts of it call this together."""
-    detached = tensor.detach()
-    gathered = detached.full_tensor() if isinstance(detached, DTensor) else detached
-    return gathered.cpu().clone(memory_format=torch.contiguous_format)
+    def _keep(self, kind: str, named: NamedTensors) -> None:
+        for name, tensor in named:
+            kept = tensor.cpu().clone(memory_format=torch.contiguous_format)
+            self.tensors[f"{kind}/{name}"] = kept
 
 
 def record(folder: RunFolder) -> None:

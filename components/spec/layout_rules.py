@@ -65,6 +65,12 @@ def _check_shards(degrees: Parallelism) -> None:
             f"{shard} does not divide data x expert = {ranks}",
             f"values that do: {_divisors(ranks, shard)}",
         )
+    if shard % degrees.expert and (degrees.zero or shard > 1):
+        raise RecipeError(
+            "parallelism.data_shard",
+            f"{shard} ranks cannot hold whole groups of {degrees.expert} expert ranks",
+            f"use a multiple of parallelism.expert={degrees.expert}",
+        )
     if degrees.zero == 0 and shard not in {1, ranks}:
         raise RecipeError(
             "parallelism.data_shard",

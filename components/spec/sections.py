@@ -101,7 +101,12 @@ class Parallelism(Section):
     pipeline: Count
     expert: Count
     context: Count
+    engine: Literal["mesh", "deepspeed"]
     zero: Literal[0, 1, 2, 3]
+    offload_optimizer: bool
+    expert_dispatch: Literal["all_gather", "all_to_all"]
+    expert_aware: bool
+    expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]

@@ -24,7 +24,7 @@ class StepBatches(Dataset[torch.Tensor]):
         )
         self._ramp = recipe.ramp
         self._microbatch = recipe.parallelism.microbatch_sequences
-        self._ranks = recipe.parallelism.data
+        self._ranks = recipe.parallelism.data * recipe.parallelism.expert
         self._rank = rank
 
     def __getitem__(self, step: int) -> torch.Tensor:

@@ -8,10 +8,10 @@ tokens) is one small JSON file, written last.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,22 +38,74 @@ class Progress:
     loss_scale: Mapping[str, Any] | None = None
 
 
-def save_checkpoint(
-    folder: Path,
-    shards: Sequence[WeightShard],
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-) -> Path:
+Read = Callable[[dict[str, Tensor]], None]
+
+
+class State(Protocol):
+    """What a checkpoint holds of one rank; every method is called by all ranks."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name every tensor: what several ranks have whole, any of them may give."""
+
+    def fill(self, read: Read) -> None:
+        """Call ``read`` with tensors to fill, all ranks with the same names each time."""
+
+
+class ShardState:
+    """Weights as DTensors or plain tensors, and the optimizer's state of their shards.
+
+    ``model.NAME`` has the weight's own shape; ``optimizer.state.NAME.KEY`` is as long as its
+    rows are (`rows_of`), whatever divides them. The optimizer's numbers come from the recipe.
+    """
+
+    def __init__(self, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
+        self._shards = shards
+        self._optimizer = optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
+            self._make()
+        tensors = {f"model.{shard.name}": shard.weight.detach() for shard in self._shards}
+        for shard in self._shards:
+            for key, value in self._optimizer.state[shard.parameter].items():
+                is_alike = value.shape == shard.parameter.shape and value.dim() > 0
+                tensors[f"optimizer.state.{shard.name}.{key}"] = (
+                    shard.whole(value) if is_alike else value
+                )
+        return tensors
+
+    def fill(self, read: Read) -> None:
+        self._make()
+        read(self.tensors())  # what is filled is the memory of the weights and of the state
+
+    def _make(self) -> None:
+        """Let the optimizer make its state: a step without gradients and without a rate.
+
+        Nothing is counted: all of the state is 0, as it is before a first step.
+        """
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for shard in self._shards:
+            shard.parameter.grad = torch.zeros_like(shard.parameter)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._optimizer.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for shard in self._shards:
+            shard.parameter.grad = None
+            for value in self._optimizer.state[shard.parameter].values():
+                value.zero_()
+
+
+def save_checkpoint(folder: Path, state: State, progress: Progress) -> Path:
     """Write a checkpoint beside, mark it, rename it to its place; every rank calls this."""
-    if not any(optimizer.state.values()):  # in float16 the first steps may all overflow
-        _make_state(shards, optimizer)
     target = folder / f"tokens-{progress.tokens:015d}"
     beside = folder / f".{target.name}"
     if dist.get_rank() == 0:
         shutil.rmtree(beside, ignore_errors=True)
     dist.barrier()
     writer = HuggingFaceStorageWriter(str(beside), save_distributed=True)
-    save(_tensors(shards, optimizer), storage_writer=writer)
+    save(state.tensors(), storage_writer=writer)
     if dist.get_rank() == 0:
         hashes = {file.name: _sha256(file) for file in sorted(beside.glob("*.safetensors"))}
         marker = asdict(progress) | {"files": hashes}
@@ -64,18 +116,16 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(
-    checkpoint: Path, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer
-) -> Progress:
-    """Fill weights and optimizer in place, whatever layout wrote the checkpoint.
+def load_checkpoint(checkpoint: Path, state: State) -> Progress:
+    """Fill weights and optimizer in place, whatever layout or engine wrote the checkpoint.
 
     Raises:
         RecipeError: a file of the checkpoint is missing or was changed.
     """
     progress = read_progress(checkpoint)
-    _make_state(shards, optimizer)
-    # What is filled is the memory of the weights and of the state itself.
-    load(_tensors(shards, optimizer), storage_reader=HuggingFaceStorageReader(str(checkpoint)))
+    state.fill(
+        lambda tensors: load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
+    )
     return progress
 
 
@@ -109,39 +159,6 @@ def read_progress(checkpoint: Path) -> Progress:
     return Progress(
         step=marker["step"], tokens=marker["tokens"], loss_scale=marker.get("loss_scale")
     )
-
-
-def _tensors(
-    shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
-    """Name every tensor of the state; the optimizer's numbers come from the recipe."""
-    tensors = {f"model.{shard.name}": shard.weight.detach() for shard in shards}
-    for shard in shards:
-        for key, value in optimizer.state[shard.parameter].items():
-            is_alike = value.shape == shard.parameter.shape and value.dim() > 0
-            tensors[f"optimizer.state.{shard.name}.{key}"] = (
-                shard.whole(value) if is_alike else value
-            )
-    return tensors
-
-
-def _make_state(shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer make its state: a step without gradients and without a rate.
-
-    Nothing is counted: all of the state is 0, as it is before a first step.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for shard in shards:
-        shard.parameter.grad = torch.zeros_like(shard.parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for shard in shards:
-        shard.parameter.grad = None
-        for value in optimizer.state[shard.parameter].values():
-            value.zero_()
 
 
 def _sha256(file: Path) -> str:

@@ -34,20 +34,14 @@ class Checkpoints(RunCallback):
         assert isinstance(pl_module, Pretraining)
         newest = newest_checkpoint(self._folder)
         if newest is not None:
-            shards, optimizer = pl_module.data_parallel.shards, trainer.optimizers[0]
-            pl_module.progress = load_checkpoint(newest, shards, optimizer)
-            if pl_module.loss_scale is not None and pl_module.progress.loss_scale is not None:
-                pl_module.loss_scale.load_state_dict(pl_module.progress.loss_scale)
+            pl_module.progress = load_checkpoint(newest, pl_module.engine)
+            if pl_module.progress.loss_scale is not None:
+                pl_module.engine.load_scale_state(pl_module.progress.loss_scale)
             self._journal.resume(pl_module.progress)
 
     def on_step(self, module: Pretraining) -> None:
         if module.is_due(self._every_tokens) or module.stopping:
-            target = save_checkpoint(
-                self._folder,
-                module.data_parallel.shards,
-                module.trainer.optimizers[0],
-                module.progress,
-            )
+            target = save_checkpoint(self._folder, module.engine, module.progress)
             self._journal.checkpoint(module.progress, target)
             if dist.get_rank() == 0:
                 prune_checkpoints(self._folder, self._keep)

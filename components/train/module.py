@@ -17,13 +17,12 @@ from components.model.moe import auxiliary_terms
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
 from components.parallelism.dropout_streams import seed_layers, stream_seed
-from components.parallelism.gradients import clip, global_norm, unscale
 from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
-from components.parallelism.stages import sum_tied_gradients
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
 from components.train.checkpoint import Progress
+from components.train.engine import Engine, MeshEngine
 from components.train.pour import build_rank_model
 from components.train.record import StepRecord
 from components.train.strategy import MeshStrategy, compute_dtype
@@ -32,13 +31,12 @@ from components.train.strategy import MeshStrategy, compute_dtype
 class Pretraining(LightningModule):
     """Train the recipe's decoder, or this rank's part of it; one Lightning batch is one step.
 
-    ``batches`` gives the data of one data rank. ``on_gradients``, where set, is called in each
-    step when all gradients are averaged and before they are clipped.
+    ``batches`` gives the data of one data rank. Between microbatches and updated weights stands
+    the ``engine``.
     """
 
     stages: nn.ModuleList
-    data_parallel: DataParallel
-    microbatches: Microbatches
+    engine: Engine
 
     def __init__(
         self, *, recipe: Recipe, batches: Callable[[int], StepBatches], eod_id: int
@@ -47,8 +45,6 @@ class Pretraining(LightningModule):
         self.automatic_optimization = False
         self.recipe = recipe
         self.progress = Progress(step=0, tokens=0)
-        self.loss_scale: LossScale | None = None
-        self.on_gradients: Callable[[], None] | None = None
         self._tokens_before = 0
         self.stop_asked = False
         self.stopping = False
@@ -93,38 +89,41 @@ class Pretraining(LightningModule):
         """Build this rank's stages; how they start depends on seed and names alone."""
         if hasattr(self, "stages"):
             return
-        compute = self._dtype_of("compute")
-        dtype = torch.promote_types(compute, torch.float32)
         model = build_rank_model(
             self.recipe,
             self.mesh,
             device=self.device,
-            dtype=dtype,
+            dtype=self._weight_dtype,
             reduce_dtype=self._dtype_of("reduce"),
         )
         self.stages = nn.ModuleList(model.stages)
+        self._tied = model.tied
         for decoder in model.stages:
             seed_layers(decoder, self._dropout_seed)
-        scaling = self.recipe.precision.loss_scale
-        if compute == torch.float16 and not isinstance(scaling, str):
-            self.loss_scale = LossScale(**scaling.model_dump())
-        self.data_parallel = DataParallel(
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Make the engine, which makes the optimizer over what it updates."""
+        make = build(self.recipe.optimizer, "optimizer")
+        parallel = DataParallel(
             self.named_weights(),
             self.mesh,
             zero=self.recipe.parallelism.zero,
             accumulate_dtype=self._dtype_of("accumulate"),
             reduce_dtype=self._dtype_of("reduce"),
-            tied=model.tied,
+            tied=self._tied,
+            expert_divisor=self.recipe.parallelism.expert_divisor,
         )
-        self.microbatches = self._make_microbatches(dtype)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        make = build(self.recipe.optimizer, "optimizer")
-        shards = self.data_parallel.shards
-        optimizer: torch.optim.Optimizer = make(
-            parameters=[(shard.name, shard.parameter) for shard in shards]
+        scaling, scale = self.recipe.precision.loss_scale, None
+        if self._dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
+            scale = LossScale(**scaling.model_dump())
+        self.engine = MeshEngine(
+            mesh=self.mesh,
+            data_parallel=parallel,
+            microbatches=self._make_microbatches(),
+            optimizer=make(parameters=[(one.name, one.parameter) for one in parallel.shards]),
+            loss_scale=scale,
         )
-        return optimizer
+        return self.engine.optimizer
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         """Read from the step that comes next: one integer resumes the data."""
@@ -140,35 +139,15 @@ class Pretraining(LightningModule):
 
     def training_step(self, batch: Tensor) -> None:
         """Take one step on ``batch`` (microbatches, sequences, length + 1)."""
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        shards = self.data_parallel.shards
-        self.data_parallel.zero_grad()
         self._figures.clear()
-        self.microbatches.run(batch, self.scale / len(batch))
-        self.data_parallel.reduce()
-        sum_tied_gradients(shards, self.mesh)
-        if self.loss_scale is not None:
-            unscale(shards, self.loss_scale.scale)
-        if self.on_gradients is not None:
-            self.on_gradients()
-        norm = global_norm(shards)
-        clip(shards, norm, self._norm_limit())
-        lr = self._set_lr(optimizer.optimizer)
-        if self.loss_scale is None or torch.isfinite(norm).item():
-            optimizer.step()
-            self.data_parallel.spread()
-        if self.loss_scale is not None:
-            self.loss_scale.update(overflow=not torch.isfinite(norm).item())
+        tokens = self.progress.tokens
+        lr = float(self.recipe.optimizer["lr"] * self._schedule(tokens))
+        norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit())
         self._record(norm, lr)
-
-    @property
-    def scale(self) -> float:
-        return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
-        return self.microbatches.evaluate(rows)
+        return self.engine.evaluate(rows)
 
     def compute(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> Tensor:
         """Take one microbatch through one stage: to hidden states, or what to differentiate.
@@ -194,7 +173,11 @@ class Pretraining(LightningModule):
         self._figures.append(figures.detach())
         return result + auxiliary
 
-    def _make_microbatches(self, dtype: torch.dtype) -> Microbatches:
+    @property
+    def _weight_dtype(self) -> torch.dtype:
+        return torch.promote_types(self._dtype_of("compute"), torch.float32)
+
+    def _make_microbatches(self) -> Microbatches:
         degrees, budget = self.recipe.parallelism, self.recipe.budget
         if degrees.pipeline == 1:
             return Accumulation(self.decoders[0], self.compute)
@@ -207,7 +190,7 @@ class Pretraining(LightningModule):
             schedule=degrees.schedule,
             tokens_shape=(sequences, length),
             hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
-            dtype=dtype,
+            dtype=self._weight_dtype,
             device=self.device,
         )
 
@@ -237,12 +220,6 @@ class Pretraining(LightningModule):
         clips = self.progress.tokens >= optimizer["clip_after_tokens"]
         return float(optimizer["clip_norm"]) if clips else math.inf
 
-    def _set_lr(self, optimizer: torch.optim.Optimizer) -> float:
-        lr = float(self.recipe.optimizer["lr"] * self._schedule(self.progress.tokens))
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        return lr
-
     def _record(self, norm: Tensor, lr: float) -> None:
         """Agree with the other ranks on loss and stopping, and move the clock on."""
         loss, auxiliary_loss, expert_load, stop = self._agree()
@@ -254,7 +231,7 @@ class Pretraining(LightningModule):
         self.progress = Progress(
             step=step,
             tokens=samples * self.recipe.budget.sequence_length,
-            loss_scale=self.loss_scale.state_dict() if self.loss_scale else None,
+            loss_scale=self.engine.scale_state(),
         )
         tokens = self.progress.tokens - self._tokens_before
         self.last = StepRecord(
@@ -268,7 +245,7 @@ class Pretraining(LightningModule):
             seconds=now - self._began,
             tokens_per_second=tokens / (now - self._began),
             samples_digest=digest,
-            loss_scale=self.scale,
+            loss_scale=self.engine.scale,
         )
         self.stopping = stop > 0
 

@@ -33,7 +33,10 @@ class MeshStrategy(ModelParallelStrategy):
         else:  # a world of one needs no port
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         self.mesh = build_mesh(
-            self.root_device.type, degrees_of(self._parallelism), self._parallelism.rank_order
+            self.root_device.type,
+            degrees_of(self._parallelism),
+            self._parallelism.rank_order,
+            expert_aware=self._parallelism.expert_aware,
         )
 
     @override
@@ -44,11 +47,15 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def degrees_of(parallelism: Parallelism) -> Degrees:
-    """Read the mesh's axes from the recipe; its data axis becomes two."""
+    """Read the mesh's axes from the recipe; its data axis becomes two.
+
+    The recipe counts expert ranks among those that share a copy, the mesh has them apart.
+    """
+    shard = max(1, parallelism.data_shard // parallelism.expert)
     return Degrees(
         pipeline=parallelism.pipeline,
-        data_replicate=parallelism.data // parallelism.data_shard,
-        data_shard=parallelism.data_shard,
+        data_replicate=parallelism.data // shard,
+        data_shard=shard,
         expert=parallelism.expert,
         context=parallelism.context,
         tensor=parallelism.tensor,

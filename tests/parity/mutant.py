@@ -7,15 +7,13 @@ the program itself.
 import sys
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from components.parallelism import tensor_styles
 from components.parallelism.data import DataParallel
 from components.parallelism.gradients import global_norm
-from components.parallelism.mesh import Mesh
+from components.parallelism.mesh import Family, Mesh
 from components.parallelism.shards import WeightShard
 from components.parity import rank
-from components.train import module
+from components.train import engine
 
 SPOILT = "layers.1.mlp.up.weight"
 HALVED = "layers.0.attention_norm.weight"
@@ -23,21 +21,16 @@ HALVED = "layers.0.attention_norm.weight"
 
 def drop_one_reduction() -> None:
     """One weight keeps its own rank's gradient, as if nobody else had any."""
-    original = DataParallel._summed
+    original = DataParallel._reduce
 
-    def mutated(self: DataParallel, bucket: Sequence[WeightShard]) -> list[Tensor]:
-        own = {
-            shard.name: shard.weight.grad * self._mesh.data_ranks
-            for shard in bucket
-            if shard.weight.grad is not None
-        }
-        sums = original(self, bucket)
-        return [
-            own[shard.name] if shard.name == SPOILT else total
-            for shard, total in zip(bucket, sums, strict=True)
-        ]
+    def mutated(self: DataParallel, bucket: Sequence[WeightShard], family: Family) -> None:
+        own = {shard.name: shard.weight.grad for shard in bucket}
+        original(self, bucket, family)
+        for shard in bucket:
+            if shard.name == SPOILT:
+                shard.parameter.grad = own[shard.name]
 
-    DataParallel._summed = mutated  # type: ignore[method-assign]  # on purpose
+    DataParallel._reduce = mutated  # type: ignore[method-assign]  # on purpose
 
 
 def halve_one_norms_gradient() -> None:
@@ -54,11 +47,11 @@ def halve_one_norms_gradient() -> None:
 
 def miss_a_sixth_of_the_global_norm() -> None:
     """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
-    module.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]  # on purpose
+    engine.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]  # on purpose
 
 
 def let_tied_ends_part() -> None:
-    module.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]  # on purpose
+    engine.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]  # on purpose
 
 
 def keep_slices_of_norm_gradients() -> None:

@@ -173,6 +173,7 @@ def leave_unused(zero: int) -> list[Tensor]:
         accumulate_dtype=torch.float32,
         reduce_dtype=torch.float32,
         tied=(),
+        expert_divisor="ranks",
     )
     parallel.zero_grad()
     torch.autograd.backward((named[0][1] * torch.distributed.get_rank()).sum())

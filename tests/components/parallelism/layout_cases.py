@@ -55,7 +55,8 @@ def layout_mesh(pipeline: int, replicate: int, shard: int, tensor: int) -> Mesh:
         context=1,
         tensor=tensor,
     )
-    return build_mesh("cpu", degrees, ("pipeline", "data", "expert", "context", "tensor"))
+    order = ("pipeline", "data", "expert", "context", "tensor")
+    return build_mesh("cpu", degrees, order, expert_aware=True)
 
 
 class Compute:
@@ -122,6 +123,7 @@ class Poured:
             accumulate_dtype=getattr(torch, layout.accumulate),
             reduce_dtype=getattr(torch, layout.reduce),
             tied=(TIED,) if tied else (),
+            expert_divisor="ranks",
         )
         self.shards = self.parallel.shards
         self.microbatches = self._microbatches(layout)

@@ -39,7 +39,7 @@ def fake_world(rank: int, ranks: int) -> Iterator[None]:
 def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:
     degrees = degrees_of(sizes)
     with fake_world(rank, degrees.ranks):
-        return _see(build_mesh("cpu", degrees, order))
+        return _see(build_mesh("cpu", degrees, order, expert_aware=True))
 
 
 def _see(mesh: Mesh) -> Seen:
@@ -51,5 +51,5 @@ def _see(mesh: Mesh) -> Seen:
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
         model_ranks=mesh.model_ranks,
-        data_group=dist.get_process_group_ranks(mesh.data_group),
+        data_group=dist.get_process_group_ranks(mesh.dense.copies.get_group()),
     )

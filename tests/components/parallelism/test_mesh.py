@@ -11,11 +11,16 @@ from tests.components.parallelism.mesh_cases import ORDER, look_around
 
 
 class Table(NamedTuple):
-    """For each axis that has a size, the groups of ranks along it."""
+    """For each axis that has a size, the groups of ranks along it.
+
+    Those of a data group have copies of dense weights; ``samples`` are the groups of those that
+    read different samples, where they are not all.
+    """
 
     order: tuple[str, ...]
     groups: dict[str, list[list[int]]]
     data_groups: list[list[int]]
+    samples: list[list[int]] | None = None
 
 
 PIPELINE_DATA_TENSOR = Table(
@@ -70,7 +75,8 @@ EXPERT_CONTEXT = Table(
         "context": [[0, 4], [1, 5], [2, 6], [3, 7]],
         "tensor": [[0, 1], [2, 3], [4, 5], [6, 7]],
     },
-    data_groups=[[rank] for rank in range(8)],
+    data_groups=[[0, 2, 4, 6], [1, 3, 5, 7]],
+    samples=[[0, 2], [1, 3], [4, 6], [5, 7]],
 )
 FOUR = Table(
     order=("data", "pipeline", "expert", "context", "tensor"),
@@ -101,8 +107,8 @@ def test_every_axis_holds_the_ranks_of_the_table(table: Table) -> None:
             expected = _with(rank, table.groups.get(axis, [[rank]]))
             assert seen.groups[axis] == expected, (axis, rank)
             assert seen.places[axis] == expected.index(rank)
-        group = _with(rank, table.data_groups)
-        assert seen.data_group == group
+        assert seen.data_group == _with(rank, table.data_groups)
+        group = _with(rank, table.samples or table.data_groups)
         assert seen.data_rank == group.index(rank)
         assert seen.data_ranks == len(group)
         assert seen.model_ranks == ranks // sizes.get("pipeline", 1)

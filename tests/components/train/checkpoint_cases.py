@@ -6,7 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from components.train.checkpoint import (
+    Progress,
+    ShardState,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tests.components.parallelism.layout_cases import (
     Layout,
     Poured,
@@ -24,6 +29,10 @@ class Rank(NamedTuple):
 
     poured: Poured
     optimizer: torch.optim.Optimizer
+
+    @property
+    def state(self) -> ShardState:
+        return ShardState(self.poured.shards, self.optimizer)
 
 
 def start(parts: Parts, layout: Layout, *, seed: int) -> Rank:
@@ -65,20 +74,20 @@ def save(parts: Parts, layout: Layout, folder: Path, steps: int) -> State:
     """Train, save, and return what should be in the checkpoint as far as this rank has it."""
     rank = start(parts, layout, seed=0)
     train(rank, range(steps))
-    save_checkpoint(folder, rank.poured.shards, rank.optimizer, Progress(steps, 10 * steps))
+    save_checkpoint(folder, rank.state, Progress(steps, 10 * steps))
     return state_of(rank)
 
 
 def load(parts: Parts, layout: Layout, checkpoint: Path) -> State:
     """Load over other weights, and return what this rank has then."""
     rank = start(parts, layout, seed=1)
-    load_checkpoint(checkpoint, rank.poured.shards, rank.optimizer)
+    load_checkpoint(checkpoint, rank.state)
     return state_of(rank)
 
 
 def go_on(parts: Parts, layout: Layout, checkpoint: Path, steps: range) -> State:
     """Load, train on, and return what this rank has then."""
     rank = start(parts, layout, seed=1)
-    load_checkpoint(checkpoint, rank.poured.shards, rank.optimizer)
+    load_checkpoint(checkpoint, rank.state)
     train(rank, steps)
     return state_of(rank)

@@ -128,10 +128,10 @@ def assert_equal(found: State, expected: State) -> None:
 def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
     train(rank, range(STEPS))
-    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(2, 20))
+    saved = save_checkpoint(tmp_path, rank.state, Progress(2, 20))
     train(rank, range(STEPS, 2 * STEPS))
     other = start(PARTS, ALONE, seed=1)
-    progress = load_checkpoint(saved, other.poured.shards, other.optimizer)
+    progress = load_checkpoint(saved, other.state)
     assert progress == Progress(step=2, tokens=20)
     train(other, range(STEPS, 2 * STEPS))
     assert_equal(state_of(other), state_of(rank))
@@ -139,8 +139,8 @@ def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) -> None:
     rank, other = start(PARTS, ALONE, seed=0), start(PARTS, ALONE, seed=1)
-    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
-    load_checkpoint(saved, other.poured.shards, other.optimizer)
+    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
+    load_checkpoint(saved, other.state)
     assert_equal(state_of(other), state_of(rank))
     train(other, range(STEPS))
     train(rank, range(STEPS))
@@ -152,15 +152,15 @@ def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) ->
 
 def test_loading_changes_no_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
-    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
-    load_checkpoint(saved, rank.poured.shards, rank.optimizer)
+    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
+    load_checkpoint(saved, rank.state)
     assert [group["lr"] for group in rank.optimizer.param_groups] == [0.01]
     assert all(shard.parameter.grad is None for shard in rank.poured.shards)
 
 
 def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
-    saved = save_checkpoint(tmp_path, rank.poured.shards, rank.optimizer, Progress(0, 0))
+    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
     assert {file.suffix for file in saved.iterdir()} == {".safetensors", ".json"}
 
 
