@@ -35,6 +35,9 @@ def run(arguments: Arguments) -> Outcome:
 def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     recipe = compose_recipe(arguments)
     check_trainable(recipe)
+    from components.train.devices import check_devices  # imports torch: after what is quick
+
+    check_devices(recipe.cluster)
     for warning in warnings_of(recipe):
         _say(warning)
     check_builds(recipe)

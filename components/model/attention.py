@@ -88,7 +88,8 @@ class AttentionCore(nn.Module):
     """Mix values by the softmax of scaled scores; no parameters, so it is easily replaced.
 
     ``auto`` is torch's scaled dot product, except on CUDA where positions or documents shape
-    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask.
+    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask. On an
+    Intel GPU, where it needs a Triton of Intel's, it is used only if the recipe names it.
 
     Raises:
         RecipeError: ``flex`` with dropout, or in training on a CPU.
@@ -143,7 +144,7 @@ class AttentionCore(nn.Module):
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
     attend = cast("Callable[..., Tensor]", flex_attention)
-    if query.is_cuda and not torch.compiler.is_compiling():
+    if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
         attend = _compiled_flex()
     mixed: Tensor = attend(
         query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True

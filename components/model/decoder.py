@@ -69,6 +69,10 @@ class Decoder(nn.Module):
     ``documents``, where given, number the document of each token; a token then attends to its
     own document only. Without them attention crosses the borders of packed documents.
 
+    ``places`` says where in its sequence each of so many tokens stands. They may be set to be
+    a part of a longer sequence, where attention is replaced by one that knows the rest;
+    ``documents`` are then those of the whole sequence.
+
     ``init_from`` names the Hugging Face folder whose weights a run begins with, or is ``none``;
     like ``initialization`` it is kept for whoever fills the parameters.
 
@@ -82,6 +86,7 @@ class Decoder(nn.Module):
     positions: Positions | None
     final_norm: nn.Module | None
     head: Head | None
+    places: Callable[[int, torch.device], Tensor]
 
     def __init__(
         self,
@@ -121,14 +126,15 @@ class Decoder(nn.Module):
         # twin in `to_empty`.
         self.head = None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size)
         self.readout = Readout()  # of the embedding's rows, where tied
-        # Hidden states may travel in equal slices of the sequence; tokens are always whole.
+        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
         self.sequence_slices = 1
+        self.places = natural_places
 
     def forward(
         self,
         inputs: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq dim"],
         *,
-        documents: Int[Tensor, "batch seq"] | None = None,
+        documents: Int[Tensor, "batch whole"] | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> (
         Float[Tensor, "batch seq padded_vocab"]
@@ -154,7 +160,7 @@ class Decoder(nn.Module):
         tokens: Int[Tensor, "batch seq"],
         targets: Int[Tensor, "batch seq"],
         *,
-        documents: Int[Tensor, "batch seq"] | None = None,
+        documents: Int[Tensor, "batch whole"] | None = None,
     ) -> Float[Tensor, ""]:
         """Average the cross-entropy of ``targets``, in nats a token, over all rows.
 
@@ -166,7 +172,7 @@ class Decoder(nn.Module):
 
     def _place(self, inputs: Tensor) -> Placement:
         slices = self.sequence_slices if inputs.is_floating_point() else 1
-        places = torch.arange(inputs.shape[1] * slices, device=inputs.device)
+        places = self.places(inputs.shape[1] * slices, inputs.device)
         if self.positions is None:
             return Placement(places=places)
         placement: Placement = self.positions(places)
@@ -187,6 +193,11 @@ class Decoder(nn.Module):
             return cast("Tensor", self.head(hidden, targets))
         assert self.embedding is not None, "a tied last stage needs the embedding's rows"
         return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
+
+
+def natural_places(length: int, device: torch.device) -> Int[Tensor, " length"]:
+    """Place the first token at 0 and each of the others one further."""
+    return torch.arange(length, device=device)
 
 
 def _check_sizes(

@@ -26,8 +26,8 @@ def chunked_products(
     matrices: Matrices,
 ) -> Float[Tensor, "tokens dim"]:
     """Mix a few neighbouring experts at a time; the host reads the counts once."""
-    order = Order.of(experts, num_experts=len(matrices.up))
-    gate, up, down, activation = matrices
+    gate, up, down, activation, parts = matrices
+    order = Order.of(experts, num_experts=len(up), parts=parts)
     apply: Callable[..., Tensor] = _Chunked.apply
     return apply(tokens, weights, gate, up, down, order, activation)
 
@@ -141,7 +141,8 @@ class _ChunkedGradients:
                 result.addmm_(given, matrix)
 
     def result(self, top_k: int) -> tuple[Tensor | None, ...]:
-        of_weights = torch.empty_like(self.of_weights)
+        # A pair whose expert is elsewhere has no gradient here.
+        of_weights = self.of_weights.new_zeros(len(self.tokens) * top_k)
         of_weights[self.pairs] = self.of_weights
         of_gate = None if len(self.of_maps) == 1 else self.of_maps[0]
         of_tokens = self.of_tokens.to(self.tokens.dtype)

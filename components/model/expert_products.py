@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from components.model.activations import Activation
 
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
 
 
 class Matrices(NamedTuple):
-    """Hold the weights of all experts; without a gate the MLP is plain."""
+    """Hold the weights of all experts; without a gate the MLP is plain.
+
+    They may be one of ``parts`` equal parts of all experts. Pairs whose expert is not here,
+    which the numbers below 0 and above the last one stand for, then add nothing.
+    """
 
     gate: Float[Tensor, "experts ffn dim"] | None
     up: Float[Tensor, "experts ffn dim"]
     down: Float[Tensor, "experts dim ffn"]
     activation: Activation
+    parts: int = 1
 
 
 def loop(
@@ -34,7 +40,7 @@ def loop(
     matrices: Matrices,
 ) -> Float[Tensor, "tokens dim"]:
     """Mix the experts one after the other, as the formula reads."""
-    gate, up, down, activation = matrices
+    gate, up, down, activation, _ = matrices
     mixed = accumulator(tokens)
     for expert in range(len(up)):
         rows, places = (experts == expert).nonzero(as_tuple=True)
@@ -58,8 +64,10 @@ def grouped_products(
 
     The weight goes in before the last product, where a row is narrower than after it.
     """
-    gate, up, down, activation = matrices
-    order = Order.of(experts, num_experts=len(up))
+    gate, up, down, activation, parts = matrices
+    order = Order.of(experts, num_experts=len(up), parts=parts)
+    if not len(order.pairs):  # a grouped product wants a row
+        return loop(tokens, weights, experts, matrices)
     ends = order.counts.cumsum(0, dtype=torch.int32)
     apply_spread: Callable[..., Tensor] = _Spread.apply
     apply_reduce: Callable[..., Tensor] = _Reduce.apply
@@ -69,8 +77,19 @@ def grouped_products(
         inner = activation.forward(widened)
     else:
         inner = activation.forward(F.grouped_mm(spread, gate.mT, offs=ends)) * widened
-    inner = inner * weights.flatten().gather(0, order.pairs)[:, None]
+    inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
     return apply_reduce(F.grouped_mm(inner, down.mT, offs=ends), order, len(tokens))
+
+
+def has_grouped_kernel(device_type: str) -> bool:
+    """Whether torch multiplies all experts at once there.
+
+    Builds for Intel GPUs had no such kernel up to 2.14 (github.com/pytorch/pytorch, 195428):
+    torch then multiplies one expert after the other and asks the host before each product.
+    """
+    if device_type == "xpu":
+        return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_grouped_mm", "XPU")
+    return device_type == "cuda"
 
 
 class Order(NamedTuple):
@@ -79,15 +98,31 @@ class Order(NamedTuple):
     pairs: Int[Tensor, "pairs"]
     tokens: Int[Tensor, "pairs"]
     counts: Int[Tensor, "experts"]
+    is_whole: bool  # every pair is here
 
     @staticmethod
-    def of(experts: Int[Tensor, "tokens top_k"], *, num_experts: int) -> "Order":
+    def of(experts: Int[Tensor, "tokens top_k"], *, num_experts: int, parts: int) -> "Order":
+        """Sort; of several ``parts`` of the experts keep the pairs of this one."""
         flat = experts.flatten()
+        if parts > 1:
+            flat = flat.where((flat >= 0) & (flat < num_experts), num_experts)
         # Stable: an expert reads its tokens in rising order, and sums keep theirs.
         pairs = flat.sort(stable=True).indices
         # Not `bincount`, whose shape depends on data.
-        counts = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat))
-        return Order(pairs, pairs // experts.shape[1], counts)
+        counts = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))
+        counts = counts[:num_experts]
+        if parts > 1:
+            (here,) = on_host(counts.sum()[None], average=len(pairs) // parts)
+            pairs = pairs[:here]
+        return Order(pairs, pairs // experts.shape[1], counts, parts == 1)
+
+
+def on_host(counts: Int[Tensor, "numbers"], *, average: int) -> list[int]:
+    """Read counts; a fake tensor has none, and stands for an even load."""
+    if isinstance(counts, FakeTensor):
+        return [average] * len(counts)
+    read: list[int] = counts.tolist()
+    return read
 
 
 class _Spread(torch.autograd.Function):
@@ -118,6 +153,9 @@ class _Reduce(torch.autograd.Function):
 
 
 def _sum_pairs(rows: Tensor, order: Order, num_tokens: int) -> Tensor:
+    if not order.is_whole:
+        sums = rows.new_zeros(num_tokens, rows.shape[1], dtype=_accumulation_dtype(rows))
+        return sums.index_add_(0, order.tokens, rows.to(sums.dtype))
     position = torch.empty_like(order.pairs)
     position[order.pairs] = torch.arange(len(position), device=position.device)
     per_token = rows.index_select(0, position).view(num_tokens, -1, rows.shape[1])

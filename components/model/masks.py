@@ -7,6 +7,7 @@ added to the scores, and the functions and block mask that ``flex_attention`` ta
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -19,18 +20,27 @@ Heads = tuple[int, int]  # first, and one after the last
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+class Block(NamedTuple):
+    """Some of the ``queries`` at hand, against the first ``keys`` places of the sequence."""
+
+    queries: range
+    keys: int
+
+
 class Scope:
     """Hand the layers of one forward pass what they share.
 
-    A plain class on purpose, as ``Placement`` is.
+    The tokens at hand, whose places ``placement`` knows, may be a part of the sequence;
+    ``documents`` number the document of each of its places. A plain class on purpose, as
+    ``Placement`` is.
     """
 
     def __init__(
-        self, *, placement: Placement, documents: Int[Tensor, "batch seq"] | None
+        self, *, placement: Placement, documents: Int[Tensor, "batch whole"] | None
     ) -> None:
         self.placement = placement
         self.documents = documents
-        self._dense: dict[tuple[Heads, torch.dtype], Tensor] = {}
+        self._dense: dict[tuple[Heads, torch.dtype, Block | None], Tensor] = {}
         self._blocks: BlockMask | None = None
 
     @property
@@ -45,20 +55,29 @@ class Scope:
         rotation = self.placement.rotation
         return heads if rotation is None else rotation(heads)
 
-    def dense(self, heads: Heads, dtype: torch.dtype) -> Float[Tensor, "#batch #heads seq seq"]:
-        """Return what is added to the scores of these heads: minus infinity hides a key."""
-        if (heads, dtype) not in self._dense:
-            self._dense[heads, dtype] = self._make_dense(heads).to(dtype)
-        return self._dense[heads, dtype]
+    def dense(
+        self, heads: Heads, dtype: torch.dtype, block: Block | None = None
+    ) -> Float[Tensor, "#batch #heads queries keys"]:
+        """Return what is added to the scores of these heads: minus infinity hides a key.
 
-    def _make_dense(self, heads: Heads) -> Tensor:
-        places = self.placement.places
-        behind = places[:, None] - places  # (query, key)
+        Without a ``block`` queries and keys are the tokens at hand.
+        """
+        known = heads, dtype, block
+        if known not in self._dense:
+            self._dense[known] = self._make_dense(heads, block).to(dtype)
+        return self._dense[known]
+
+    def _make_dense(self, heads: Heads, block: Block | None) -> Tensor:
+        queries = keys = self.placement.places
+        if block is not None:
+            queries = queries[block.queries.start : block.queries.stop]
+            keys = torch.arange(block.keys, device=queries.device)
+        behind = queries[:, None] - keys  # (query, key)
         hidden = (behind < 0)[None, None]
         if self.documents is not None:
-            parted = self.documents[:, None, :, None] != self.documents[:, None, None, :]
-            hidden = hidden | parted
-        change = torch.zeros((), device=places.device)
+            theirs = self.documents[:, queries], self.documents[:, keys]
+            hidden = hidden | (theirs[0][:, None, :, None] != theirs[1][:, None, None, :])
+        change = torch.zeros((), device=queries.device)
         if self.placement.slopes is not None:
             change = -self.placement.slopes[slice(*heads), None, None] * behind
         return change.masked_fill(hidden, -math.inf)
@@ -77,7 +96,10 @@ class Scope:
         return discounted
 
     def blocks(self) -> BlockMask:
-        """Return the blocks that hold a visible pair, so that the others are skipped."""
+        """Return the blocks that hold a visible pair, so that the others are skipped.
+
+        The tokens at hand must be the whole sequence.
+        """
         if self._blocks is None:
             places, documents = self.placement.places, self.documents
 

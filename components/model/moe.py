@@ -1,19 +1,24 @@
 """A mixture of experts in place of a layer's MLP, dropless."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from components.errors import RecipeError
 from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
-from components.model.expert_products import Matrices, grouped_products, loop
-from components.model.routing import Choice, Routing, choose, force_uniform, pool, record
+from components.model.expert_products import (
+    Matrices,
+    grouped_products,
+    has_grouped_kernel,
+    loop,
+)
+from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
 
 
 class Stack(nn.Module):
@@ -70,7 +75,7 @@ class Experts(nn.Module):
         self.auxiliary_loss = auxiliary_loss
         self.auxiliary_scope = auxiliary_scope
         self.z_loss = z_loss
-        self.path = path
+        self.mixture = Mixture(path=path)
         self.activation = ACTIVATIONS[activation]
         self.routing = None
         widen = partial(
@@ -93,7 +98,7 @@ class Experts(nn.Module):
             self.down.weight.to(dtype),
             self.activation,
         )
-        mixed = self._path(tokens)(
+        mixed: Tensor = self.mixture(
             tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
         )
         return mixed.to(dtype).view(hidden.shape)
@@ -117,13 +122,54 @@ class Experts(nn.Module):
                 self.routing = kept
         return choice
 
+    def penalty(self, tally: Tally) -> Float[Tensor, ""]:
+        """Return ``auxiliary_loss * balance + z_loss * z`` for the layers of a tally."""
+        pooled = self.auxiliary_scope == "model"
+        balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
+        return self.auxiliary_loss * balance + self.z_loss * tally.z_loss
+
+
+class Mixture(nn.Module):
+    """Choose how the experts are computed; no parameters, so it is easily replaced."""
+
+    def __init__(self, *, path: Literal["auto", "grouped", "loop"]) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "tokens dim"],
+        weights: Float[Tensor, "tokens top_k"],
+        experts: Int[Tensor, "tokens top_k"],
+        matrices: Matrices,
+    ) -> Float[Tensor, "tokens dim"]:
+        """Mix each token's experts, summed in float32 or finer."""
+        return self._path(tokens)(tokens, weights, experts, matrices)
+
     def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
         if self.path == "loop":
             return loop
         # A fake tensor has no counts that a host could read.
-        if tokens.device.type == "cuda" or isinstance(tokens, FakeTensor):
+        if has_grouped_kernel(tokens.device.type) or isinstance(tokens, FakeTensor):
             return grouped_products
         return chunked_products
+
+
+def expert_layers(model: nn.Module) -> list[Experts]:
+    """List the mixtures of experts of a model, or of a stage of one."""
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def take_rows(layers: Sequence[Experts]) -> Float[Tensor, "layers numbers"] | None:
+    """Take what the routers did in the last forward pass, a row a layer, if it was training."""
+    records = [routing for layer in layers if (routing := layer.take_routing())]
+    if not records:
+        return None
+    lost = torch.is_grad_enabled() and layers[0].router.weight.requires_grad
+    assert not lost or all(x.probabilities.requires_grad for x in records), (
+        "the router's graph is lost: use checkpointing with use_reentrant=False"
+    )
+    return torch.stack([routing.row() for routing in records])
 
 
 def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -138,31 +184,26 @@ def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tens
     reach an expert; ``largest_over_mean``, that of the least balanced layer; and the two
     losses before their coefficients.
     """
-    layers = [module for module in model.modules() if isinstance(module, Experts)]
-    taken = [(layer, routing) for layer in layers if (routing := layer.take_routing())]
-    if not taken:
+    layers = expert_layers(model)
+    rows = take_rows(layers)
+    if rows is None:
         return torch.zeros(()), {}
-    first, records = taken[0][0], [routing for _, routing in taken]
-    assert len({(x.auxiliary_loss, x.auxiliary_scope, x.z_loss) for x, _ in taken}) == 1
-    lost = torch.is_grad_enabled() and first.router.weight.requires_grad
-    assert not lost or all(x.probabilities.requires_grad for x in records), (
-        "the router's graph is lost: use checkpointing with use_reentrant=False"
-    )
-    together = [pool(records)] if first.auxiliary_scope == "model" else records
-    balance = torch.stack([routing.balance_loss() for routing in together]).sum()
-    z_loss = torch.stack([routing.z_loss() for routing in records]).sum()
-    return first.auxiliary_loss * balance + first.z_loss * z_loss, {
-        "expert_fraction": torch.stack([x.counts / x.tokens for x in records]),
-        "largest_over_mean": torch.stack([x.largest_over_mean() for x in records]).max(),
+    assert len({(x.auxiliary_loss, x.auxiliary_scope, x.z_loss) for x in layers}) == 1
+    tally = Tally.of(rows)
+    pooled = layers[0].auxiliary_scope == "model"
+    balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
+    return layers[0].penalty(tally), {
+        "expert_fraction": torch.stack([x.counts / x.tokens for x in map(Routing.of, rows)]),
+        "largest_over_mean": tally.largest_over_mean,
         "balance_loss": balance.detach(),
-        "z_loss": z_loss.detach(),
+        "z_loss": tally.z_loss.detach(),
     }
 
 
 def _compute_dtype(tokens: Tensor) -> torch.dtype:
     """Choose what a linear map would compute in; autocast does not know our products."""
     device = tokens.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return tokens.dtype
 

@@ -1,10 +1,10 @@
 """Which experts a token goes to, and the terms that keep the experts evenly loaded.
 
 No token is dropped and no expert has a capacity. Tokens are counted over the microbatch at
-hand: nothing here crosses ranks.
+hand. What a router did is a few numbers an expert, which add up: layers are pooled by adding
+them, the parts of a sequence too, and a stage of a pipeline hands its sums to the next one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,15 +23,24 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """What one layer's router did with one microbatch; gradients flow through the sums.
+    """What one layer's router did with some tokens; gradients flow through the sums."""
 
-    Two layers' records are pooled by adding them, field by field.
-    """
-
-    tokens: int
+    tokens: Float[Tensor, ""]
     counts: Float[Tensor, "experts"]  # tokens that reach each expert
     probabilities: Float[Tensor, "experts"]  # summed over the tokens
     squared_log_sums: Float[Tensor, ""]  # logsumexp(logits)**2, summed over the tokens
+
+    def row(self) -> Float[Tensor, "numbers"]:
+        """Lay all numbers side by side; rows of several records add up."""
+        alone = torch.stack([self.tokens, self.squared_log_sums])
+        return torch.cat([self.counts, self.probabilities, alone])
+
+    @staticmethod
+    def of(row: Float[Tensor, "numbers"]) -> "Routing":
+        """Read a row."""
+        num_experts = (len(row) - 2) // 2
+        counts, probabilities = row[:num_experts], row[num_experts:-2]
+        return Routing(row[-2], counts, probabilities, row[-1])
 
     def balance_loss(self) -> Float[Tensor, ""]:
         """Penalize an uneven load: ``experts * sum(fraction * mean probability)``.
@@ -50,6 +59,47 @@ class Routing:
     def largest_over_mean(self) -> Float[Tensor, ""]:
         """Compare the fullest expert with the average one; 1 is perfect balance."""
         return self.counts.max() / self.counts.mean()
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the routers of some layers did, added up over the layers."""
+
+    pooled: Routing
+    balance_loss: Float[Tensor, ""]  # of each layer by itself, summed
+    z_loss: Float[Tensor, ""]
+    largest_over_mean: Float[Tensor, ""]  # of the least balanced layer
+
+    @staticmethod
+    def of(rows: Float[Tensor, "layers numbers"]) -> "Tally":
+        """Add up the layers' rows."""
+        layers = [Routing.of(row) for row in rows]
+        return Tally(
+            pooled=Routing.of(rows.sum(0)),
+            balance_loss=torch.stack([layer.balance_loss() for layer in layers]).sum(),
+            z_loss=torch.stack([layer.z_loss() for layer in layers]).sum(),
+            largest_over_mean=torch.stack([x.largest_over_mean() for x in layers]).max(),
+        )
+
+    def row(self) -> Float[Tensor, "numbers"]:
+        """Lay all numbers side by side, for the stage after."""
+        alone = torch.stack([self.balance_loss, self.z_loss, self.largest_over_mean.detach()])
+        return torch.cat([self.pooled.row(), alone])
+
+    def after(self, row: Float[Tensor, "numbers"]) -> "Tally":
+        """Add these layers to those before, of which ``row`` tells."""
+        pooled, alone = row[:-3], row[-3:]
+        return Tally(
+            pooled=Routing.of(self.pooled.row() + pooled),
+            balance_loss=self.balance_loss + alone[0],
+            z_loss=self.z_loss + alone[1],
+            largest_over_mean=torch.maximum(self.largest_over_mean, alone[2].detach()),
+        )
+
+    @staticmethod
+    def numbers(num_experts: int) -> int:
+        """Count the numbers of a row."""
+        return 2 * num_experts + 5
 
 
 def choose(logits: Float[Tensor, "tokens experts"], *, top_k: int, renormalize: bool) -> Choice:
@@ -81,20 +131,10 @@ def record(logits: Float[Tensor, "tokens experts"], choice: Choice, *, z_loss: b
     counts = choice.probabilities.new_zeros(logits.shape[1])
     zero = choice.probabilities.new_zeros(())
     return Routing(
-        tokens=len(logits),
+        tokens=zero + len(logits),
         counts=counts.scatter_add(0, chosen, counts.new_ones(()).expand(len(chosen))),
         probabilities=choice.probabilities.sum(0),
         squared_log_sums=logits.to(counts.dtype).logsumexp(-1).square().sum()
         if z_loss
         else zero,
-    )
-
-
-def pool(records: Sequence[Routing]) -> Routing:
-    """Count several layers as one."""
-    return Routing(
-        tokens=sum(record.tokens for record in records),
-        counts=torch.stack([record.counts for record in records]).sum(0),
-        probabilities=torch.stack([record.probabilities for record in records]).sum(0),
-        squared_log_sums=torch.stack([record.squared_log_sums for record in records]).sum(),
     )

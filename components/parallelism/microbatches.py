@@ -29,9 +29,11 @@ SCHEDULES: dict[str, Any] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 
-# (stage, its inputs, the microbatch's tokens, the microbatch's number) -> hidden states, or the
-# loss to differentiate where the stage is the last.
-Compute = Callable[[Decoder, Tensor, Tensor, int], Tensor]
+# What goes from stage to stage: tokens or hidden states, and what else later stages need.
+Passed = tuple[Tensor, ...]
+# (stage, its inputs, the microbatch's tokens, the microbatch's number) -> what to pass on, or
+# the loss to differentiate where the stage is the last.
+Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
 
 
 class Microbatches(Protocol):
@@ -56,18 +58,19 @@ class Accumulation:
 
     def run(self, batch: Tensor, scale: float) -> None:
         for number, rows in enumerate(batch):
-            loss = self._compute(self._decoder, rows[:, :-1], rows, number)
+            (loss,) = self._compute(self._decoder, (rows[:, :-1],), rows, number)
             torch.autograd.backward(loss * scale)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        return self._compute(self._decoder, rows[:, :-1], rows, 0)
+        return self._compute(self._decoder, (rows[:, :-1],), rows, 0)[0]
 
 
 class Pipeline:
     """Several stages over the pipeline's ranks, in one of torch's schedules.
 
     This rank has the ``decoders`` of the stages ``rank, rank + ranks, ...``. Between stages go
-    hidden states of ``hidden_shape`` for one microbatch, in ``dtype``.
+    hidden states of ``hidden_shape`` for one microbatch, in ``dtype``, and in training a row of
+    ``carried`` numbers if there are any.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Pipeline:
         compute: Compute,
         schedule: str,
         hidden_shape: tuple[int, int, int],
+        carried: int,
         tokens_shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
@@ -89,7 +93,11 @@ class Pipeline:
         self._device = device
         self._stages = [_Stage(decoder, compute) for decoder in decoders]
         self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
-        self._hidden = torch.empty(hidden_shape, dtype=dtype, device="meta", requires_grad=True)
+        shapes: list[tuple[int, ...]] = [hidden_shape, *([(carried,)] if carried else [])]
+        self._between = tuple(
+            torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+            for shape in shapes
+        )
         self._schedules: dict[int, Any] = {}
 
     def run(self, batch: Tensor, scale: float) -> None:
@@ -119,6 +127,7 @@ class Pipeline:
                 dist.recv(hidden, dist.get_global_rank(group, (here - 1) % ranks), group)
                 given = hidden
             result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
+            assert result is not None
             if stage.decoder.final_norm is None:
                 dist.send(
                     result.contiguous(), dist.get_global_rank(group, (here + 1) % ranks), group
@@ -143,11 +152,11 @@ class Pipeline:
             index,
             stages,
             self._device,
-            input_args=(self._tokens if index == 0 else self._hidden,),
+            input_args=(self._tokens,) if index == 0 else self._between,
             output_args=(
-                torch.empty((), dtype=self._dtype, device="meta", requires_grad=True)
+                (torch.empty((), dtype=self._dtype, device="meta", requires_grad=True),)
                 if last
-                else self._hidden,
+                else self._between
             ),
             group=self._mesh.axis("pipeline").get_group(),
         )
@@ -162,8 +171,10 @@ class _Stage(nn.Module):
         self.compute = compute
         self.scale = 1.0
 
-    def forward(self, inputs: Tensor, *, rows: Tensor, number: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, rows: Tensor, number: Tensor) -> Tensor | Passed:
         result = self.compute(self.decoder, inputs, rows, int(number))
-        if self.decoder.final_norm is None or not torch.is_grad_enabled():
+        if len(result) > 1:
             return result
-        return result * self.scale
+        if self.decoder.final_norm is None or not torch.is_grad_enabled():
+            return result[0]
+        return result[0] * self.scale

@@ -193,12 +193,12 @@ class SplitNorm(nn.Module):
         return wide.type_as(part)
 
     def _mean(self, part: Tensor) -> Tensor:
-        apply: Any = _SumOverRanks.apply  # torch leaves it untyped
+        apply: Any = SumOverRanks.apply  # torch leaves it untyped
         total: Tensor = apply(part.sum(-1, keepdim=True), self._group)
         return total / self.dim
 
 
-class _SumOverRanks(torch.autograd.Function):
+class SumOverRanks(torch.autograd.Function):
     """Add up over the ranks; each then uses the sum for itself, so gradients add up as well."""
 
     @staticmethod

@@ -4,7 +4,7 @@ from math import prod
 from typing import Any
 
 from components.errors import RecipeError
-from components.spec.layout_rules import tensor_fits
+from components.spec.layout_rules import sequence_divisor, tensor_fits
 from components.spec.microbatches import fits_schedule
 from components.spec.named import Named, Tree
 from components.spec.recipe import read_section
@@ -52,14 +52,22 @@ def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
     doubled = dealt[axis] * 2
     if degrees[axis] != "auto" and doubled > degrees[axis]:
         return False
+    if axis in {"tensor", "context"} and not _cuts_sequence(tree, dealt | {axis: doubled}):
+        return False
     if axis == "tensor":
-        whole = not degrees["sequence_parallel"]
-        parts = whole or tree["budget"]["sequence_length"] % doubled == 0
-        return parts and tensor_fits(read_section(ModelShape, model, "model"), doubled)
+        return tensor_fits(read_section(ModelShape, model, "model"), doubled)
+    if axis == "expert":
+        return bool(model["mlp"]["num_experts"] % doubled == 0)
     if axis == "pipeline":
         stages = doubled * degrees["stages_per_rank"]
         return bool(degrees["zero"] < 3 and stages <= model["num_layers"])
     return True
+
+
+def _cuts_sequence(tree: Tree, dealt: dict[str, int]) -> bool:
+    slices = dealt["tensor"] if tree["parallelism"]["sequence_parallel"] else 1
+    divisor = sequence_divisor(context=dealt["context"], slices=slices)
+    return bool(tree["budget"]["sequence_length"] % divisor == 0)
 
 
 def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:

@@ -4,9 +4,12 @@ Everything that a full-size job would refuse after minutes in the queue is refus
 numbers alone.
 """
 
+from math import lcm
 from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
+from components.spec.engine_rules import check_engine
+from components.spec.expert_rules import check_experts
 from components.spec.microbatches import check_microbatches
 from components.spec.sections import Parallelism
 from components.spec.shape import ModelShape
@@ -27,10 +30,13 @@ def check_layout(recipe: "Recipe") -> None:
     _check_order(recipe.parallelism)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
+    _check_context(recipe)
+    check_experts(recipe)
     _check_schedule(recipe.parallelism)
     _check_zero_bubble(recipe)
     _check_pipeline(recipe)
     check_microbatches(recipe)
+    check_engine(recipe)
 
 
 def _check_ranks(recipe: "Recipe") -> None:
@@ -122,6 +128,43 @@ def _check_tensor(recipe: "Recipe") -> None:
             f"budget.sequence_length {length:,} does not divide among {tensor} tensor ranks",
             "set sequence_parallel=false, or a sequence_length of "
             f"{length + tensor - length % tensor:,}",
+        )
+
+
+def sequence_divisor(*, context: int, slices: int) -> int:
+    """Return what must divide the tokens of a sequence for its ranks to hold equal parts.
+
+    A context rank holds two chunks, which its sequence-parallel tensor ranks cut in ``slices``.
+    """
+    return slices if context == 1 else context * lcm(2, slices)
+
+
+def _check_context(recipe: "Recipe") -> None:
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    if degrees.context == 1:
+        return
+    slices = degrees.tensor if degrees.sequence_parallel else 1
+    divisor = sequence_divisor(context=degrees.context, slices=slices)
+    if length % divisor:
+        below = length - length % divisor
+        raise RecipeError(
+            "parallelism.context",
+            f"budget.sequence_length {length:,} does not divide by {divisor}: each of "
+            f"{degrees.context} ranks holds two chunks",
+            f"the nearest that do: {f'{below:,} and ' if below else ''}{below + divisor:,}",
+        )
+    if recipe.model["attention"]["backend"] == "flex":
+        raise RecipeError(
+            "parallelism.context",
+            f"{degrees.context} ranks gather keys, which flex does not know the order of",
+            "set model.attention.backend=auto, or parallelism.context=1",
+        )
+    places = recipe.shape.positions.num_positions
+    if places is not None and places < length:
+        raise RecipeError(
+            "model.positions.num_positions",
+            f"{places:,} learned positions for {length:,} tokens",
+            f"use {length:,} or more, or shorten budget.sequence_length",
         )
 
 

@@ -120,13 +120,54 @@ def load_checkpoint(checkpoint: Path, state: State) -> Progress:
     """Fill weights and optimizer in place, whatever layout or engine wrote the checkpoint.
 
     Raises:
-        RecipeError: a file of the checkpoint is missing or was changed.
+        RecipeError: a file of the checkpoint is missing, was changed or added, or its tensors
+            are those of another model or optimizer.
     """
     progress = read_progress(checkpoint)
-    state.fill(
-        lambda tensors: load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
-    )
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    found = {
+        name: tuple(getattr(entry, "size", ()))
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+    }
+    taken: set[str] = set()
+
+    def read(tensors: dict[str, Tensor]) -> None:
+        expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        _check_alike(checkpoint, expected, found)
+        taken.update(expected)
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
+
+    state.fill(read)
+    _check_all_taken(checkpoint, taken, found)
     return progress
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _check_alike(checkpoint: Path, expected: Shapes, found: Shapes) -> None:
+    for name, shape in sorted(expected.items()):
+        if name not in found:
+            raise _of_another_model(checkpoint, f"it lacks {name} {shape}")
+        if found[name] != shape:
+            raise _of_another_model(checkpoint, f"{name} is {found[name]} there, {shape} here")
+
+
+def _check_all_taken(checkpoint: Path, taken: set[str], found: Shapes) -> None:
+    """Ask all ranks: each stage takes its own layers."""
+    everyones: list[set[str]] = [taken] * dist.get_world_size()
+    dist.all_gather_object(everyones, taken)
+    if left := sorted(set(found).difference(*everyones)):
+        raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
+
+
+def _of_another_model(checkpoint: Path, difference: str) -> RecipeError:
+    return RecipeError(
+        str(checkpoint),
+        f"is of another model or optimizer: {difference}",
+        "resume with the recipe that wrote it; action=export and model.init_from take weights "
+        "alone",
+    )
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -147,9 +188,13 @@ def read_progress(checkpoint: Path) -> Progress:
     """Check the files against the marker and return where the run was.
 
     Raises:
-        RecipeError: a file is missing or its contents are not what was written.
+        RecipeError: a file is missing or too many, or its contents are not what was written.
     """
     marker = json.loads((checkpoint / MARKER).read_text("utf-8"))
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        if file.name not in marker["files"]:
+            problem, remedy = "was not written with this checkpoint", "move it elsewhere"
+            raise RecipeError(str(file), problem, remedy)
     for name, sha256 in marker["files"].items():
         file = checkpoint / name
         if not file.is_file() or _sha256(file) != sha256:

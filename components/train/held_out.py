@@ -8,6 +8,7 @@ from torch import Tensor
 
 from components.data.samples import HeldOutWindows
 from components.parallelism.mesh import sum_over_ranks
+from components.spec.layout_rules import sequence_divisor
 from components.train.callback import RunCallback
 from components.train.journal import Journal
 from components.train.module import Pretraining
@@ -37,11 +38,17 @@ class HeldOutLoss(RunCallback):
         self._journal.held_out(module.progress, by_source)
 
     def _loss(self, module: Pretraining, source: str) -> float:
-        """Average over tokens, in nats; the data ranks take turns."""
+        """Average over tokens, in nats; the data ranks take turns.
+
+        Ranks that evaluate the same window count it once each, and context ranks their part of
+        it, all equally long: the mean is that of the window.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=module.device)
         degrees = module.recipe.parallelism
-        slices = degrees.tensor if degrees.sequence_parallel else 1
-        windows = _divisible(self._windows.windows(source), slices)
+        divisor = sequence_divisor(
+            context=degrees.context, slices=degrees.tensor if degrees.sequence_parallel else 1
+        )
+        windows = _divisible(self._windows.windows(source), divisor)
         batches = _same_length(windows, degrees.microbatch_sequences)
         for rows, counts in _turns(batches, module.mesh.data_rank, module.mesh.data_ranks):
             loss = module.evaluate(rows.to(module.device))
@@ -62,10 +69,10 @@ def _turns(batches: Iterator[Tensor], rank: int, ranks: int) -> Iterator[tuple[T
         yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
 
 
-def _divisible(windows: Iterable[Tensor], slices: int) -> Iterator[Tensor]:
-    """Leave out the few last tokens that would not divide among sequence-parallel ranks."""
+def _divisible(windows: Iterable[Tensor], divisor: int) -> Iterator[Tensor]:
+    """Leave out the few last tokens that would not divide among the ranks of a sequence."""
     for window in windows:
-        if kept := (len(window) - 1) // slices * slices:
+        if kept := (len(window) - 1) // divisor * divisor:
             yield window[: kept + 1]
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from components.build import build
@@ -19,38 +20,28 @@ def check_trainable(recipe: Recipe) -> None:
     """Refuse what the loop cannot do, before anything is written.
 
     Raises:
-        RecipeError: expert or context ranks, experts on tensor or pipeline ranks, or nodes of a
-            cluster.
+        RecipeError: nodes of a cluster.
     """
     if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
         problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
         raise RecipeError("cluster", problem, "leave cluster= out to train a miniature here")
-    degrees = recipe.parallelism
-    for axis in ("expert", "context"):
-        if (degree := getattr(degrees, axis)) > 1:
-            raise RecipeError(
-                f"parallelism.{axis}",
-                f"{degree}: training over this axis does not exist yet",
-                f"set parallelism.{axis}=1",
-            )
-    for axis in ("tensor", "pipeline"):
-        if recipe.shape.mlp.num_experts is not None and (degree := getattr(degrees, axis)) > 1:
-            raise RecipeError(
-                f"parallelism.{axis}",
-                f"{degree}: training a mixture of experts over this axis does not exist yet",
-                f"set parallelism.{axis}=1",
-            )
 
 
 def check_builds(recipe: Recipe) -> None:
     """Build every part once, the model on ``meta``: what a constructor refuses fails here.
 
     Raises:
-        RecipeError: whatever a constructor says is wrong, or weights to begin with that are of
-            another model.
+        RecipeError: whatever a constructor says is wrong, weights to begin with that are of
+            another model, or an engine that is not installed.
     """
     import torch  # slow: only who is about to train pays for it
 
+    if recipe.parallelism.engine == "deepspeed" and find_spec("deepspeed") is None:
+        raise RecipeError(
+            "parallelism.engine",
+            "deepspeed, which is not installed here",
+            "run make setup again, or set parallelism.engine=mesh",
+        )
     build(recipe.tokenizer, "tokenizer")
     build(recipe.schedule, "schedule")
     with torch.device("meta"):

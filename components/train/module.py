@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader
 from components.build import build
 from components.data.samples import DIGEST_MODULUS, samples_digest
 from components.model.decoder import Decoder
-from components.model.moe import auxiliary_terms
+from components.model.routing import Tally
 from components.optim.loss_scale import LossScale
+from components.parallelism.auxiliary import figures_of, take_tally
+from components.parallelism.context import SequencePart, mean_over_parts, part_seed
 from components.parallelism.data import DataParallel
 from components.parallelism.dropout_streams import seed_layers, stream_seed
 from components.parallelism.mesh import Mesh, sum_over_ranks
-from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
+from components.parallelism.microbatches import Accumulation, Microbatches, Passed, Pipeline
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
 from components.train.checkpoint import Progress
@@ -73,8 +75,14 @@ class Pretraining(LightningModule):
 
     @property
     def microbatch_losses(self) -> Tensor:
-        """This rank's losses of the step just taken; none without the last stage."""
-        return torch.stack([figures[0] for figures in self._figures] or [torch.zeros(0)])
+        """The losses of the step just taken; none without the last stage.
+
+        The context ranks of a sequence must all ask: a loss is the mean over their parts.
+        """
+        if not self._figures:
+            return torch.zeros(0)
+        losses = torch.stack([figures[0] for figures in self._figures])
+        return mean_over_parts(losses, self.mesh.axis("context"))
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """List what this rank holds, under the names of the whole model."""
@@ -104,6 +112,18 @@ class Pretraining(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the engine, which makes the optimizer over what it updates."""
         make = build(self.recipe.optimizer, "optimizer")
+        if self.recipe.parallelism.engine == "deepspeed":
+            from components.train.deepspeed_engine import DeepSpeedEngine  # slow: who asks pays
+
+            self.engine = DeepSpeedEngine(
+                recipe=self.recipe,
+                decoder=self.decoders[0],
+                compute=self.compute,
+                make_optimizer=make,
+                compute_dtype=self._dtype_of("compute"),
+                device=self.device,
+            )
+            return self.engine.optimizer
         parallel = DataParallel(
             self.named_weights(),
             self.mesh,
@@ -149,29 +169,36 @@ class Pretraining(LightningModule):
         """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
         return self.engine.evaluate(rows)
 
-    def compute(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> Tensor:
+    def compute(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
         """Take one microbatch through one stage: to hidden states, or what to differentiate.
 
-        Each token of ``rows`` (sequences, length + 1) is predicted from those before it.
+        Each token of ``rows`` (sequences, length + 1) is predicted from those before it. A
+        context rank computes on its part of every row, and its loss is the mean over that.
+        Routers' sums travel beside hidden states.
         """
         tokens, is_last = rows[:, :-1], decoder.final_norm is not None
         documents = None
         if self.recipe.data.document_mask:
             ends = (tokens == self._eod_id).int()
             documents = ends.cumsum(1) - ends  # an end of document belongs to what it ends
+        part = SequencePart.here(self.mesh.axis("context"))
         self._microbatch = (self.mesh.data_rank, number)
         torch.manual_seed(self._dropout_seed("embedding"))
         with self._autocast():
             result: Tensor = decoder(
-                inputs, documents=documents, targets=rows[:, 1:] if is_last else None
+                inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
+                documents=documents,
+                targets=part.take(rows[:, 1:]) if is_last else None,
             )
-            if not is_last or not self.training:
-                return result
-            auxiliary, load = auxiliary_terms(decoder)
-        busiest = load.get("largest_over_mean", torch.ones_like(result))
-        figures = torch.stack([result, auxiliary.to(result), busiest.to(result)])
+            if not self.training:
+                return (result,)
+            carried = inputs[1] if len(inputs) > 1 else None
+            tally = take_tally(decoder, carried, self.mesh.axis("context"))
+            if not is_last:
+                return (result,) if tally is None else (result, tally.row())
+            figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
-        return result + auxiliary
+        return (figures[:2].sum(),)
 
     @property
     def _weight_dtype(self) -> torch.dtype:
@@ -182,7 +209,8 @@ class Pretraining(LightningModule):
         if degrees.pipeline == 1:
             return Accumulation(self.decoders[0], self.compute)
         sequences, length = degrees.microbatch_sequences, budget.sequence_length
-        slices = degrees.tensor if degrees.sequence_parallel else 1
+        experts = self.recipe.shape.mlp.num_experts
+        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
         return Pipeline(
             self.decoders,
             self.mesh,
@@ -190,6 +218,7 @@ class Pretraining(LightningModule):
             schedule=degrees.schedule,
             tokens_shape=(sequences, length),
             hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
+            carried=Tally.numbers(experts) if experts else 0,
             dtype=self._weight_dtype,
             device=self.device,
         )
@@ -208,10 +237,12 @@ class Pretraining(LightningModule):
     def _dropout_seed(self, part: str) -> int:
         """Draw the same masks whenever this part of the microbatch is computed again.
 
-        The number of data ranks and stages does not matter, that of tensor ranks does.
+        The number of data ranks and stages does not matter, that of tensor and of context
+        ranks does.
         """
         place = (self.recipe.budget.seed, self.progress.step, *self._microbatch, part)
         seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
+        seed = part_seed(seed, self.mesh.axis("context"))
         sliced = self.recipe.parallelism.sequence_parallel
         return stream_seed(seed, self.mesh.axis("tensor"), sequence_parallel=sliced)
 

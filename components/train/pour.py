@@ -9,7 +9,9 @@ from components.build import build
 from components.convert.reading import read_folder
 from components.model.checkpointing import checkpoint_activations
 from components.model.decoder import Decoder
+from components.parallelism.context import split_sequence
 from components.parallelism.data import shard_weights
+from components.parallelism.experts import split_experts
 from components.parallelism.filling import copy_weights, draw_weights
 from components.parallelism.mesh import Mesh
 from components.parallelism.stages import TIED, cut_stage
@@ -47,12 +49,16 @@ def build_rank_model(
         first, last = index == 0, index == len(ranges) - 1
         decoder = _build(recipe).to(dtype)
         tied |= cut_stage(decoder, ranges[index], first=first, last=last)
+        if degrees.context > 1:
+            split_sequence(decoder, mesh.axis("context"))
+        if degrees.expert > 1:
+            split_experts(decoder, mesh.axis("expert"), dispatch=degrees.expert_dispatch)
         if degrees.tensor > 1:
             split_tensors(
                 decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
             )
         checkpoint_activations(decoder, degrees.recompute)
-        if degrees.zero == 3:
+        if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
         decoder.to_empty(device=device)
         _fill(decoder, recipe, ranges[index], first=first, last=last)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from components.train.devices import peak_memory_bytes
 from components.train.journal import Journal
 from components.train.module import Pretraining
 
@@ -40,6 +41,7 @@ def summarize(
             "causal": speed * derived.flops_per_token.causal,
         },
         "device": str(module.device),
+        "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
         "held_out": summarize_held_out(journal.held_out_losses, unigram),
     }
 

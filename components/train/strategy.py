@@ -1,15 +1,18 @@
 """The strategy that Lightning trains with: one process group, one mesh, our own layout."""
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from components.parallelism.mesh import Degrees, Mesh, build_mesh
 from components.spec.sections import Parallelism
+from components.train.devices import group_backend
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -29,7 +32,7 @@ class MeshStrategy(ModelParallelStrategy):
         assert self.accelerator is not None
         self.accelerator.setup_device(self.root_device)
         if "RANK" in os.environ:
-            self._setup_distributed()
+            self._connect()
         else:  # a world of one needs no port
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         self.mesh = build_mesh(
@@ -38,6 +41,28 @@ class MeshStrategy(ModelParallelStrategy):
             self._parallelism.rank_order,
             expert_aware=self._parallelism.expert_aware,
         )
+
+    def _connect(self) -> None:
+        """Join the ranks that torchrun started, unless whoever called us has done so.
+
+        Bound to a device, a group makes the mesh's groups by splitting itself, which saves NCCL
+        time. Not so xccl, which cannot: https://github.com/pytorch/pytorch/issues/186548.
+
+        Raises:
+            RecipeError: this torch has nothing that joins such devices.
+        """
+        if dist.is_initialized():
+            return
+        dist.init_process_group(
+            group_backend(self.root_device.type),
+            timeout=default_pg_timeout,
+            device_id=self.root_device if self.root_device.type == "cuda" else None,
+        )
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return ``tensor`` itself in a world of one: its gloo knows no Intel GPU."""
+        return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
 
     @override
     def teardown(self) -> None:
@@ -60,13 +85,6 @@ def degrees_of(parallelism: Parallelism) -> Degrees:
         context=parallelism.context,
         tensor=parallelism.tensor,
     )
-
-
-def device_type(wanted: str) -> str:
-    """Choose the device that ``auto`` stands for here."""
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def compute_dtype(compute: str, device: torch.device) -> torch.dtype:

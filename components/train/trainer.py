@@ -8,7 +8,9 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from components.spec.recipe import Recipe
-from components.train.strategy import MeshStrategy, device_type
+from components.train.accelerators import register_xpu
+from components.train.devices import check_devices, device_type
+from components.train.strategy import MeshStrategy
 
 
 def make_trainer(
@@ -21,7 +23,12 @@ def make_trainer(
     """Make a trainer without bars, samplers and checkpoints of its own.
 
     ``most_steps`` ends a run before the recipe does; ``None`` does not.
+
+    Raises:
+        RecipeError: the devices of this machine are not those of the recipe.
     """
+    check_devices(recipe.cluster)
+    register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     # Windows are read in microseconds; the second is Lightning's own use of torch.
     warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")

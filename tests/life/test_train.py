@@ -193,12 +193,12 @@ def test_a_key_beside_resume_is_refused(whole: Path, program: Program) -> None:
     assert "takes its recipe from its folder" in done.stderr
 
 
-def test_an_axis_that_cannot_be_trained_is_refused_before_anything_is_written(
+def test_ranks_that_cannot_be_trained_are_refused_before_anything_is_written(
     home: Path, program: Program
 ) -> None:
-    words = ("cluster.ranks=2", "parallelism.context=2")
+    words = ("cluster.ranks=2", "cluster.nodes=2")
     done = program(*TINY, *words, f"run={home / 'never'}", status=2)
-    assert "parallelism.context: 2: training over this axis does not exist yet" in done.stderr
+    assert "cluster: 2 nodes of local are not this machine" in done.stderr
     assert not (home / "never").exists()
 
 

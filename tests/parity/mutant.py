@@ -7,7 +7,12 @@ the program itself.
 import sys
 from collections.abc import Callable, Sequence
 
-from components.parallelism import tensor_styles
+import torch.distributed as dist
+from torch import Tensor
+
+from components.model.attention import AttentionCore
+from components.parallelism import exchange, experts, tensor_styles
+from components.parallelism.context import ContextCore
 from components.parallelism.data import DataParallel
 from components.parallelism.gradients import global_norm
 from components.parallelism.mesh import Family, Mesh
@@ -62,6 +67,34 @@ def keep_slices_of_norm_gradients() -> None:
 def read_the_same_samples() -> None:
     """Every data rank takes the first one's share of a step."""
     Mesh.data_rank = property(lambda self: 0)  # type: ignore[assignment]  # on purpose
+
+
+def attend_to_own_slice_only() -> None:
+    """Each context rank asks no other for keys and values, and the loss falls all the same."""
+    ContextCore.forward = AttentionCore.forward  # type: ignore[method-assign]  # on purpose
+
+
+def divide_expert_gradients_twice() -> None:
+    """As if experts saw the tokens of their own rank alone."""
+    original = DataParallel._divisor
+
+    def mutated(self: DataParallel, family: Family) -> int:
+        again = self._mesh.degrees.expert if family is self._mesh.experts else 1
+        return original(self, family) * again
+
+    DataParallel._divisor = mutated  # type: ignore[method-assign]  # on purpose
+
+
+def lose_a_token_in_dispatch() -> None:
+    """One of the pairs that leave rank 1 reaches nobody."""
+
+    def mutated(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        everyones = exchange.gather_rows(rows, group)
+        if not rows.is_floating_point():
+            everyones[-1, 0] = -1_000
+        return everyones
+
+    experts.gather_rows = mutated  # type: ignore[attr-defined]  # on purpose
 
 
 def lose_a_rank() -> None:

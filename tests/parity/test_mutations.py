@@ -20,6 +20,7 @@ SMALL = ("recipe=teuken7b", "model.num_layers=2", "budget.total_tokens=4_608")
 DATA = "{data: 2, zero: 0}"
 ENDS = "{pipeline: 2, zero: 0}"
 SLICES = "{tensor: 2, zero: 0}"
+CHUNKS = "{context: 2, zero: 0}"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def prove(prover: Prover, layout: str, mutation: str | None) -> Proof:
     return prover.prove(recipe)
 
 
-@pytest.mark.parametrize("layout", [DATA, ENDS, SLICES])
+@pytest.mark.parametrize("layout", [DATA, ENDS, SLICES, CHUNKS])
 def test_without_a_mistake_the_layout_holds(prover: Prover, layout: str) -> None:
     proof = prove(prover, layout, None)
     assert proof.comparison is not None, proof.failure
@@ -61,6 +62,14 @@ def test_a_wrong_gradient_is_named(
     assert proof.comparison is not None, proof.failure
     assert proof.comparison.gradient.where.endswith(parameter)
     assert proof.comparison.gradient.difference > 1e-3
+
+
+def test_attention_that_asks_no_other_rank_shows_in_the_first_loss(prover: Prover) -> None:
+    proof = prove(prover, CHUNKS, "attend_to_own_slice_only")
+    assert not proof.holds
+    assert proof.comparison is not None, proof.failure
+    assert proof.comparison.loss.where == "step 1, the microbatch from sample 0"
+    assert proof.comparison.loss.difference > 1e-4
 
 
 def test_a_wrong_norm_is_found_though_every_gradient_is_right(prover: Prover) -> None:

@@ -83,6 +83,31 @@ def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     return accumulating, _measure(poured, optimizer, before)
 
 
+class HeldExperts(NamedTuple):
+    """Numbers of the two families of weights, of which this rank keeps so much state."""
+
+    dense: int
+    experts: int
+    dense_state: int
+    experts_state: int
+
+
+def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
+    """Count what the optimizer keeps after a step."""
+    poured = Poured(randomized(parts), layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    poured.backward(batch_of(0, poured.mesh.data_rank))
+    optimizer.step()
+    counts = {"dense": 0, "experts": 0, "dense_state": 0, "experts_state": 0}
+    for shard in poured.shards:
+        family = "experts" if shard.family is poured.mesh.experts else "dense"
+        counts[family] += shard.shape.numel()
+        state = optimizer.state[shard.parameter]
+        kept = sum(value.numel() for key, value in state.items() if key != "step")
+        counts[f"{family}_state"] += kept
+    return HeldExperts(**counts)
+
+
 def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
     """Measure after a forward pass that no backward pass follows."""
     model, before = randomized(parts), dict(_storages(_live_tensors()))
@@ -146,7 +171,7 @@ def reduce_in_bfloat16(parts: Parts, layout: Layout) -> list[str]:
 
 def _gradients(whole: Whole, rows: Tensor, microbatches: int) -> dict[str, Tensor]:
     whole.decoder.zero_grad()
-    loss = whole.compute(whole.decoder, rows[:, :-1], rows, 0)
+    (loss,) = whole.compute(whole.decoder, (rows[:, :-1],), rows, 0)
     torch.autograd.backward(loss * (1 / microbatches))
     return {name: gradient.clone() for name, gradient in whole.gradients().items()}
 
@@ -168,7 +193,7 @@ def leave_unused(zero: int) -> list[Tensor]:
     named = [("used", nn.Parameter(torch.ones(3))), ("unused", nn.Parameter(torch.ones(5, 2)))]
     parallel = DataParallel(
         named,
-        layout_mesh(1, 1, 2, 1),
+        layout_mesh(Layout(shard=2)),
         zero=zero,
         accumulate_dtype=torch.float32,
         reduce_dtype=torch.float32,

@@ -61,7 +61,7 @@ def _whole(parts: Parts) -> Decoder:
 
 
 def _poured(parts: Parts, layout: Layout) -> Decoder:
-    mesh = layout_mesh(layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    mesh = layout_mesh(layout)
     with torch.device("meta"):
         decoder = build(parts)
     decoder.initialization = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW)

@@ -7,14 +7,19 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from components.model.checkpointing import checkpoint_activations
 from components.model.decoder import Decoder
+from components.model.moe import expert_layers
+from components.model.routing import Tally
+from components.parallelism.auxiliary import figures_of, take_tally
 from components.parallelism.data import DataParallel, shard_weights
 from components.parallelism.dropout_streams import seed_layers
+from components.parallelism.experts import Dispatch, split_experts
 from components.parallelism.mesh import Degrees, Mesh, build_mesh
-from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
+from components.parallelism.microbatches import Accumulation, Microbatches, Passed, Pipeline
 from components.parallelism.stages import TIED, cut_stage, sum_tied_gradients
 from components.parallelism.tensor import split_tensors
 from components.spec.stages import stage_layers
@@ -31,49 +36,63 @@ class Layout(NamedTuple):
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    expert: int = 1
     tensor: int = 1
     zero: int = 0
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     sequence_parallel: bool = False
     recompute: Literal["none", "full"] = "none"
+    dispatch: Dispatch = "all_gather"
+    expert_aware: bool = True
     accumulate: str = "float64"
     reduce: str = "float64"
 
     @property
     def data(self) -> int:
-        return self.replicate * self.shard
+        """Count the ranks that read different samples."""
+        return self.replicate * self.shard * self.expert
+
+
+def layout_mesh(layout: Layout) -> Mesh:
+    degrees = Degrees(
+        pipeline=layout.pipeline,
+        data_replicate=layout.replicate,
+        data_shard=layout.shard,
+        expert=layout.expert,
+        context=1,
+        tensor=layout.tensor,
+    )
+    return mesh_of_degrees(degrees, layout.expert_aware)
 
 
 @cache
-def layout_mesh(pipeline: int, replicate: int, shard: int, tensor: int) -> Mesh:
-    degrees = Degrees(
-        pipeline=pipeline,
-        data_replicate=replicate,
-        data_shard=shard,
-        expert=1,
-        context=1,
-        tensor=tensor,
-    )
+def mesh_of_degrees(degrees: Degrees, expert_aware: bool) -> Mesh:
     order = ("pipeline", "data", "expert", "context", "tensor")
-    return build_mesh("cpu", degrees, order, expert_aware=True)
+    return build_mesh("cpu", degrees, order, expert_aware=expert_aware)
 
 
 class Compute:
     """Take a microbatch through a stage as the train step does, and note its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: DeviceMesh | None) -> None:
         self.losses: list[float] = []
+        self._context = context
         self._number = 0
 
-    def __call__(self, decoder: Decoder, inputs: Tensor, rows: Tensor, number: int) -> Tensor:
+    def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
         self._number = number
         torch.manual_seed(self.seed("embedding"))
         is_last = decoder.final_norm is not None
-        result: Tensor = decoder(inputs, targets=rows[:, 1:] if is_last else None)
-        if is_last and torch.is_grad_enabled():
-            self.losses.append(result.item())
-        return result
+        result: Tensor = decoder(inputs[0], targets=rows[:, 1:] if is_last else None)
+        if not torch.is_grad_enabled():
+            return (result,)
+        tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
+        if not is_last:
+            return (result,) if tally is None else (result, tally.row())
+        loss = figures_of(decoder, tally, result)[:2].sum()
+        self.losses.append(loss.item())
+        return (loss,)
 
     def seed(self, part: str) -> int:
         return sum(map(ord, part)) * 1_000 + self._number
@@ -84,7 +103,7 @@ class Whole:
 
     def __init__(self, model: Decoder) -> None:
         self.decoder = copy.deepcopy(model)
-        self.compute = Compute()
+        self.compute = Compute(None)
         seed_layers(self.decoder, self.compute.seed)
 
     def backward(self, batches: Sequence[Tensor]) -> list[list[float]]:
@@ -94,7 +113,7 @@ class Whole:
         for batch in batches:
             self.compute.losses = []
             for number, rows in enumerate(batch):
-                loss = self.compute(self.decoder, rows[:, :-1], rows, number)
+                (loss,) = self.compute(self.decoder, (rows[:, :-1],), rows, number)
                 torch.autograd.backward(loss / (len(batch) * len(batches)))
             losses.append(self.compute.losses)
         return losses
@@ -110,8 +129,8 @@ class Poured:
     """What one rank holds of a model, and how it trains it."""
 
     def __init__(self, model: Decoder, layout: Layout) -> None:
-        self.mesh = layout_mesh(layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-        self.compute = Compute()
+        self.mesh = layout_mesh(layout)
+        self.compute = Compute(self.mesh.axis("context"))
         self.stages, tied = _cut(model, layout, self.mesh)
         for stage in self.stages:
             _pour(stage, layout, self.mesh)
@@ -148,6 +167,7 @@ class Poured:
         if layout.pipeline == 1:
             return Accumulation(self.stages[0], self.compute)
         slices = layout.tensor if layout.sequence_parallel else 1
+        experts = expert_layers(self.stages[0])
         return Pipeline(
             self.stages,
             self.mesh,
@@ -155,6 +175,7 @@ class Poured:
             schedule=layout.schedule,
             tokens_shape=(SEQUENCES, LENGTH),
             hidden_shape=(SEQUENCES, LENGTH // slices, DIM),
+            carried=Tally.numbers(len(experts[0].up.weight)) if experts else 0,
             dtype=self.shards[0].weight.dtype,
             device=torch.device("cpu"),
         )
@@ -172,6 +193,7 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 
 
 def _pour(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
+    split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute)
     if layout.zero == 3:
@@ -194,4 +216,7 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
     """Return the largest relative difference; what rounds to nothing is measured by others."""
     assert found.keys() <= expected.keys()
     floor = 1e-4 * max(tensor.norm().item() for tensor in expected.values())
-    return max(relative(tensor, expected[name], floor=floor) for name, tensor in found.items())
+    return max(
+        relative(tensor, expected[name].view_as(tensor), floor=floor)  # stacks come as rows
+        for name, tensor in found.items()
+    )

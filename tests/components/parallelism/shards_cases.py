@@ -21,7 +21,7 @@ class Made(NamedTuple):
 
 def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> Made:
     """Make the shard of a weight whose rows, of two numbers each, are numbered from 0."""
-    mesh = layout_mesh(layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    mesh = layout_mesh(layout)
     numbers = torch.arange(rows, dtype=torch.float64).repeat_interleave(2).view(rows, 2)
     weight = _placed(numbers, layout, placement)
     (shard,) = make_shards(
@@ -41,7 +41,7 @@ def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> 
 def _placed(numbers: Tensor, layout: Layout, placement: str) -> nn.Parameter:
     if placement == "plain":
         return nn.Parameter(numbers)
-    mesh = layout_mesh(layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    mesh = layout_mesh(layout)
     axis = mesh.axis("tensor")
     kinds: dict[str, Placement] = {
         "rows": Shard(0),

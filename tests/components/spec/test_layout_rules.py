@@ -47,6 +47,36 @@ REFUSED = [
         "values that do: 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536",
     ),
     (
+        "mula20b_a2b data_shard=128",
+        "parallelism.data_shard: 128 ranks cannot hold whole groups of 12 expert ranks",
+        "use a multiple of parallelism.expert=12",
+    ),
+    (
+        "mula20b_a2b expert=10 data=307",
+        "parallelism.expert: 10 ranks cannot share model.mlp.num_experts 96 evenly",
+        "values that do: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96",
+    ),
+    (
+        "mula20b_a2b tensor=2",
+        "parallelism.tensor: 2: experts are not split over this axis, here as in Optimus",
+        "set parallelism.tensor=1, and parallelism.expert for experts that do not fit",
+    ),
+    (
+        "mula20b_a2b zero=3",
+        "parallelism.zero: 3 would gather what 12 expert ranks divide already",
+        "set parallelism.zero=1 or 2, or parallelism.expert=1",
+    ),
+    (
+        "mula7b_a1b zero=3",
+        "parallelism.zero: 3 deals whole experts, and 3072 ranks do not divide 64 of them",
+        "set parallelism.data_shard to a divisor of 64, or parallelism.zero=1",
+    ),
+    (
+        "bloom7b1 expert=2 data=2",
+        "parallelism.expert: 2 ranks for experts, but the model has none",
+        "set parallelism.expert=1; parallelism.data is the axis of dense models",
+    ),
+    (
         "bloom7b1 data_shard=4",
         "parallelism.data_shard: 4 ranks would share a sharded copy, but at zero=0 nothing "
         "is sharded",

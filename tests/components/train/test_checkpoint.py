@@ -1,6 +1,7 @@
 """A checkpoint is complete or not there; any layout goes on from any other's, bit for bit."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.errors import RecipeError
+from components.model.moe import Experts
 from components.model.positions import Learned
 from components.train.checkpoint import (
     MARKER,
@@ -22,7 +24,7 @@ from components.train.checkpoint import (
     read_progress,
     save_checkpoint,
 )
-from tests.components.parallelism.layout_cases import Layout, layout_mesh
+from tests.components.parallelism.layout_cases import Layout, mesh_of_degrees
 from tests.components.parallelism.ranks import Ranks
 from tests.components.parallelism.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
 from tests.components.train.checkpoint_cases import (
@@ -45,6 +47,20 @@ PARTS = Parts(
     mlp=partial(GELU, ffn_dim=6),
     norm=LAYER_NORM,
     rows=62,
+)
+MIXTURE = partial(
+    Experts,
+    num_experts=4,
+    top_k=2,
+    ffn_dim=5,
+    activation="silu",
+    gated=True,
+    renormalize=False,
+    routing="learned",
+    auxiliary_loss=0.1,
+    auxiliary_scope="model",
+    z_loss=0.0,
+    path="auto",
 )
 ALONE = Layout()
 LAYOUTS = {
@@ -81,7 +97,7 @@ def _world_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    layout_mesh.cache_clear()
+    mesh_of_degrees.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +223,55 @@ def test_a_layout_goes_on_with_the_same_bits(
     steps = range(STEPS, 2 * STEPS)
     resumed = merged(ranks(go_on, PARTS, LAYOUTS[name], saved(name).checkpoint, steps))
     assert_equal(resumed, uninterrupted)
+
+
+EXPERTS = PARTS._replace(mlp=MIXTURE, tied=False)
+WITH_EXPERTS = {
+    "expert 4": Layout(expert=4, zero=1),
+    "expert 2, plain": Layout(shard=2, expert=2, zero=1, expert_aware=False),
+    "stages of experts": Layout(pipeline=2, expert=2, zero=1),
+}
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_experts_move_between_layouts_and_one_process(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    whole = merged(ranks(save, EXPERTS, WITH_EXPERTS["expert 4"], tmp_path, STEPS))
+    checkpoint = only_checkpoint(tmp_path)
+    assert_equal(merged(ranks(load, EXPERTS, WITH_EXPERTS[name], checkpoint)), whole)
+    assert_equal(load(EXPERTS, ALONE, checkpoint), whole)
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (PARTS._replace(num_layers=3), "it lacks model.layers.2.attention.key.bias (48,)"),
+        (
+            PARTS._replace(num_layers=1),
+            "it has model.layers.1.attention.key.bias, 64 such in all",
+        ),
+        (
+            PARTS._replace(rows=66),
+            "model.embedding.weight is (62, 24) there, (66, 24) here",
+        ),
+    ],
+    ids=["more layers", "fewer layers", "more rows"],
+)
+def test_a_checkpoint_of_another_model_is_refused_with_what_differs(
+    tmp_path: Path, other: Parts, difference: str
+) -> None:
+    save(PARTS, ALONE, tmp_path, STEPS)
+    message = re.escape(f"is of another model or optimizer: {difference}")
+    with pytest.raises(RecipeError, match=message):
+        load(other, ALONE, only_checkpoint(tmp_path))
+
+
+def test_a_file_too_many_is_refused(tmp_path: Path) -> None:
+    checkpoint = fake(tmp_path, 10)
+    (checkpoint / "b.safetensors").write_bytes(b"abc")
+    with pytest.raises(RecipeError, match=r"b\.safetensors: was not written with this"):
+        read_progress(checkpoint)
 
 
 def fake(folder: Path, tokens: int, *, complete: bool = True) -> Path:

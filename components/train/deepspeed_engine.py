@@ -1,0 +1,185 @@
+"""DeepSpeed's ZeRO as the engine of a run: its `initialize` around our decoder and optimizer.
+
+Lightning keeps the loop and our strategy the process group. Only runs that ask for
+``parallelism.engine=deepspeed`` import this file and its neighbours.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from components.errors import RecipeError
+from components.model.decoder import Decoder
+from components.optim.loss_scale import LossScaleState
+from components.parallelism.microbatches import Compute
+from components.spec.recipe import Recipe
+from components.train.checkpoint import Read
+from components.train.deepspeed_config import deepspeed_config
+from components.train.engine import NamedTensors
+
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+
+
+class DeepSpeedEngine:
+    """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
+
+    In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
+    the model computes with are themselves in that dtype, as DeepSpeed's users expect, and so is
+    what adds them up without a matrix product (the residual stream); the mesh engine keeps
+    these in float32. The float32 weights that the optimizer updates start from the same values
+    as the mesh engine's, unrounded.
+
+    From ZeRO 1 on a norm that is not finite skips the step in any precision. Every rank's
+    device holds the whole model once, at the start.
+
+    Raises:
+        RecipeError: a precision that DeepSpeed has not, or not on this device.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        decoder: Decoder,
+        compute: Compute,
+        make_optimizer: MakeOptimizer,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.on_gradients: Callable[[], None] | None = None
+        named = dict(decoder.named_parameters())
+        # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
+        self.optimizer = make_optimizer(parameters=list(named.items()))
+        rounds = compute_dtype != torch.float32
+        exact = {name: weight.detach().cpu() for name, weight in named.items() if rounds}
+        config = deepspeed_config(recipe, str(compute_dtype).removeprefix("torch."))
+        deepspeed = _import_deepspeed(device)
+        _check_device(deepspeed, compute_dtype)
+        self._engine, *_ = deepspeed.initialize(
+            model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
+        )
+        from components.train.deepspeed_state import EngineState
+
+        self._zero = recipe.parallelism.zero
+        self._state = EngineState(self._engine, self.optimizer, named)
+        for name, weight in exact.items():
+            self._state.put(name, weight)
+        self._scaler: Any = None
+        if compute_dtype == torch.float16:
+            self._scaler = self._engine.optimizer.loss_scaler
+            self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
+
+    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
+        count = len(batch)
+        self._expect(count)
+        for number, rows in enumerate(batch):
+            self._engine.set_gradient_accumulation_boundary(number == count - 1)
+            loss = self._engine(rows, number)
+            self._engine.backward(loss / count, scale_wrt_gas=False)
+        if self.on_gradients is not None:
+            self.on_gradients()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self._zero == 0:  # the optimizer is torch's, and DeepSpeed would not tell the norm
+            norm = nn.utils.clip_grad_norm_(self._engine.module.parameters(), norm_limit)
+            self._engine.step()
+        else:
+            self._engine.optimizer.clip_grad = norm_limit
+            self._engine.step()
+            norm = self._engine.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float64)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        loss: Tensor = self._engine(rows, 0)
+        return loss
+
+    def weights(self) -> NamedTensors:
+        return self._state.weights()
+
+    def gradients(self) -> NamedTensors:
+        return ((name, gradient / self.scale) for name, gradient in self._state.gradients())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._state.tensors()
+
+    def fill(self, read: Read) -> None:
+        self._state.fill(read)
+
+    def scale_state(self) -> Mapping[str, Any] | None:
+        if self._scaler is None:
+            return None
+        return LossScaleState(
+            scale=self.scale,
+            hysteresis_left=self._scaler.cur_hysteresis,
+            good_steps=self._scaler.cur_iter - self._scaler.last_overflow_iter - 1,
+        )
+
+    def load_scale_state(self, state: Mapping[str, Any]) -> None:
+        if self._scaler is not None:
+            self._scaler.cur_scale = state["scale"]
+            self._scaler.cur_hysteresis = state["hysteresis_left"]
+            self._scaler.cur_iter = state["good_steps"]
+            self._scaler.last_overflow_iter = -1
+
+    def _expect(self, microbatches: int) -> None:
+        """Say how many microbatches this step has: a batch may ramp up."""
+        engine = self._engine
+        size = engine.train_micro_batch_size_per_gpu() * engine.dp_world_size
+        engine.set_train_batch_size(microbatches * size)
+        if self._zero:
+            engine.optimizer.gradient_accumulation_steps = microbatches
+
+
+class _Microbatch(nn.Module):
+    """A module whose forward pass is one microbatch: DeepSpeed's hooks hang on modules."""
+
+    def __init__(self, decoder: Decoder, compute: Compute) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self._compute = compute
+
+    def forward(self, rows: Tensor, number: int) -> Tensor:
+        (loss,) = self._compute(self.decoder, (rows[:, :-1],), rows, number)
+        return loss
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    """Import it for this kind of device; what it logs goes where logs go."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # It asks for torchrun's name of the device, ZeRO 3 in later steps too; one rank has none.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    import deepspeed
+    from deepspeed.utils import logger
+
+    # None of its own operations is used. Asked which there are, it tries a compiler on each; on
+    # a CPU it would go on to build one, for a minute, that sums over ranks past gloo.
+    deepspeed.ops.__compatible_ops__ = {}
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    return deepspeed
+
+
+def _check_device(deepspeed: Any, compute: torch.dtype) -> None:
+    """Ask what DeepSpeed asks, which would end the ranks without a way out."""
+    accelerator = deepspeed.accelerator.get_accelerator()
+    missing = {
+        torch.float16: not accelerator.is_fp16_supported(),
+        torch.bfloat16: not accelerator.is_bf16_supported(),
+    }
+    if missing.get(compute, False):
+        raise RecipeError(
+            "precision.compute",
+            f"{str(compute).removeprefix('torch.')} is more than DeepSpeed trusts this device "
+            "with",
+            "choose another dtype, or parallelism.engine=mesh",
+        )

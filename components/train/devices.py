@@ -1,0 +1,119 @@
+"""The devices of this machine: their kind, how many there are, what joins ranks, their memory.
+
+A rank has one device, that of its own number on the node. On Intel's GPUs of two tiles a device
+is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/flattening-gpu-tile-hierarchy.html
+"""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from components.errors import RecipeError
+from components.spec.sections import Cluster
+
+_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+_TILES_ARE_DEVICES = ("FLAT", "COMBINED")
+_MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+
+
+def device_type(wanted: str) -> str:
+    """Choose the device that ``auto`` stands for here."""
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "cuda"
+    return "xpu" if torch.xpu.is_available() else "cpu"
+
+
+def count_devices(kind: str) -> int:
+    """Count the GPUs, or tiles of GPUs, that torch sees."""
+    return torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count()
+
+
+def check_devices(cluster: Cluster) -> None:
+    """Refuse a machine whose devices are not those that the recipe counts on.
+
+    Under a scheduler a node is ours, and has exactly what its profile says; without one,
+    devices may be left over.
+
+    Raises:
+        RecipeError: too few devices or none, another number than a cluster's profile says, or
+            GPUs whose tiles are not devices.
+    """
+    kind = device_type(cluster.device)
+    if kind == "cpu":
+        return
+    if kind == "xpu":
+        _check_hierarchy()
+    wanted, seen = cluster.devices_per_node, count_devices(kind)
+    if seen == 0:
+        raise RecipeError(
+            "cluster.device",
+            f"{kind}, but torch {torch.__version__} sees no such device here",
+            "leave cluster.device=auto, or load a torch that was built for it",
+        )
+    if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
+        raise RecipeError(
+            "cluster.devices_per_node",
+            f"{wanted} {kind} devices, one a rank, but torch sees {seen} here",
+            _remedy(kind, cluster, seen),
+        )
+
+
+def _check_hierarchy() -> None:
+    """Where the variable is not set, old drivers show whole GPUs: then the count tells."""
+    seen = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
+    if seen.upper() not in _TILES_ARE_DEVICES:
+        raise RecipeError(
+            _HIERARCHY,
+            f"{seen} shows a GPU of two tiles as one device, but a rank has one tile",
+            f"export {_HIERARCHY}=FLAT",
+        )
+
+
+def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
+    mask = os.environ.get(_MASKS[kind])
+    if mask is not None:
+        return f"unset {_MASKS[kind]}, now {mask}: a rank finds its device by its number"
+    if cluster.scheduler == "none":
+        ways = [f"set cluster.ranks={seen}", "set cluster.device=cpu"]
+    else:
+        ways = [f"set cluster.devices_per_node={seen}"]
+    if kind == "xpu" and seen < cluster.devices_per_node:
+        ways = [f"export {_HIERARCHY}=FLAT, under which each tile is a device", *ways]
+    return ", or ".join(ways)
+
+
+def group_backend(kind: str) -> str:
+    """Name what joins ranks on such devices.
+
+    Raises:
+        RecipeError: this build of torch does not have it.
+    """
+    backend = _BACKENDS[kind]
+    if not dist.is_backend_available(backend):
+        raise RecipeError(
+            "cluster.device",
+            f"{kind}, whose ranks {backend} joins, but torch {torch.__version__} was built "
+            "without it",
+            f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1",
+        )
+    return backend
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Read the most that tensors took on ``device`` so far, on a CPU the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "xpu":
+        return torch.xpu.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+    # Linux counts into `ru_maxrss` what the process was before it became this program.
+    lines = dict(line.split(":", 1) for line in status.read_text("utf-8").splitlines())
+    return int(lines["VmHWM"].removesuffix("kB")) * 1024

@@ -1,0 +1,137 @@
+"""What a decoder does on a device that is no CPU, and on an Intel GPU above all.
+
+No such device is needed: fake tensors stand for those on one. A torch for CPUs has no guard for
+Intel GPUs (what makes a device the current one), so it is lent that of ``meta``, which does
+nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from components.model.decoder import Decoder
+from components.model.expert_products import has_grouped_kernel
+from components.model.moe import Experts, auxiliary_terms
+from components.model.positions import Alibi, Learned
+
+LENGTH, ROWS = 16, 67
+XPU, META = 12, 14  # c10::DeviceType, which torch's files of weights rely on
+MIXTURE = partial(
+    Experts,
+    num_experts=4,
+    top_k=2,
+    ffn_dim=16,
+    activation="silu",
+    gated=True,
+    renormalize=True,
+    routing="learned",
+    auxiliary_loss=0.01,
+    auxiliary_scope="model",
+    z_loss=0.001,
+    path="auto",
+)
+MODELS: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "alibi": {"positions": Alibi},
+    "learned": {"positions": partial(Learned, num_positions=LENGTH), "dropout": 0.1},
+    "experts": {"mlp": MIXTURE},
+}
+
+
+@pytest.fixture
+def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take torch's formula: which kernel an Intel GPU has, only a build for it can say."""
+
+    def formula(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
+        mixed, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, **settings
+        )
+        assert isinstance(mixed, Tensor)
+        return mixed
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", formula)
+
+
+@pytest.fixture
+def planted_guard() -> Iterator[None]:
+    """Lend the device guard of ``meta`` to ``xpu``, in the registry that torch looks into."""
+    if torch.xpu._is_compiled():
+        yield
+        return
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (META + 1)).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    guards[XPU] = guards[META]
+    yield
+    guards[XPU] = None
+
+
+@pytest.mark.usefixtures("plain_attention", "planted_guard")
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_forward_pass_on_an_xpu_makes_nothing_elsewhere(
+    small_decoder: Callable[..., Decoder], kind: str, masked: bool
+) -> None:
+    with FakeTensorMode():
+        with torch.device("xpu"):  # and no longer: what names no device shall be seen
+            model = small_decoder(**MODELS[kind])
+        rows = torch.randint(ROWS, (2, LENGTH + 1), device="xpu")
+        documents = (rows[:, :-1] == 3).int().cumsum(1) if masked else None
+        with torch.autocast("xpu", torch.bfloat16):
+            loss = model(rows[:, :-1], documents=documents, targets=rows[:, 1:])
+            auxiliary, load = auxiliary_terms(model)
+    found = {"loss": loss, **load, **dict(model.named_parameters())}
+    if kind == "experts":
+        found["auxiliary"] = auxiliary
+    assert {name: each.device.type for name, each in found.items()} == dict.fromkeys(
+        found, "xpu"
+    )
+    assert loss.dtype == torch.float32
+
+
+@pytest.fixture
+def bfloat16_weights() -> Iterator[None]:
+    """Make weights in what grouped products off the CPU are for."""
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("bfloat16_weights")
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_off_the_cpu_a_backward_pass_gives_each_weight_its_gradient(
+    small_decoder: Callable[..., Decoder], kind: str
+) -> None:
+    # Experts ask for counts, of which a fake tensor has none, but is asked for none.
+    fake = FakeTensorMode() if kind == "experts" else nullcontext()
+    with fake:
+        with torch.device("meta"):
+            model = small_decoder(**MODELS[kind])
+        rows = torch.randint(ROWS, (2, LENGTH + 1), device="meta")
+        loss = model(rows[:, :-1], targets=rows[:, 1:])
+        (loss + auxiliary_terms(model)[0].to(loss.device)).backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.shape == weight.shape, name
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_experts_are_grouped_on_an_xpu_only_where_torch_has_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, registered: bool
+) -> None:
+    kernels = {("aten::_grouped_mm", "XPU")} if registered else set()
+    monkeypatch.setattr(
+        torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *names: names in kernels
+    )
+    found = [has_grouped_kernel(kind) for kind in ("cpu", "cuda", "xpu", "meta")]
+    assert found == [False, True, registered, False]
