@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,15 +14,14 @@ from components.data.samples import DIGEST_MODULUS, samples_digest
 from components.model.decoder import Decoder
 from components.model.routing import Tally
 from components.optim.loss_scale import LossScale
-from components.parallelism.auxiliary import figures_of, take_tally
-from components.parallelism.context import SequencePart, mean_over_parts, part_seed
 from components.parallelism.data import DataParallel
-from components.parallelism.dropout_streams import seed_layers, stream_seed
+from components.parallelism.dropout_streams import seed_layers
 from components.parallelism.mesh import Mesh, sum_over_ranks
-from components.parallelism.microbatches import Accumulation, Microbatches, Passed, Pipeline
+from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
 from components.train.checkpoint import Progress
+from components.train.compute import StageCompute
 from components.train.engine import Engine, MeshEngine
 from components.train.pour import build_rank_model
 from components.train.record import StepRecord
@@ -38,6 +36,7 @@ class Pretraining(LightningModule):
     """
 
     stages: nn.ModuleList
+    compute: StageCompute
     engine: Engine
 
     def __init__(
@@ -55,8 +54,6 @@ class Pretraining(LightningModule):
         self._eod_id = eod_id
         self._schedule = build(recipe.schedule, "schedule")
         self._began = time.perf_counter()
-        self._microbatch = (0, 0)
-        self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
 
     @property
     def mesh(self) -> Mesh:
@@ -75,14 +72,8 @@ class Pretraining(LightningModule):
 
     @property
     def microbatch_losses(self) -> Tensor:
-        """The losses of the step just taken; none without the last stage.
-
-        The context ranks of a sequence must all ask: a loss is the mean over their parts.
-        """
-        if not self._figures:
-            return torch.zeros(0)
-        losses = torch.stack([figures[0] for figures in self._figures])
-        return mean_over_parts(losses, self.mesh.axis("context"))
+        """The losses of the step just taken; see `StageCompute`."""
+        return self.compute.losses
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """List what this rank holds, under the names of the whole model."""
@@ -106,8 +97,11 @@ class Pretraining(LightningModule):
         )
         self.stages = nn.ModuleList(model.stages)
         self._tied = model.tied
+        self.compute = StageCompute(
+            recipe=self.recipe, mesh=self.mesh, device=self.device, eod_id=self._eod_id
+        )
         for decoder in model.stages:
-            seed_layers(decoder, self._dropout_seed)
+            seed_layers(decoder, self.compute.dropout_seed)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the engine, which makes the optimizer over what it updates."""
@@ -159,46 +153,14 @@ class Pretraining(LightningModule):
 
     def training_step(self, batch: Tensor) -> None:
         """Take one step on ``batch`` (microbatches, sequences, length + 1)."""
-        self._figures.clear()
-        tokens = self.progress.tokens
-        lr = float(self.recipe.optimizer["lr"] * self._schedule(tokens))
+        self.compute.begin(self.progress.step)
+        lr = float(self.recipe.optimizer["lr"] * self._schedule(self.progress.tokens))
         norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit())
         self._record(norm, lr)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
         return self.engine.evaluate(rows)
-
-    def compute(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
-        """Take one microbatch through one stage: to hidden states, or what to differentiate.
-
-        Each token of ``rows`` (sequences, length + 1) is predicted from those before it. A
-        context rank computes on its part of every row, and its loss is the mean over that.
-        Routers' sums travel beside hidden states.
-        """
-        tokens, is_last = rows[:, :-1], decoder.final_norm is not None
-        documents = None
-        if self.recipe.data.document_mask:
-            ends = (tokens == self._eod_id).int()
-            documents = ends.cumsum(1) - ends  # an end of document belongs to what it ends
-        part = SequencePart.here(self.mesh.axis("context"))
-        self._microbatch = (self.mesh.data_rank, number)
-        torch.manual_seed(self._dropout_seed("embedding"))
-        with self._autocast():
-            result: Tensor = decoder(
-                inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
-                documents=documents,
-                targets=part.take(rows[:, 1:]) if is_last else None,
-            )
-            if not self.training:
-                return (result,)
-            carried = inputs[1] if len(inputs) > 1 else None
-            tally = take_tally(decoder, carried, self.mesh.axis("context"))
-            if not is_last:
-                return (result,) if tally is None else (result, tally.row())
-            figures = figures_of(decoder, tally, result)
-        self._figures.append(figures.detach())
-        return (figures[:2].sum(),)
 
     @property
     def _weight_dtype(self) -> torch.dtype:
@@ -225,26 +187,6 @@ class Pretraining(LightningModule):
 
     def _dtype_of(self, key: str) -> torch.dtype:
         return compute_dtype(getattr(self.recipe.precision, key), self.device)
-
-    def _autocast(self) -> torch.autocast:
-        """Compute in the recipe's dtype; weights, gradients and state stay float32."""
-        dtype = self._dtype_of("compute")
-        exact = dtype in {torch.float32, torch.float64}
-        return torch.autocast(
-            self.device.type, torch.bfloat16 if exact else dtype, enabled=not exact
-        )
-
-    def _dropout_seed(self, part: str) -> int:
-        """Draw the same masks whenever this part of the microbatch is computed again.
-
-        The number of data ranks and stages does not matter, that of tensor and of context
-        ranks does.
-        """
-        place = (self.recipe.budget.seed, self.progress.step, *self._microbatch, part)
-        seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
-        seed = part_seed(seed, self.mesh.axis("context"))
-        sliced = self.recipe.parallelism.sequence_parallel
-        return stream_seed(seed, self.mesh.axis("tensor"), sequence_parallel=sliced)
 
     def _norm_limit(self) -> float:
         optimizer = self.recipe.optimizer
@@ -282,12 +224,9 @@ class Pretraining(LightningModule):
 
     def _agree(self) -> list[float]:
         """Average the figures over microbatches; count the ranks that were asked to stop."""
-        figures = torch.zeros(4, dtype=torch.float64, device=self.device)
-        if self._figures:  # the ranks of the last stage, all of which have the same
-            means = torch.stack(self._figures).double().mean(0)
-            figures[:3] = means / self.mesh.model_ranks
-        figures[3] = float(self.stop_asked)
-        agreed: list[float] = sum_over_ranks(figures).tolist()
+        means = self.compute.share_of_means()
+        stops = means.new_tensor([float(self.stop_asked)])
+        agreed: list[float] = sum_over_ranks(torch.cat([means, stops])).tolist()
         return agreed
 
     def _digest(self) -> int:

@@ -12,7 +12,8 @@ from components.model.expert_chunks import chunked_products
 from components.model.expert_products import Matrices, grouped_products, loop
 from components.model.moe import Mixture
 from components.parallelism.experts import ExchangedMixture, GatheredMixture
-from tests.components.parallelism.layout_cases import Layout, layout_mesh
+from tests.components.parallelism.layout_cases import Layout, Poured, batch_of, layout_mesh
+from tests.components.parallelism.tensor_cases import Parts, randomized
 
 MIXTURE_TOLERANCE = 1e-5  # `grouped_mm` has no double precision
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 8, 4, 6, 2, 7
@@ -100,3 +101,14 @@ def _stacks(dtype: torch.dtype) -> list[Tensor]:
         torch.randn(NUM_EXPERTS, *shape, generator=generator).to(dtype).requires_grad_()
         for shape in shapes
     ]
+
+
+def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
+    """Say how much larger each gradient is by Optimus's divisor than by ours."""
+    poured, found = Poured(randomized(parts), layout), []
+    for divisor in ("ranks", "copies"):
+        poured.parallel._expert_divisor = divisor  # type: ignore[assignment]  # one of the two
+        poured.backward(batch_of(0, poured.mesh.data_rank))
+        found.append(poured.gradients())
+    ours, theirs = found
+    return {name: (theirs[name].norm() / ours[name].norm()).item() for name in ours}

@@ -7,7 +7,12 @@ import pytest
 
 from components.model.moe import Experts
 from tests.components.parallelism.data_cases import Trained, hold_experts, train
-from tests.components.parallelism.experts_cases import MIXTURE_TOLERANCE, mix, mix_coarsely
+from tests.components.parallelism.experts_cases import (
+    MIXTURE_TOLERANCE,
+    compare_divisors,
+    mix,
+    mix_coarsely,
+)
 from tests.components.parallelism.layout_cases import Layout
 from tests.components.parallelism.microbatches_cases import run_steps
 from tests.components.parallelism.ranks import Ranks
@@ -109,6 +114,15 @@ def test_stages_of_expert_ranks_compute_what_one_process_does(four_ranks: Ranks)
     for rank in found:
         assert rank.loss < TOLERANCE
         assert rank.gradient < TOLERANCE
+
+
+def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
+    four_ranks: Ranks,
+) -> None:
+    for ratios in four_ranks(compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)):
+        for name, ratio in ratios.items():
+            of_experts = ".mlp." in name and "router" not in name
+            assert ratio == pytest.approx(2 if of_experts else 1), name
 
 
 @pytest.mark.parametrize(("aware", "dense_pieces"), [(True, 4), (False, 2)])

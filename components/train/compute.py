@@ -1,0 +1,108 @@
+"""One microbatch through one stage, whatever calls it: a loop, a schedule, another engine."""
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from components.model.decoder import Decoder
+from components.parallelism.auxiliary import figures_of, take_tally
+from components.parallelism.context import SequencePart, mean_over_parts, part_seed
+from components.parallelism.dropout_streams import stream_seed
+from components.parallelism.mesh import Mesh
+from components.parallelism.microbatches import Passed
+from components.spec.recipe import Recipe
+from components.train.strategy import compute_dtype
+
+
+class StageCompute:
+    """Compute microbatches of a recipe on this rank, and note what came out of a step's.
+
+    ``eod_id`` ends a document where the recipe parts packed ones.
+    """
+
+    def __init__(
+        self, *, recipe: Recipe, mesh: Mesh, device: torch.device, eod_id: int
+    ) -> None:
+        self._recipe = recipe
+        self._mesh = mesh
+        self._device = device
+        self._dtype = compute_dtype(recipe.precision.compute, device)
+        self._eod_id = eod_id
+        self._part = SequencePart.here(mesh.axis("context"))
+        self._place = (0, 0, 0)  # step, data rank, microbatch
+        self._step = 0
+        self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
+
+    def begin(self, step: int) -> None:
+        """Forget the figures of the step before ``step``, which follows."""
+        self._step = step
+        self._figures.clear()
+
+    def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
+        """Take one microbatch through one stage: to hidden states, or what to differentiate.
+
+        Each token of ``rows`` (sequences, length + 1) is predicted from those before it. A
+        context rank computes on its part of every row, and its loss is the mean over that.
+        Routers' sums travel beside hidden states.
+        """
+        is_last, part = decoder.final_norm is not None, self._part
+        self._place = (self._step, self._mesh.data_rank, number)
+        torch.manual_seed(self.dropout_seed("embedding"))
+        with self._autocast():
+            result: Tensor = decoder(
+                inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
+                documents=self._documents(rows[:, :-1]),
+                targets=part.take(rows[:, 1:]) if is_last else None,
+            )
+            if not decoder.training:
+                return (result,)
+            carried = inputs[1] if len(inputs) > 1 else None
+            tally = take_tally(decoder, carried, self._mesh.axis("context"))
+            if not is_last:
+                return (result,) if tally is None else (result, tally.row())
+            figures = figures_of(decoder, tally, result)
+        self._figures.append(figures.detach())
+        return (figures[:2].sum(),)
+
+    @property
+    def losses(self) -> Tensor:
+        """The losses of the step's microbatches; none without the last stage.
+
+        The context ranks of a sequence must all ask: a loss is the mean over their parts.
+        """
+        if not self._figures:
+            return torch.zeros(0)
+        losses = torch.stack([figures[0] for figures in self._figures])
+        return mean_over_parts(losses, self._mesh.axis("context"))
+
+    def share_of_means(self) -> Tensor:
+        """Average the step's figures; over all ranks these shares add up to the mean."""
+        if not self._figures:  # only the last stage has some, on all its ranks
+            return torch.zeros(3, dtype=torch.float64, device=self._device)
+        return torch.stack(self._figures).double().mean(0) / self._mesh.model_ranks
+
+    def dropout_seed(self, part: str) -> int:
+        """Draw the same masks whenever this part of the microbatch is computed again.
+
+        The number of data ranks and stages does not matter, that of tensor and of context
+        ranks does.
+        """
+        place = (self._recipe.budget.seed, *self._place, part)
+        seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
+        seed = part_seed(seed, self._mesh.axis("context"))
+        sliced = self._recipe.parallelism.sequence_parallel
+        return stream_seed(seed, self._mesh.axis("tensor"), sequence_parallel=sliced)
+
+    def _documents(self, tokens: Tensor) -> Tensor | None:
+        if not self._recipe.data.document_mask:
+            return None
+        ends = (tokens == self._eod_id).int()
+        return ends.cumsum(1) - ends  # an end of document belongs to what it ends
+
+    def _autocast(self) -> torch.autocast:
+        """Compute in the recipe's dtype; weights, gradients and state stay float32."""
+        exact = self._dtype in {torch.float32, torch.float64}
+        return torch.autocast(
+            self._device.type, torch.bfloat16 if exact else self._dtype, enabled=not exact
+        )
