@@ -10,7 +10,11 @@ LAYOUTS = {data: 3, zero: 0}, {data: 2, zero: 1}, {data: 2, zero: 2}, {data: 2, 
   {pipeline: 2, schedule: gpipe}, {pipeline: 2, schedule: 1f1b}, \
   {pipeline: 2, schedule: interleaved, stages_per_rank: 2}, \
   {pipeline: 2, schedule: zero_bubble, stages_per_rank: 2}, \
-  {tensor: 2, sequence_parallel: false}, {tensor: 4, pipeline: 2}
+  {tensor: 2, sequence_parallel: false}, {tensor: 4, pipeline: 2}, \
+  {context: 2, tensor: 2}, {context: 4}, {data: 2, context: 2, zero: 3}
+EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
+  {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
+  {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
 .PHONY: help setup run test check fix golden recipes parity bench lock clean
 
@@ -19,10 +23,12 @@ help: ## list the targets
 
 setup: .venv/ready ## build .venv from the lock
 
-.venv/ready: requirements/dev.lock requirements/torch.txt
+.venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock
 	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
 	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --require-hashes --no-deps --no-build-isolation \
+	  -r requirements/deepspeed.lock
 	@touch $@
 
 run: setup ## train the miniature of Teuken-7B here, on real text, and write its report
@@ -52,6 +58,10 @@ parity: setup ## prove every kind of layout equal to one process and print the t
 	$(PY) run.py action=parity recipe=gpt175b cluster.ranks=8
 	$(PY) run.py action=parity recipe=teuken7b cluster.ranks=8 "layouts=[$(LAYOUTS)]"
 	$(PY) run.py action=parity recipe=teuken7b model.num_layers=7 "layouts=[{pipeline: 3}]"
+	$(PY) run.py action=parity recipe=mula220b_a10b cluster.ranks=8
+	$(PY) run.py action=parity recipe=mula7b_a1b "layouts=[$(EXPERTS)]"
+	$(PY) run.py action=parity recipe=bloom560m "layouts=[{context: 2}]"
+	$(PY) run.py action=parity recipe=gpt3b6 "layouts=[{context: 2, pipeline: 2}]"
 
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.train_step
@@ -60,12 +70,14 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.moe
 	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
 	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
+	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
+	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
 
 lock: ## resolve requirements/*.in again (needs uv)
-	for part in run dev; do \
+	for part in run dev deepspeed; do \
 	  uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-package torch --override requirements/no_torch.txt \
-	    $$( [ $$part = dev ] && echo "--constraints requirements/run.lock" ) \
+	    $$( [ $$part = run ] || echo "--constraints requirements/run.lock" ) \
 	    requirements/$$part.in -o requirements/$$part.lock; done
 
 clean: ## remove what was built; runs/ and prepared/ stay

@@ -16,8 +16,16 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from components.errors import RecipeError
-from components.parity.compare import LOSS_TOLERANCE, TENSOR_TOLERANCE, Largest
-from components.parity.prover import JUDGED, RANK, Proof, Prover
+from components.parity.compare import TENSOR_TOLERANCE, Largest
+from components.parity.prover import (
+    JUDGED,
+    RANK,
+    ROUNDED,
+    Proof,
+    Prover,
+    in_precision,
+    judged_in,
+)
 from components.spec.layout import AXES
 from components.spec.named import Named
 from components.spec.recipe import Recipe
@@ -36,8 +44,12 @@ COLUMNS = (
     *("float32 loss", "seconds", ""),
 )
 FACTS = (
-    "In these runs dropout is 0 and every number is in float64, whatever the recipe says; "
+    "In these runs dropout is 0 and every number is in {}, whatever the recipe says; "
     "the tokens are drawn, no corpus is read."
+)
+DEEPSPEED_FACTS = (
+    "DeepSpeed has no float64: its layouts are judged in float32, against the mesh engine, and "
+    "differ by rounding."
 )
 
 
@@ -71,11 +83,18 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
     choices = {"scale": "parity"} | arguments.choices
     values = arguments.values | FIXED
     if named.covers("cluster.ranks") or not arguments.layouts:
-        yield compose_recipe(replace(arguments, choices=choices, values=values))
+        yield _composed(replace(arguments, choices=choices, values=values))
     values.pop("cluster.ranks", None)
     for layout in arguments.layouts:
         degrees = {f"parallelism.{key}": value for key, value in layout.items()}
-        yield compose_recipe(replace(arguments, choices=choices, values=values | degrees))
+        yield _composed(replace(arguments, choices=choices, values=values | degrees))
+
+
+def _composed(arguments: Arguments) -> Recipe:
+    """Compose in the dtype that every engine has, then take the one that is judged."""
+    dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
+    recipe = compose_recipe(replace(arguments, values={**arguments.values, **dtypes}))
+    return in_precision(recipe, judged_in(recipe))
 
 
 def as_json(proofs: Sequence[Proof]) -> dict[str, object]:
@@ -84,17 +103,18 @@ def as_json(proofs: Sequence[Proof]) -> dict[str, object]:
     if len(objects) == 1:
         return objects[0]
     held = all(proof.holds for proof in proofs)
-    return {"holds": held, "tolerance": TENSOR_TOLERANCE, "layouts": objects}
+    tolerance = max((proof.tolerances.tensor for proof in proofs), default=TENSOR_TOLERANCE)
+    return {"holds": held, "tolerance": tolerance, "layouts": objects}
 
 
 def _object(proof: Proof) -> dict[str, object]:
     tree: dict[str, object] = {
         "holds": proof.holds,
-        "tolerance": TENSOR_TOLERANCE,
+        "tolerance": proof.tolerances.tensor,
         "layout": proof.recipe.parallelism.model_dump(mode="json"),
         "ranks": proof.recipe.cluster.ranks,
         "seconds": round(proof.seconds, 1),
-        "precision": JUDGED,
+        "precision": proof.precision,
         "dropout": 0.0,
         "failure": proof.failure,
     }
@@ -105,7 +125,7 @@ def _object(proof: Proof) -> dict[str, object]:
         }
     loss, norm, gradient, weight = proof.comparison.parts.values()
     return tree | {
-        "loss": _part(loss) | {"microbatch": loss.where, "tolerance": LOSS_TOLERANCE},
+        "loss": _part(loss) | {"microbatch": loss.where, "tolerance": proof.tolerances.loss},
         "gradient_norm": _part(norm) | {"step": norm.where},
         "gradient": _part(gradient) | {"parameter": gradient.where},
         "weight": _part(weight) | {"parameter": weight.where},
@@ -142,7 +162,10 @@ def show(proofs: Sequence[Proof]) -> None:
             console.print(f"{_label(proof.recipe)}: {problem}", markup=False)
         if len(problems) > MOST_PROBLEMS:
             console.print(f"... and {len(problems) - MOST_PROBLEMS} more")
-    console.print(FACTS)
+    precisions = sorted({proof.precision for proof in proofs}, reverse=True)
+    console.print(FACTS.format(" or ".join(precisions)))
+    if ROUNDED in precisions:
+        console.print(DEEPSPEED_FACTS)
 
 
 def _cells(proof: Proof) -> list[str]:
@@ -168,6 +191,8 @@ def _label(recipe: Recipe) -> str:
     section = recipe.parallelism
     words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
     label = " x ".join(words) or "one rank"
+    if section.engine == "deepspeed":
+        label += ", DeepSpeed"
     if section.zero:
         label += f", ZeRO {section.zero}"
         if section.data_shard < section.data * section.expert:
@@ -176,6 +201,8 @@ def _label(recipe: Recipe) -> str:
         label += ", sequence parallel"
     if section.pipeline > 1:
         label += f", {section.schedule}"
+    if section.offload_optimizer:
+        label += ", offloaded"
     return label
 
 

@@ -10,10 +10,16 @@ from command.outcome import Outcome, Status
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
+from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds, check_trainable, launch
 from components.train.provenance import describe_environment, source_diff
-from components.train.run_folder import RunFolder, create_run_folder, open_run_folder
+from components.train.run_folder import (
+    RunFolder,
+    create_run_folder,
+    open_run_folder,
+    replace_recipe,
+)
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -34,13 +40,7 @@ def run(arguments: Arguments) -> Outcome:
 
 def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     recipe = compose_recipe(arguments)
-    check_trainable(recipe)
-    from components.train.devices import check_devices  # imports torch: after what is quick
-
-    check_devices(recipe.cluster)
-    for warning in warnings_of(recipe):
-        _say(warning)
-    check_builds(recipe)
+    _check_here(recipe)
     data = prepare_data(recipe)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
     folder.write_json("data.json", data)
@@ -50,23 +50,43 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     return folder, recipe
 
 
+def _check_here(recipe: Recipe) -> None:
+    """Refuse what cannot be trained on this machine, before anything is written."""
+    check_trainable(recipe)
+    from components.train.devices import check_devices  # imports torch: after what is quick
+
+    check_devices(recipe.cluster)
+    for warning in warnings_of(recipe):
+        _say(warning)
+    check_builds(recipe)
+
+
 def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    """Take everything from the folder; a key beside ``resume`` would be ignored: refuse it."""
-    others = [
-        word for word in arguments.words if word.partition("=")[0] not in {"resume", "action"}
-    ]
-    if others:
-        remedy = f"drop {others[0]}, or start a new run with run=FOLDER"
-        raise RecipeError("resume", "a resumed run takes its recipe from its folder", remedy)
-    folder, recipe = open_run_folder(arguments.folders["resume"])
+    """Take everything from the folder, but the layout from the words if there are any."""
+    keys = [word.partition("=")[0] for word in arguments.words]
+    check_movable(key for key in keys if key not in {"resume", "action"})
+    folder, before = open_run_folder(arguments.folders["resume"])
+    recipe = relayout(before, arguments.values)
+    if recipe != before:
+        _check_here(recipe)
     data = prepare_data(recipe)
     kept = folder.read_json("data.json")
     if data["key"] != kept["key"]:
         remedy = f"put {Path(kept['folder']).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
+    if recipe != before:
+        replace_recipe(folder, recipe, step=_saved_step(folder))
     folder.results.unlink(missing_ok=True)
     folder.stop.unlink(missing_ok=True)
     return folder, recipe
+
+
+def _saved_step(folder: RunFolder) -> int:
+    """Read where the run goes on; a damaged checkpoint is refused here, not by the ranks."""
+    from components.train.checkpoint import newest_checkpoint, read_progress  # imports torch
+
+    newest = newest_checkpoint(folder.checkpoints)
+    return read_progress(newest).step if newest else 0
 
 
 def _print_end(folder: RunFolder, report: Path) -> None:

@@ -15,11 +15,25 @@ from torch import Tensor
 # steps of Adam, which divides by roots of tiny squares, keep 9 or more of the weights.
 LOSS_TOLERANCE = 1e-10
 TENSOR_TOLERANCE = 1e-8
+# Float32 carries 7 digits: the same sums keep 6 of a loss and 4 of a tensor's largest number.
+SINGLE_LOSS_TOLERANCE = 1e-6
+SINGLE_TENSOR_TOLERANCE = 1e-4
 # A gradient that is 0 by its mathematics (a bias of keys, which the softmax cancels) is nothing
 # but rounding. Below this part of the model's largest gradient none is measured by itself.
 _SMALLEST_GRADIENT = 1e-6
 
 Losses = dict[int, float]  # of one step, by the position of a microbatch's first sample
+
+
+class Tolerances(NamedTuple):
+    """The largest relative differences that are rounding."""
+
+    loss: float
+    tensor: float
+
+
+DOUBLE = Tolerances(loss=LOSS_TOLERANCE, tensor=TENSOR_TOLERANCE)
+SINGLE = Tolerances(loss=SINGLE_LOSS_TOLERANCE, tensor=SINGLE_TENSOR_TOLERANCE)
 
 
 class Largest(NamedTuple):
@@ -98,25 +112,30 @@ def _read(folder: Path, rank: int) -> Record:
     return Record(rank=rank, losses=losses, tensors=tensors, **tree)
 
 
-def compare(reference: Record, records: Sequence[Record]) -> Comparison:
+def compare(
+    reference: Record, records: Sequence[Record], tolerances: Tolerances = DOUBLE
+) -> Comparison:
     """Hold every rank's record against the one process's."""
+    allowed = tolerances.tensor
     return Comparison(
-        loss=compare_losses(reference, records),
-        gradient_norm=_compare_norms(reference, records),
-        gradient=_compare_tensors(reference, records, "gradient"),
-        weight=_compare_tensors(reference, records, "weight"),
+        loss=compare_losses(reference, records, tolerances),
+        gradient_norm=_compare_norms(reference, records, allowed),
+        gradient=_compare_tensors(reference, records, "gradient", allowed),
+        weight=_compare_tensors(reference, records, "weight", allowed),
         lacking=tuple(_lacking(reference, records)),
     )
 
 
-def compare_losses(reference: Record, records: Sequence[Record]) -> Largest:
+def compare_losses(
+    reference: Record, records: Sequence[Record], tolerances: Tolerances = DOUBLE
+) -> Largest:
     """Compare microbatch by microbatch; name the first that differs, else the worst."""
     found = [
         Largest(
             _relative(loss - expected[position], abs(expected[position])),
             f"step {step}, the microbatch from sample {position}",
             rank,
-            LOSS_TOLERANCE,
+            tolerances.loss,
         )
         for step, expected, together in _steps(reference, records)
         for rank, losses in together.items()
@@ -124,7 +143,7 @@ def compare_losses(reference: Record, records: Sequence[Record]) -> Largest:
         if position in expected
     ]
     first = next((largest for largest in found if not largest.holds), None)
-    worst = _worst(found, LOSS_TOLERANCE)
+    worst = _worst(found, tolerances.loss)
     return worst if first is None else first._replace(difference=worst.difference)
 
 
@@ -138,23 +157,25 @@ def _steps(
         yield step + 1, reference.losses[step], together
 
 
-def _compare_norms(reference: Record, records: Sequence[Record]) -> Largest:
+def _compare_norms(reference: Record, records: Sequence[Record], allowed: float) -> Largest:
     found = [
         Largest(
             _relative(norm - expected, expected),
             f"step {step + 1}",
             record.rank,
-            TENSOR_TOLERANCE,
+            allowed,
         )
         for record in records
         for step, (norm, expected) in enumerate(
             zip(record.gradient_norms, reference.gradient_norms, strict=False)
         )
     ]
-    return _worst(found, TENSOR_TOLERANCE)
+    return _worst(found, allowed)
 
 
-def _compare_tensors(reference: Record, records: Sequence[Record], kind: str) -> Largest:
+def _compare_tensors(
+    reference: Record, records: Sequence[Record], kind: str, allowed: float
+) -> Largest:
     """Compare each rank's tensors of a kind, relative to the parameter's largest value.
 
     A weight is never measured by less than the distance that ten steps can move it: one that
@@ -168,7 +189,7 @@ def _compare_tensors(reference: Record, records: Sequence[Record], kind: str) ->
             _relative(_size(value - expected), max(_size(expected), least)),
             name.removeprefix(f"{kind}/"),
             record.rank,
-            TENSOR_TOLERANCE,
+            allowed,
         )
         for record in records
         for name, value in record.tensors.items()
@@ -176,7 +197,7 @@ def _compare_tensors(reference: Record, records: Sequence[Record], kind: str) ->
         and (expected := reference.tensors.get(name)) is not None
         and expected.shape == value.shape
     ]
-    return _worst(found, TENSOR_TOLERANCE)
+    return _worst(found, allowed)
 
 
 def _lacking(reference: Record, records: Sequence[Record]) -> Iterator[str]:

@@ -5,6 +5,9 @@ and once by a single process, which reads the same microbatches in the same orde
 in float64, where two sums of the same terms in another order agree to 13 digits, so that a
 difference is a mistake and not rounding. A second pair in float32 says what rounding does; it
 is reported and not judged.
+
+DeepSpeed has no float64. Its layouts are judged in float32, by what rounding leaves, against
+the mesh engine on one process.
 """
 
 import json
@@ -19,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.parity.compare import (
+    DOUBLE,
+    SINGLE,
     Comparison,
     Record,
+    Tolerances,
     compare,
     compare_losses,
     read_records,
@@ -33,6 +39,7 @@ from components.train.run_folder import create_run_folder
 
 RANK = ("-m", "components.parity.rank")
 JUDGED, ROUNDED = "float64", "float32"
+_TOLERANCES = {JUDGED: DOUBLE, ROUNDED: SINGLE}
 # A rank that waits for a message nobody sends would wait for half an hour.
 MOST_SECONDS = 600
 _SECONDS_TO_STOP = 20  # torchrun asks its ranks to stop and kills them after half of it
@@ -54,6 +61,15 @@ class Proof:
     @property
     def holds(self) -> bool:
         return self.comparison is not None and self.comparison.holds
+
+    @property
+    def precision(self) -> str:
+        """Name the dtype in which the layout was judged."""
+        return judged_in(self.recipe)
+
+    @property
+    def tolerances(self) -> Tolerances:
+        return _TOLERANCES[self.precision]
 
 
 class RanksError(Exception):
@@ -81,18 +97,23 @@ class Prover:
     ) -> None:
         self.program = program
         self._folder = folder
-        self._precisions = (JUDGED, ROUNDED) if rounding else (JUDGED,)
+        self._rounding = rounding
         self._say = say
         self._references: dict[str, Path] = {}
 
     def prove(self, recipe: Recipe) -> Proof:
-        """Compare one layout; ``recipe`` is in float64."""
+        """Compare one layout; ``recipe`` is in the dtype in which it is judged."""
         began = time.perf_counter()
         comparison, rounding, failure = None, None, ""
+        judged = judged_in(recipe)
+        rounds = self._rounding and judged != ROUNDED
+        precisions = (judged, ROUNDED) if rounds else (judged,)
         try:
-            alone, together = self._reference(recipe), self._run(recipe, self.program)
-            comparison = compare(*_records(alone, together, recipe, JUDGED))
-            if ROUNDED in self._precisions:
+            alone = self._reference(recipe, precisions)
+            together = self._run(recipe, self.program, precisions)
+            pair = _records(alone, together, recipe, judged)
+            comparison = compare(*pair, _TOLERANCES[judged])
+            if rounds:
                 pair = _records(alone, together, recipe, ROUNDED)
                 rounding = compare_losses(*pair).difference
         except RanksError as error:
@@ -106,24 +127,24 @@ class Prover:
             seconds=time.perf_counter() - began,
         )
 
-    def _reference(self, recipe: Recipe) -> Path:
+    def _reference(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
         alone = on_one_process(recipe)
-        key = json.dumps(alone.model_dump(mode="json"), sort_keys=True)
+        key = json.dumps([alone.model_dump(mode="json"), precisions], sort_keys=True)
         if key not in self._references:
             # Never by a test's changed program: a mistake on both sides would prove itself.
-            self._references[key] = self._run(alone, RANK)
+            self._references[key] = self._run(alone, RANK, precisions)
         return self._references[key]
 
-    def _run(self, recipe: Recipe, program: Sequence[str]) -> Path:
+    def _run(self, recipe: Recipe, program: Sequence[str], precisions: Sequence[str]) -> Path:
         """Train the recipe in each precision and return the folder of both runs."""
         ranks = recipe.cluster.ranks
         self._say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
         home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"
         draw_data(recipe, home / "data")
-        for precision in self._precisions:
+        for precision in precisions:
             run = create_run_folder(in_precision(recipe, precision), home / precision)
             run.write_json("data.json", {"folder": str(home / "data")})
-        paths = [str(home / precision) for precision in self._precisions]
+        paths = [str(home / precision) for precision in precisions]
         start_ranks([*program, *paths], ranks, home / "ranks.log")
         return home
 
@@ -141,8 +162,14 @@ def on_one_process(recipe: Recipe) -> Recipe:
     parallelism = tree["parallelism"]
     parallelism |= {key: 1 for key in _ALONE if key in parallelism}
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
+    parallelism |= {"engine": "mesh", "offload_optimizer": False}
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return check_recipe(tree)
+
+
+def judged_in(recipe: Recipe) -> str:
+    """Choose the dtype in which a layout is judged."""
+    return ROUNDED if recipe.parallelism.engine == "deepspeed" else JUDGED
 
 
 def in_precision(recipe: Recipe, precision: str) -> Recipe:

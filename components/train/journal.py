@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from components.train.callback import RunCallback
 from components.train.checkpoint import Progress
 from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
 
 
 class Journal(RunCallback):
@@ -42,7 +43,10 @@ class Journal(RunCallback):
         self._append("checkpoint", asdict(progress) | {"folder": str(folder)})
 
     def resume(self, progress: Progress) -> None:
-        """Cut off a half-written line, note the resume, and remember earlier evaluations."""
+        """Cut off a half-written line, note the resume, and remember earlier evaluations.
+
+        What changed in the recipe at this step, its layout, is noted too: old and new by key.
+        """
         whole, _, _ = self._file.read_bytes().rpartition(b"\n")
         lines = whole.splitlines()
         if self._logger is not None:
@@ -53,7 +57,8 @@ class Journal(RunCallback):
             for entry in entries
             if entry["kind"] == "held_out" and entry["step"] <= progress.step
         ]
-        self._append("resume", asdict(progress))
+        changed = RunFolder(self._file.parent).changes_at(progress.step)
+        self._append("resume", asdict(progress) | {"changed": changed})
 
     def _append(self, kind: str, entry: Mapping[str, object]) -> None:
         if self._logger is None:

@@ -1,6 +1,7 @@
 """A run folder that explains itself: what was asked, with what, on what, and what came out.
 
 recipe.json        the resolved recipe that the ranks load
+recipe-before-...  the recipe by which the steps before that one were computed, in another layout
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 source.diff        what differed from that commit, if anything did
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
+from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
 
 
@@ -50,6 +52,28 @@ class RunFolder:
     @property
     def results(self) -> Path:
         return self.path / "results.json"
+
+    def recipe_before(self, step: int) -> Path:
+        """Where the recipe of the steps up to ``step`` is, if the run went on by another."""
+        return self.path / f"recipe-before-step-{step}.json"
+
+    def changes_at(self, step: int) -> dict[str, tuple[Any, Any]]:
+        """Compare the recipe with that of the steps up to ``step``: old and new by key."""
+        kept = self.recipe_before(step)
+        if not kept.exists():
+            return {}
+        before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
+        return {
+            key: (before.get(key), value)
+            for key, value in after.items()
+            if before.get(key) != value
+        }
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write what the ranks load, and before it the numbers that follow from it."""
+        derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
+        self.write_json("derived.json", derived)
+        self.write_json("recipe.json", recipe.model_dump(mode="json"))
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
@@ -93,9 +117,7 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
         raise RecipeError(
             "run", f"cannot make {folder.path}: {error}", "choose another"
         ) from None
-    derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
-    folder.write_json("derived.json", derived)
-    folder.write_json("recipe.json", recipe.model_dump(mode="json"))
+    folder.write_recipe(recipe)
     return folder
 
 
@@ -120,3 +142,11 @@ def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
         remedy = "start a new run with a larger budget.total_tokens"
         raise RecipeError("resume", f"the run in {path} has finished", remedy)
     return folder, recipe
+
+
+def replace_recipe(folder: RunFolder, recipe: Recipe, *, step: int) -> None:
+    """Let the run go on by ``recipe`` after ``step``; keep the one by which it got there."""
+    kept = folder.recipe_before(step)
+    if not kept.exists():  # changed twice at one step: no weights came of the recipe between
+        folder.write_json(kept.name, folder.read_json(folder.recipe.name))
+    folder.write_recipe(recipe)

@@ -10,7 +10,7 @@ from command.actions import parity as action
 from command.arguments import read_point
 from components.errors import RecipeError
 from components.parity.compare import Comparison, Largest
-from components.parity.prover import Proof
+from components.parity.prover import Proof, on_one_process
 from components.spec.recipe import Recipe
 
 
@@ -77,6 +77,30 @@ def test_what_cannot_be_proved_is_refused_before_a_process_starts(
 ) -> None:
     with pytest.raises(RecipeError, match=message):
         layouts(word)
+
+
+def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
+    words = ("layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 3}]",)
+    ours, theirs = (proof(recipe, 2e-16) for recipe in layouts(*words))
+    assert (ours.precision, theirs.precision) == ("float64", "float32")
+    section = theirs.recipe.precision
+    assert {section.compute, section.accumulate, section.reduce} == {"float32"}
+    tree: dict[str, Any] = action.as_json([theirs])
+    assert tree["precision"] == "float32"
+    assert (tree["tolerance"], tree["loss"]["tolerance"]) == (1e-4, 1e-6)
+    alone = on_one_process(theirs.recipe)
+    assert alone.parallelism.engine == "mesh"
+
+
+def test_what_deepspeeds_proofs_leave_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "layouts=[{data: 2}, {data: 2, engine: deepspeed, zero: 2, offload_optimizer: true}]"
+    )
+    action.show([proof(recipe, 2e-16) for recipe in layouts(words)])
+    out = capsys.readouterr().out
+    assert "data 2, DeepSpeed, ZeRO 2, offloaded" in out
+    assert "every number is in float64 or float32" in out
+    assert "DeepSpeed has no float64" in out
 
 
 def proof(recipe: Recipe, gradient: float, *lacking: str) -> Proof:

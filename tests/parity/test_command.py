@@ -38,6 +38,24 @@ def test_two_layouts_of_a_recipe_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_deepspeed_holds_against_our_engine(tmp_path: Path) -> None:
+    words = (*SMALL, "layouts=[{data: 2, engine: deepspeed, zero: 3}]", "output=json")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "action=parity", *words],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert tree["precision"] == "float32"
+    assert tree["problems"] == []
+    assert 0 < tree["loss"]["largest_relative_difference"] < 1e-6
+    assert 0 < tree["weight"]["largest_relative_difference"] < 1e-4
+
+
 def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
     process = subprocess.Popen(

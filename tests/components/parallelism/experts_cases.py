@@ -107,7 +107,7 @@ def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
     """Say how much larger each gradient is by Optimus's divisor than by ours."""
     poured, found = Poured(randomized(parts), layout), []
     for divisor in ("ranks", "copies"):
-        poured.parallel._expert_divisor = divisor  # type: ignore[assignment]  # one of the two
+        poured.parallel._expert_divisor = divisor
         poured.backward(batch_of(0, poured.mesh.data_rank))
         found.append(poured.gradients())
     ours, theirs = found
