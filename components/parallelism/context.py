@@ -7,7 +7,7 @@ values of all ranks; everything else in a decoder works token by token and does 
 """
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,8 @@ from typing_extensions import override
 from components.model.attention import AttentionCore
 from components.model.decoder import Decoder, Layer
 from components.model.masks import Block, Heads, Scope
-from components.parallelism.buckets import all_gather, reduce_scatter
 from components.parallelism.dropout_streams import stream_seed
+from components.parallelism.exchange import gather_rows
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -133,9 +133,10 @@ def gather_sequence(
     part: Float[Tensor, "*batch part channels"], group: dist.ProcessGroup
 ) -> Float[Tensor, "*batch whole channels"]:
     """Put the parts of all ranks together in natural order; gradients go back to them."""
-    gather: Any = _GatherSequence.apply  # torch leaves it untyped
-    whole: Tensor = gather(part, group)
-    return whole
+    parts = gather_rows(part[None], group)  # (ranks, ..., part, channels)
+    early, late = parts.chunk(2, dim=-2)
+    chunks = torch.cat((early, late.flip(0)))
+    return chunks.movedim(0, -3).flatten(-3, -2)
 
 
 def mean_over_parts(values: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -153,37 +154,3 @@ def part_seed(seed: int, mesh: DeviceMesh) -> int:
     Each holds other tokens, of which it must drop others. One rank alone keeps the seed.
     """
     return stream_seed(seed, mesh, sequence_parallel=mesh.size() > 1)
-
-
-class _GatherSequence(torch.autograd.Function):
-    """All-gather forward, reduce-scatter backward."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.ranks = group, dist.get_world_size(group)
-        parts = part.new_empty(ctx.ranks, *part.shape)
-        all_gather(parts, part.contiguous()[None], group=group)
-        return _in_natural_order(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        parts = _by_rank(upstream[0], ctx.ranks)
-        mine = torch.empty_like(parts[:1])
-        reduce_scatter(mine, parts, group=ctx.group)
-        return mine[0], None
-
-
-def _in_natural_order(
-    parts: Float[Tensor, "ranks *batch part channels"],
-) -> Float[Tensor, "*batch whole channels"]:
-    early, late = parts.chunk(2, dim=-2)  # each (ranks, ..., chunk, channels)
-    chunks = torch.cat((early, late.flip(0)))
-    return chunks.movedim(0, -3).flatten(-3, -2)
-
-
-def _by_rank(
-    whole: Float[Tensor, "*batch whole channels"], ranks: int
-) -> Float[Tensor, "ranks *batch part channels"]:
-    chunks = torch.stack(whole.chunk(2 * ranks, dim=-2))
-    early, late = chunks[:ranks], chunks[ranks:].flip(0)
-    return torch.cat((early, late), dim=-2)
