@@ -12,11 +12,13 @@ LAYOUTS = {data: 3, zero: 0}, {data: 2, zero: 1}, {data: 2, zero: 2}, {data: 2, 
   {pipeline: 2, schedule: zero_bubble, stages_per_rank: 2}, \
   {tensor: 2, sequence_parallel: false}, {tensor: 4, pipeline: 2}, \
   {context: 2, tensor: 2}, {context: 4}, {data: 2, context: 2, zero: 3}
+DEEPSPEED = {engine: deepspeed, data: 2, zero: 0}, {engine: deepspeed, data: 2, zero: 1}, \
+  {engine: deepspeed, data: 2, zero: 2}, {engine: deepspeed, data: 2, zero: 3}
 EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test check fix golden recipes parity bench lock clean
+.PHONY: help setup run test check fix golden recipes parity moved bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,7 +37,7 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: setup ## style, types, imports: what must hold in every commit
 	$(PY) -m ruff check --quiet --output-format concise .
@@ -53,15 +55,19 @@ golden: setup ## rewrite the golden files; read the diff before you commit it
 recipes: setup ## train a hundred steps of every recipe's miniature and print the table (20 minutes)
 	$(PY) -m benchmarks.miniatures
 
-parity: setup ## prove every kind of layout equal to one process and print the table (10 minutes)
+parity: setup ## prove every kind of layout equal to one process and print the table (20 minutes)
 	$(PY) run.py action=parity recipe=bloom176b cluster.ranks=8
 	$(PY) run.py action=parity recipe=gpt175b cluster.ranks=8
 	$(PY) run.py action=parity recipe=teuken7b cluster.ranks=8 "layouts=[$(LAYOUTS)]"
 	$(PY) run.py action=parity recipe=teuken7b model.num_layers=7 "layouts=[{pipeline: 3}]"
 	$(PY) run.py action=parity recipe=mula220b_a10b cluster.ranks=8
 	$(PY) run.py action=parity recipe=mula7b_a1b "layouts=[$(EXPERTS)]"
+	$(PY) run.py action=parity recipe=teuken7b "layouts=[$(DEEPSPEED)]"
 	$(PY) run.py action=parity recipe=bloom560m "layouts=[{context: 2}]"
 	$(PY) run.py action=parity recipe=gpt3b6 "layouts=[{context: 2, pipeline: 2}]"
+
+moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
+	$(PY) -m tests.life.moved
 
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.train_step

@@ -66,7 +66,7 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     keys = [word.partition("=")[0] for word in arguments.words]
     check_movable(key for key in keys if key not in {"resume", "action"})
     folder, before = open_run_folder(arguments.folders["resume"])
-    recipe = relayout(before, arguments.values)
+    recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
     data = prepare_data(recipe)

@@ -1,7 +1,8 @@
-"""Start a model from a Hugging Face folder, one tensor at a time."""
+"""Start a model from a folder of published weights, one tensor at a time."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,26 @@ from components.convert.features import Features, read_features
 from components.convert.links import Link
 from components.convert.shards import ShardReader
 from components.convert.tokenizer import count_pieces
+from components.convert.universal import (
+    REMEDY,
+    UniversalReader,
+    count_rows,
+    is_universal,
+    link_universal,
+    name_some,
+)
 from components.errors import RecipeError
 
-_NAMED = 6  # names in one message; the rest are counted
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """An open folder whose every tensor has its partner; ``found`` gives their names in it."""
+
+    reader: ShardReader | UniversalReader
+    links: Sequence[Link]
+    found: Mapping[str, str]
+    rows: int
+    remedy: str  # where a shape is another
 
 
 def read_folder(
@@ -23,30 +41,48 @@ def read_folder(
 ) -> None:
     """Fill ``model`` with the weights of ``folder``, in the precision that it has.
 
-    Call it before anything wraps the model. A pipeline stage takes what it holds. Rows that
-    the folder lacks because they were only added for training become zero: their logits are
-    then 0, whatever the token, and the first steps push them down as in a run from scratch.
+    The folder is one of Hugging Face's, or a universal checkpoint of Megatron-DeepSpeed. Call
+    it before anything wraps the model. A pipeline stage takes what it holds. Rows that the
+    folder lacks because they were only added for training become zero: their logits are then
+    0, whatever the token, and the first steps push them down as in a run from scratch.
 
     Raises:
         RecipeError: the folder holds another kind or size of model, another vocabulary,
             missing or unknown tensors, or tensors of another shape.
     """
     features = read_features(section)
+    if is_universal(folder):
+        _pour(model, _open_universal(folder, features, tokenizer_vocab_size))
+        return
     family = choose_family(features)
     config = _read_config(folder)
     _check_config(folder, config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
-    parameters = dict(model.named_parameters())
     links = list(family.links(features))
-    unlinked = set(parameters) - {name for link in links for name in link.ours}
-    assert not unlinked, f"{family.architecture} has no place for {sorted(unlinked)}"
-    with ShardReader(folder) as reader, torch.no_grad():
+    with ShardReader(folder) as reader:
         found = _match_names(folder, reader.names(), family, links)
-        held = [link for link in links if all(name in parameters for name in link.ours)]
+        remedy = "the folder contradicts its own config.json; fetch it again"
+        rows = config["vocab_size"]
+        _pour(model, _Source(reader=reader, links=links, found=found, rows=rows, remedy=remedy))
+
+
+def _open_universal(folder: Path, features: Features, tokenizer_vocab_size: int) -> _Source:
+    reader = UniversalReader(folder)
+    links = link_universal(folder, features, reader.names())
+    rows = count_rows(folder, features, reader, tokenizer_vocab_size=tokenizer_vocab_size)
+    found = {name: name for link in links for name in link.theirs}
+    return _Source(reader=reader, links=links, found=found, rows=rows, remedy=REMEDY)
+
+
+def _pour(model: nn.Module, source: _Source) -> None:
+    parameters = dict(model.named_parameters())
+    unlinked = set(parameters) - {name for link in source.links for name in link.ours}
+    assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
+    held = [link for link in source.links if all(name in parameters for name in link.ours)]
+    with torch.no_grad():
         for fill in (_check_shapes, _fill):  # all shapes before the first copy
             for link in held:
-                ours = [parameters[name] for name in link.ours]
-                fill(link, ours, reader, found, rows=config["vocab_size"])
+                fill(link, [parameters[name] for name in link.ours], source)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -127,42 +163,29 @@ def _match_names(
         parts = (("missing", missing), ("unknown", unknown))
         raise RecipeError(
             str(folder),
-            "; ".join(f"{what}: {_some(which)}" for what, which in parts if which),
+            "; ".join(f"{what}: {name_some(which)}" for what, which in parts if which),
             "fetch the folder again, or name one that holds this model whole",
         )
     return found
 
 
-def _check_shapes(
-    link: Link,
-    ours: Sequence[Tensor],
-    reader: ShardReader,
-    found: Mapping[str, str],
-    *,
-    rows: int,
-) -> None:
+def _check_shapes(link: Link, ours: Sequence[Tensor], source: _Source) -> None:
     """Compare with the shapes that ours would have, exported."""
-    empty = [torch.empty_like(tensor, device="meta") for tensor in _cut(link, ours, rows)]
+    cut = _cut(link, ours, source.rows)
+    empty = [torch.empty_like(tensor, device="meta") for tensor in cut]
     for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
-        shape = reader.shape(found[name])
+        shape = source.reader.shape(source.found[name])
         if shape != tuple(outline.shape):
             raise RecipeError(
-                found[name],
+                source.found[name],
                 f"has shape {list(shape)}, the recipe's model {list(outline.shape)}",
-                "the folder contradicts its own config.json; fetch it again",
+                source.remedy,
             )
 
 
-def _fill(
-    link: Link,
-    ours: Sequence[Tensor],
-    reader: ShardReader,
-    found: Mapping[str, str],
-    *,
-    rows: int,
-) -> None:
-    theirs = link.to_ours([reader.read(found[name]) for name in link.theirs])
-    for whole, kept, tensor in zip(ours, _cut(link, ours, rows), theirs, strict=True):
+def _fill(link: Link, ours: Sequence[Tensor], source: _Source) -> None:
+    theirs = link.to_ours([source.reader.read(source.found[name]) for name in link.theirs])
+    for whole, kept, tensor in zip(ours, _cut(link, ours, source.rows), theirs, strict=True):
         kept.copy_(tensor)
         whole[len(kept) :] = 0.0
 
@@ -170,8 +193,3 @@ def _fill(
 def _cut(link: Link, ours: Sequence[Tensor], rows: int) -> list[Tensor]:
     """Leave out the vocabulary rows that the folder does not have."""
     return [tensor[:rows] if link.is_vocabulary else tensor for tensor in ours]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -73,7 +73,7 @@ class Decoder(nn.Module):
     a part of a longer sequence, where attention is replaced by one that knows the rest;
     ``documents`` are then those of the whole sequence.
 
-    ``init_from`` names the Hugging Face folder whose weights a run begins with, or is ``none``;
+    ``init_from`` names the folder of weights that a run begins with, or is ``none``;
     like ``initialization`` it is kept for whoever fills the parameters.
 
     Raises:

@@ -7,6 +7,7 @@ Lightning keeps the loop and our strategy the process group. Only runs that ask 
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,11 @@ class DeepSpeedEngine:
         self._engine, *_ = deepspeed.initialize(
             model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
         )
+        if recipe.parallelism.zero == 3 and decoder.positions is not None:
+            # What positions return is no tensor, so no hook would gather their weights for the
+            # backward pass; the whole decoder's does.
+            for places in decoder.positions.parameters():
+                deepspeed.zero.register_external_parameter(decoder, places)
         from components.train.deepspeed_state import EngineState
 
         self._zero = recipe.parallelism.zero
@@ -157,6 +163,9 @@ def _import_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # It asks for torchrun's name of the device, ZeRO 3 in later steps too; one rank has none.
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    # It calls torch by names that torch has newer ones for, at every collective.
+    old_names = r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated"
+    warnings.filterwarnings("ignore", old_names, FutureWarning)
     import deepspeed
     from deepspeed.utils import logger
 

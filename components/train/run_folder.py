@@ -1,7 +1,7 @@
 """A run folder that explains itself: what was asked, with what, on what, and what came out.
 
 recipe.json        the resolved recipe that the ranks load
-recipe-before-...  the recipe by which the steps before that one were computed, in another layout
+recipe-before-...  the recipe of the steps up to that one, if the layout changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 source.diff        what differed from that commit, if anything did

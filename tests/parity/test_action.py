@@ -87,7 +87,7 @@ def test_deepspeed_is_judged_in_float32_which_it_has() -> None:
     assert {section.compute, section.accumulate, section.reduce} == {"float32"}
     tree: dict[str, Any] = action.as_json([theirs])
     assert tree["precision"] == "float32"
-    assert (tree["tolerance"], tree["loss"]["tolerance"]) == (1e-4, 1e-6)
+    assert (tree["tolerance"], tree["loss"]["tolerance"]) == (1e-5, 1e-6)
     alone = on_one_process(theirs.recipe)
     assert alone.parallelism.engine == "mesh"
 

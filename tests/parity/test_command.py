@@ -39,7 +39,9 @@ def test_two_layouts_of_a_recipe_hold(tmp_path: Path) -> None:
 
 
 def test_deepspeed_holds_against_our_engine(tmp_path: Path) -> None:
-    words = (*SMALL, "layouts=[{data: 2, engine: deepspeed, zero: 3}]", "output=json")
+    # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
+    layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"
+    words = ("recipe=gpt3b6", *SMALL[1:], layout, "output=json")
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), "action=parity", *words],
         cwd=tmp_path,
@@ -52,8 +54,9 @@ def test_deepspeed_holds_against_our_engine(tmp_path: Path) -> None:
     tree = json.loads(done.stdout)
     assert tree["precision"] == "float32"
     assert tree["problems"] == []
-    assert 0 < tree["loss"]["largest_relative_difference"] < 1e-6
-    assert 0 < tree["weight"]["largest_relative_difference"] < 1e-4
+    assert tree["loss"]["largest_relative_difference"] < 1e-6
+    assert tree["gradient"]["largest_relative_difference"] < 1e-5
+    assert tree["weight"]["largest_relative_difference"] < 1e-3
 
 
 def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,220 @@
+"""Weights of Megatron-DeepSpeed, from a universal checkpoint (https://arxiv.org/abs/2406.18820).
+
+Such a folder holds one file ``zero/NAME/fp32.pt`` a parameter, whole whatever the layout that
+trained it, beside optimizer state and pickles that are left alone. A name begins with the place
+of its module in the pipeline, where forks and options differ: BLOOM's blocks begin at 3, others
+at 2, so the places are read from the names. The folder has no ``config.json``: names and shapes
+are compared with the recipe, but not what leaves no trace in them.
+"""
+
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from components.convert.features import Features
+from components.convert.links import Link, interleaved, module, same, vocabulary
+from components.errors import RecipeError
+
+REMEDY = "set the model section to what was trained, or name another folder"
+_PATH = "model.init_from"
+_PARTS = "zero"
+_FILE = "fp32.pt"
+_KEY = "param"
+_NAMED = 6  # names in one message; the rest are counted
+
+
+def is_universal(folder: Path) -> bool:
+    """Whether DeepSpeed's converter wrote the folder, as far as its outline tells."""
+    return (folder / _PARTS).is_dir()
+
+
+class UniversalReader:
+    """Parameters of a universal checkpoint by name, each mapped when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / _PARTS
+
+    def names(self) -> list[str]:
+        return sorted(file.parent.name for file in self._folder.glob(f"*/{_FILE}"))
+
+    def read(self, name: str) -> Tensor:
+        """Map the float32 values of a parameter; what else the file holds is not unpickled.
+
+        Raises:
+            RecipeError: the file is damaged, or holds anything but tensors and numbers.
+        """
+        file = self._folder / name / _FILE
+        try:
+            # Only torch's older format, which is no zip file, cannot be mapped.
+            mapped = zipfile.is_zipfile(file)
+            held = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+            reason = str(error).partition("\n")[0]
+            remedy = "convert the checkpoint again; files are read as weights only"
+            raise RecipeError(str(file), f"cannot be read: {reason}", remedy) from None
+        tensor = held.get(_KEY) if isinstance(held, dict) else None
+        if not isinstance(tensor, Tensor):
+            # Without tensor parallelism ZeRO 3 is converted to vectors that lost their shapes.
+            problem = f"holds no tensor under {_KEY!r}"
+            remedy = "convert a checkpoint of ZeRO 0 to 2, as those of pipelines are"
+            raise RecipeError(str(file), problem, remedy)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.read(name).shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where in the pipeline the modules are: the first part of their parameters' names."""
+
+    embedding: str
+    first_block: int
+    num_blocks: int
+    final_norm: str
+    head: str
+
+
+def find_places(folder: Path, names: Sequence[str]) -> Places:
+    """Read the places from the names, whatever stands between them without parameters.
+
+    Raises:
+        RecipeError: there are no blocks, so these are other models' names.
+    """
+    blocks = sorted(int(place) for place in _before(names, r"\.input_layernorm\.weight"))
+    if not blocks:
+        raise RecipeError(
+            _PATH,
+            f"{folder} is a universal checkpoint without blocks of a Megatron-DeepSpeed "
+            f"pipeline, N.input_layernorm.weight; it holds {name_some(names) or 'nothing'}",
+            "name one that such a pipeline was converted to, or a Hugging Face folder",
+        )
+    # Where the norm or the head is missing, a message names the place that it could have.
+    final_norm = next(iter(_before(names, r"\.weight")), str(blocks[-1] + 1))
+    after = str(int(final_norm) + 1)
+    # Tied, the embedding stands in both ends of the pipeline and is kept beside the numbers.
+    untied = _before(names, r"\.word_embeddings\.weight")
+    return Places(
+        embedding=untied[0] if untied else "tied_modules.embed",
+        first_block=blocks[0],
+        num_blocks=len(blocks),
+        final_norm=final_norm,
+        head=next(iter(_before(names, r"\.lm_head\.weight")), after),
+    )
+
+
+def universal_links(features: Features, places: Places) -> Iterator[Link]:
+    """List all parameters of the pipeline, with ours.
+
+    Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
+    https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
+    """
+    yield vocabulary("embedding.weight", f"{places.embedding}.word_embeddings.weight")
+    if features.embedding_norm is not None:
+        yield from module(
+            "embedding_norm", f"{places.embedding}.word_embeddings.norm", bias=True
+        )
+    if features.positions == "Learned":
+        yield same("positions.weight", f"{places.embedding}.position_embeddings.weight")
+    for layer in range(features.num_layers):
+        yield from _block(f"layers.{layer}", f"{places.first_block + layer}", features)
+    yield from module("final_norm", places.final_norm, bias=True)
+    if not features.tied_embeddings:
+        yield vocabulary("head.weight", f"{places.head}.lm_head.weight")
+
+
+def _block(ours: str, theirs: str, features: Features) -> Iterator[Link]:
+    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
+    for kind in ("weight", "bias"):
+        yield interleaved(
+            [f"{ours}.attention.{name}.{kind}" for name in ("query", "key", "value")],
+            f"{theirs}.self_attention.query_key_value.{kind}",
+            num_heads=features.num_heads,
+        )
+    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense", bias=True)
+    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", bias=True)
+    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h", bias=True)
+    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
+
+
+def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[Link]:
+    """Join every parameter of ours to exactly one of the folder's.
+
+    Raises:
+        RecipeError: the recipe's model has parts that such a pipeline has not, another number
+            of blocks, or parameters without a partner on either side.
+    """
+    _check_parts(folder, features)
+    places = find_places(folder, names)
+    if places.num_blocks != features.num_layers:
+        problem = f"{folder} has {places.num_blocks} blocks, the recipe {features.num_layers}"
+        raise RecipeError(_PATH, problem, f"set model.num_layers={places.num_blocks}")
+    links = list(universal_links(features, places))
+    wanted = {name for link in links for name in link.theirs}
+    parts = (("missing", wanted.difference(names)), ("unknown", set(names) - wanted))
+    if any(which for _, which in parts):
+        differences = (f"{what}: {name_some(sorted(which))}" for what, which in parts if which)
+        raise RecipeError(_PATH, f"{folder} differs: {'; '.join(differences)}", REMEDY)
+    return links
+
+
+def count_rows(
+    folder: Path, features: Features, reader: UniversalReader, *, tokenizer_vocab_size: int
+) -> int:
+    """Count the vocabulary rows, from which the converter may have cut the padding.
+
+    Raises:
+        RecipeError: they are neither the tokenizer's pieces nor the recipe's rows.
+    """
+    embedding = f"{find_places(folder, reader.names()).embedding}.word_embeddings.weight"
+    rows = reader.shape(embedding)[0]
+    own = sorted({tokenizer_vocab_size, features.vocab_size, features.padded_vocab_size})
+    if rows not in own:
+        wanted = " or ".join(f"{count:,}" for count in own)
+        raise RecipeError(
+            _PATH,
+            f"{folder} has {rows:,} vocabulary rows, the recipe {wanted}",
+            f"set model.padded_vocab_size={rows} if rows were added for training, or "
+            f"model.vocab_size={rows}, with the tokenizer of that run",
+        )
+    return rows
+
+
+def _check_parts(folder: Path, features: Features) -> None:
+    norm = features.norm
+    has = {
+        "positions": features.positions in {"Alibi", "Learned"},
+        "norm": norm.is_layer_norm,
+        "embedding_norm": features.embedding_norm in {None, norm},
+        "mlp": features.has_plain_mlp and features.mlp_bias,
+        "attention.bias": features.attention_bias,
+        "attention.num_kv_heads": features.num_kv_heads == features.num_heads,
+        "attention.qk_norm": features.qk_norm is None,
+    }
+    lacking = [f"model.{key}" for key, is_met in has.items() if not is_met]
+    if lacking:
+        raise RecipeError(
+            _PATH,
+            f"{folder} is a universal checkpoint, read for models with ALiBi or learned "
+            f"positions, LayerNorm and a plain MLP, all with biases, and as many heads of keys "
+            f"as of queries; the recipe has others: {', '.join(lacking)}",
+            "convert the weights to a Hugging Face folder first",
+        )
+
+
+def _before(names: Sequence[str], rest: str) -> list[str]:
+    """List the numbers that stand before such a name."""
+    found = (re.fullmatch(rf"(\d+){rest}", name) for name in names)
+    return [match[1] for match in found if match]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """List the first names and count the rest, for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,117 @@
+"""The same run in another layout: what it computes stays, where and in what parts may change.
+
+Checkpoints hold whole tensors under the names of the whole model, and what a step reads is a
+function of the step alone. So a run can go on under any degrees, on any number of ranks and
+under either engine; the keys that say so are those of three sections.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from components.errors import RecipeError
+from components.spec.layout import settle_layout
+from components.spec.named import Named, Tree
+from components.spec.recipe import Recipe, check_recipe, read_section
+from components.spec.sections import Cluster, Parallelism
+from components.spec.targets import nearest
+
+SECTIONS = ("parallelism", "cluster", "checkpoint")
+_DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
+_NEW_RUN = "start a new run with run=FOLDER"
+
+
+def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Put ``values`` into a settled recipe and derive again what follows from them.
+
+    The degrees stay that are not named, the data degree too unless the ranks are named, and
+    the ranks follow. So do the sequences of a microbatch: what a batch is cut into is never
+    changed silently.
+
+    Raises:
+        RecipeError: a key that is unknown or belongs to the mathematics, or a layout that the
+            rules refuse.
+    """
+    check_movable(values)
+    tree = recipe.model_dump(mode="json")
+    for key, value in values.items():
+        _put(tree, key, value)
+    _check_types(tree)
+    named = Named(key for key, value in values.items() if value != "auto")
+    _forget_derived(recipe, tree, named)
+    settle_layout(tree, named)
+    moved = check_recipe(tree)
+    _check_mathematics(recipe, moved)
+    assert moved.fingerprint() == recipe.fingerprint()
+    return moved
+
+
+def check_movable(keys: Iterable[str]) -> None:
+    """Refuse what may not stand beside ``resume``.
+
+    Raises:
+        RecipeError: the first key that is not below one of :data:`SECTIONS`.
+    """
+    for key in keys:
+        section, dot, _ = key.partition(".")
+        if not dot or section not in SECTIONS:
+            raise RecipeError(
+                "resume",
+                f"a resumed run takes its recipe from its folder, {key} too; beside resume may "
+                f"stand keys of {', '.join(f'{name}.*' for name in SECTIONS)}",
+                f"drop {key}, or {_NEW_RUN}",
+            )
+
+
+def _put(tree: Tree, key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if name not in tree[section]:
+        raise RecipeError(key, "unknown key", nearest(name, list(tree[section])))
+    tree[section][name] = value
+
+
+def _check_types(tree: Tree) -> None:
+    """Types first: whoever settles the layout counts on them."""
+    for name, kind in (("parallelism", Parallelism), ("cluster", Cluster)):
+        section = {
+            key: 1 if value == "auto" and key in _DERIVED else value
+            for key, value in tree[name].items()
+        }
+        read_section(kind, section, name)
+
+
+def _forget_derived(recipe: Recipe, tree: Tree, named: Named) -> None:
+    """Set back to ``auto`` what followed from other keys; a cluster's node is what it is."""
+    degrees = recipe.parallelism
+    derived = ["cluster.ranks", "cluster.nodes"]
+    if recipe.cluster.scheduler == "none":
+        derived.append("cluster.devices_per_node")
+    if degrees.data_shard == degrees.data * degrees.expert:
+        derived.append("parallelism.data_shard")
+    for path in derived:
+        named.put(tree, path, "auto")
+
+
+def _check_mathematics(before: Recipe, after: Recipe) -> None:
+    """Refuse the three keys of a layout that change what is computed."""
+    old, new = before.parallelism, after.parallelism
+    if new.expert_divisor != old.expert_divisor:
+        raise RecipeError(
+            "parallelism.expert_divisor",
+            f"{new.expert_divisor} would change the size of the experts' gradients in mid-run",
+            f"keep {old.expert_divisor}, or {_NEW_RUN}",
+        )
+    if new.expert != old.expert and old.expert_divisor == "copies":
+        raise RecipeError(
+            "parallelism.expert",
+            f"{new.expert}, but with expert_divisor=copies the experts' gradients are as many "
+            f"times larger as there are expert ranks, here {old.expert}",
+            f"keep parallelism.expert={old.expert}, or {_NEW_RUN}",
+        )
+    experts = before.shape.mlp.num_experts
+    if experts is not None and new.microbatch_sequences != old.microbatch_sequences:
+        raise RecipeError(
+            "parallelism.microbatch_sequences",
+            f"{new.microbatch_sequences}, but routers are balanced over each microbatch, here "
+            f"of {old.microbatch_sequences}",
+            f"keep {old.microbatch_sequences}, or {_NEW_RUN}",
+        )

@@ -1,0 +1,244 @@
+"""A universal checkpoint of DeepSpeed gives the model that ``transformers`` computes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.convert.reading import read_folder
+from components.convert.universal import UniversalReader
+from components.errors import RecipeError
+from components.train.launch import check_builds
+from tests.components.convert.conftest import (
+    PIECES,
+    ROOT,
+    Section,
+    bloom,
+    gpt2,
+    llama,
+    random_model,
+)
+from tests.components.convert.universal_cases import SECTIONS
+from tests.components.convert.universal_reference import reference
+
+# Both sum the same float32 numbers, in another order.
+TOLERANCE = 1e-5
+EMBEDDING = "tied_modules.embed.word_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Let DeepSpeed train and convert, in a process of its own, which it changes for good."""
+    folder = tmp_path_factory.mktemp("universal")
+    subprocess.run(
+        [sys.executable, "-m", "tests.components.convert.universal_cases", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=240,
+    )
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy of Bloom's, to be spoilt."""
+    return shutil.copytree(written / "bloom/universal", tmp_path / "copy")
+
+
+def read(folder: Path, section: Section) -> nn.Module:
+    model = random_model(section, seed=2)
+    read_folder(folder, model, section=section, tokenizer_vocab_size=PIECES)
+    return model
+
+
+def edit(folder: Path, name: str, change: Callable[[Any], Any], **options: Any) -> None:
+    file = folder / "zero" / name / "fp32.pt"
+    torch.save(change(torch.load(file, weights_only=True)), file, **options)
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    (folder / "zero" / old).rename(folder / "zero" / new)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_logits_are_those_of_transformers(name: str, written: Path) -> None:
+    section = SECTIONS[name]()
+    trained = load_file(written / name / "trained.safetensors")
+    theirs = reference(name, section, trained)
+    tokens = torch.randint(0, PIECES, (2, 24), generator=torch.manual_seed(5))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        found = read(written / name / "universal", section)(tokens)
+    rows = expected.shape[-1]
+    assert float((found[..., :rows] - expected).norm() / expected.norm()) < TOLERANCE
+    assert expected.std() > 0.1
+    assert not found[..., rows:].any()
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_bit_is_that_of_the_hugging_face_folder_of_the_same_weights(
+    name: str, written: Path, tmp_path: Path
+) -> None:
+    section = SECTIONS[name]() | ({"vocab_size": PIECES} if name == "bloom" else {})
+    trained = load_file(written / name / "trained.safetensors")
+    reference(name, section, trained).save_pretrained(tmp_path)
+    found = read(written / name / "universal", section)
+    expected = dict(read(tmp_path, section).named_parameters())
+    assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
+
+
+def test_a_recipe_begins_with_it_as_the_check_before_submission_finds(
+    written: Path, folder: Path
+) -> None:
+    words = [
+        *("recipe=bloom560m", "scale=parity", "model.dim=42", "model.num_layers=2"),
+        *("model.attention.num_heads=7", "model.attention.num_kv_heads=7"),
+        *("model.attention.head_dim=6", "model.mlp.ffn_dim=168", "tokenizer.vocab_size=300"),
+        *("model.vocab_size=303", "model.padded_vocab_size=320", "parallelism.tensor=1"),
+        *("parallelism.pipeline=1", "parallelism.data=1"),
+    ]
+    begin = f"model.init_from={written / 'bloom/universal'}"
+    check_builds(compose_recipe(read_point([*words, begin])))
+    rename(folder, "6.bias", "6.bais")
+    spoilt = f"model.init_from={folder}"
+    with pytest.raises(RecipeError, match=r"missing: 6\.bias; unknown: 6\.bais"):
+        check_builds(compose_recipe(read_point([*words, spoilt])))
+
+
+def test_places_are_read_from_the_names(folder: Path) -> None:
+    """As with other parts between those that have parameters; 10 comes after 9."""
+    expected = dict(read(folder, bloom()).named_parameters())
+    for part in sorted((folder / "zero").iterdir(), reverse=True):
+        place, _, rest = part.name.partition(".")
+        if place.isdigit():
+            part.rename(part.with_name(f"{int(place) + (6 if place in '34' else 40)}.{rest}"))
+    found = read(folder, bloom())
+    assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
+
+
+def test_a_stage_of_the_model_takes_only_what_it_holds(folder: Path) -> None:
+    whole, stage = read(folder, bloom()), random_model(bloom(), seed=3)
+    del stage.layers["0"]  # type: ignore[operator, union-attr]  # a ModuleDict
+    del stage.final_norm
+    read_folder(folder, stage, section=bloom(), tokenizer_vocab_size=PIECES)
+    for name, value in stage.named_parameters():
+        assert torch.equal(value, whole.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("rows", [300, 303, 320])
+def test_rows_may_be_cut_to_the_pieces_or_padded_for_training(rows: int, folder: Path) -> None:
+    table = torch.randn(rows, 42, generator=torch.manual_seed(1))
+    edit(folder, EMBEDDING, lambda held: held | {"param": table})
+    found = read(folder, bloom()).get_parameter("embedding.weight")
+    assert torch.equal(found[:rows], table)
+    assert not found[rows:].any()
+
+
+def test_only_weights_are_opened(folder: Path) -> None:
+    for file in folder.rglob("*.pt"):
+        if file.name != "fp32.pt":
+            file.write_text("no tensors")
+    read(folder, bloom())
+
+
+def test_a_file_in_the_older_format_of_torch_is_read(folder: Path) -> None:
+    expected = UniversalReader(folder).read("3.mlp.dense_h_to_4h.weight").clone()
+    edit(
+        folder,
+        "3.mlp.dense_h_to_4h.weight",
+        lambda held: held,
+        _use_new_zipfile_serialization=False,
+    )
+    found = read(folder, bloom()).get_parameter("layers.0.mlp.up.weight")
+    assert torch.equal(found, expected)
+
+
+def test_another_number_of_rows_is_refused(folder: Path) -> None:
+    edit(folder, EMBEDDING, lambda held: held | {"param": torch.zeros(310, 42)})
+    with pytest.raises(RecipeError, match="310 vocabulary rows, the recipe 300 or 303 or 320"):
+        read(folder, bloom())
+
+
+def test_another_number_of_blocks_is_refused(folder: Path) -> None:
+    with pytest.raises(RecipeError, match=r"model\.init_from: .* 2 blocks, the recipe 3"):
+        read(folder, bloom() | {"num_layers": 3})
+
+
+def test_missing_and_unknown_parameters_are_named(folder: Path) -> None:
+    rename(folder, "4.mlp.dense_4h_to_h.bias", "4.mlp.dense_4h_to_h.slope")
+    wanted = r"missing: 4\.mlp\.dense_4h_to_h\.bias; unknown: 4\.mlp\.dense_4h_to_h\.slope"
+    with pytest.raises(RecipeError, match=wanted):
+        read(folder, bloom())
+
+
+def test_parts_that_the_recipe_has_not_are_named(written: Path) -> None:
+    """Tied or not, with learned positions or not: that is seen in the names."""
+    other = {"vocab_size": 303, "positions": gpt2()["positions"], "embedding_norm": None}
+    with pytest.raises(RecipeError, match=r"unknown: .*word_embeddings\.norm\.bias"):
+        read(written / "bloom/universal", bloom() | other)
+    with pytest.raises(RecipeError, match=r"unknown: 5\.lm_head\.weight"):
+        read(written / "gpt2_with_exact_gelu/universal", gpt2())
+    with pytest.raises(RecipeError, match=r"missing: 5\.lm_head\.weight"):
+        read(written / "gpt2/universal", gpt2() | {"tied_embeddings": False})
+
+
+def test_a_recipe_of_another_architecture_is_refused(folder: Path) -> None:
+    with pytest.raises(RecipeError, match=r"has others: model\.positions, model\.norm, .*mlp"):
+        read(folder, llama())
+
+
+def test_a_parameter_of_another_shape_is_named_before_anything_is_copied(folder: Path) -> None:
+    name = "4.mlp.dense_4h_to_h.weight"
+    edit(folder, name, lambda held: held | {"param": torch.zeros(3, 42)})
+    model, before = random_model(bloom(), seed=2), random_model(bloom(), seed=2)
+    with pytest.raises(RecipeError, match=r"has shape \[3, 42\], .*\[42, 168\]"):
+        read_folder(folder, model, section=bloom(), tokenizer_vocab_size=PIECES)
+    for value, expected in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_other_models_that_deepspeed_converted_are_refused(folder: Path) -> None:
+    shutil.rmtree(folder / "zero")
+    (folder / "zero").mkdir()
+    with pytest.raises(RecipeError, match=r"without blocks .*it holds nothing"):
+        read(folder, bloom())
+    part = folder / "zero/transformer.h.0.input_layernorm.weight"
+    part.mkdir()
+    torch.save({"param": torch.ones(42)}, part / "fp32.pt")
+    with pytest.raises(RecipeError, match=r"it holds transformer\.h\.0\.input_layernorm"):
+        read(folder, bloom())
+
+
+class Foreign:
+    """What a pickle could run."""
+
+
+def test_an_object_that_is_no_tensor_is_never_unpickled(folder: Path) -> None:
+    edit(folder, "6.bias", lambda held: held | {"more": Foreign()})
+    with pytest.raises(RecipeError, match=r"6\.bias/fp32\.pt: cannot be read: Weights only"):
+        read(folder, bloom())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no tensor"])
+def test_a_damaged_file_is_refused(content: bytes, folder: Path) -> None:
+    (folder / "zero/6.bias/fp32.pt").write_bytes(content)
+    with pytest.raises(RecipeError, match=r"6\.bias/fp32\.pt: cannot be read"):
+        read(folder, bloom())
+
+
+def test_the_vectors_of_zero_3_are_refused(folder: Path) -> None:
+    edit(folder, "6.bias", lambda held: held["param"].flatten())
+    with pytest.raises(RecipeError, match=r"holds no tensor under 'param'"):
+        read(folder, bloom())

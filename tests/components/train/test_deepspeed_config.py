@@ -1,0 +1,110 @@
+"""DeepSpeed's JSON follows from the recipe, key by key."""
+
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.errors import RecipeError
+from components.train import launch
+from components.train.deepspeed_config import deepspeed_config
+
+ALONE = (
+    "scale=full",
+    "parallelism.engine=deepspeed",
+    "parallelism.pipeline=1",
+    "parallelism.tensor=1",
+    "parallelism.sequence_parallel=false",
+)
+# GPT 3.6B as it ran on SuperMUC-NG Phase 2: eight tiles, ZeRO 2, 64 sequences a step.
+GPT = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "communication_data_type": "bf16",
+    "data_types": {"grad_accum_dtype": "bf16"},
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False},
+    "zero_optimization": {
+        "stage": 2,
+        "reduce_bucket_size": 500_000_000,
+        "offload_optimizer": {"device": "none"},
+    },
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+
+
+def config(recipe: str, compute: str, *words: str) -> dict[str, Any]:
+    return deepspeed_config(
+        compose_recipe(read_point([f"recipe={recipe}", *ALONE, *words])), compute
+    )
+
+
+def test_gpt_on_one_node_of_supermuc() -> None:
+    assert config("gpt3b6", "bfloat16") == GPT
+
+
+def test_teuken_in_float32_at_stage_3_with_its_optimizer_in_host_memory() -> None:
+    words = ("parallelism.data=256", "cluster.ranks=256", "parallelism.zero=3")
+    precision = ("precision.compute=float32", "parallelism.offload_optimizer=true")
+    found = config("teuken7b", "float32", *words, *precision)
+    assert found["train_batch_size"] == 1024
+    assert found["bf16"] == found["fp16"] == {"enabled": False}
+    assert found["communication_data_type"] == "fp32"
+    assert found["zero_optimization"] == {
+        "stage": 3,
+        "reduce_bucket_size": 500_000_000,
+        "offload_optimizer": {"device": "cpu"},
+        "stage3_param_persistence_threshold": 40_960,
+    }
+
+
+def test_blooms_loss_scale_is_deepspeeds() -> None:
+    found = config("bloom560m", "float16", "parallelism.zero=1")
+    assert found["fp16"] == {
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 12,
+        "loss_scale_window": 500,
+        "hysteresis": 2,
+        "consecutive_hysteresis": False,
+        "min_loss_scale": 1,
+    }
+    assert found["bf16"] == {"enabled": False}
+
+
+def test_a_ramp_up_is_declared_at_its_end() -> None:
+    found = config("bloom560m", "float16", "parallelism.zero=1")
+    count = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    assert found["train_batch_size"] == 256
+    assert found["train_batch_size"] % count == 0
+
+
+def test_without_zero_clipping_is_not_left_to_deepspeed() -> None:
+    words = ("parallelism.zero=0", "precision.compute=float32")
+    assert config("teuken7b", "float32", *words)["gradient_clipping"] == 0
+
+
+def test_a_precision_that_deepspeed_has_not_is_refused_whatever_auto_stood_for() -> None:
+    with pytest.raises(RecipeError, match=r"parallelism\.zero: 0, but in bfloat16"):
+        config("bloom560m", "bfloat16", "precision.compute=auto", "parallelism.zero=0")
+
+
+def test_an_engine_that_is_not_installed_is_said_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "parallelism.engine=deepspeed"]))
+    with pytest.raises(RecipeError, match=r"parallelism\.engine: deepspeed, which is not inst"):
+        launch.check_builds(recipe)
+
+
+@pytest.mark.parametrize("scale", ["mini", "parity"])
+def test_a_miniature_has_no_buffers_of_gigabytes(scale: str) -> None:
+    words = [word for word in ALONE if not word.startswith("scale")]
+    recipe = compose_recipe(read_point(["recipe=teuken7b", *words, f"scale={scale}"]))
+    zero = deepspeed_config(recipe, "float32")["zero_optimization"]
+    assert zero["reduce_bucket_size"] == recipe.derived.parameters.total < 5_000_000

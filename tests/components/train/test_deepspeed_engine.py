@@ -1,0 +1,102 @@
+"""DeepSpeed's engine computes what ours does, and either goes on from the other's files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.components.parallelism.ranks import Ranks
+from tests.components.train.deepspeed_cases import (
+    change,
+    leaves_torch_alone,
+    losses_in,
+    refuse_float16,
+    scale,
+    train,
+)
+
+ROUNDING = 2e-6  # of float32 sums in another order, relative to a tensor's largest number
+STAGES = [
+    ("parallelism.zero=0",),
+    ("parallelism.zero=1",),
+    ("parallelism.zero=2",),
+    ("parallelism.zero=3",),
+    ("parallelism.zero=2", "parallelism.offload_optimizer=true"),
+    ("parallelism.zero=3", "parallelism.offload_optimizer=true"),
+    ("parallelism.zero=3", "parallelism.recompute=full"),
+]
+BFLOAT16 = ("precision.compute=bfloat16", "precision.loss_scale=none")
+# The scale is near what gradients bear: some steps overflow, after others it grows.
+FLOAT16 = (
+    "precision.compute=float16",
+    "precision.loss_scale={initial: 1048576.0, window: 3, hysteresis: 2, minimum: 1.0}",
+)
+LOW = [
+    (*BFLOAT16, "parallelism.zero=1"),
+    (*BFLOAT16, "parallelism.zero=2", "precision.accumulate=bfloat16"),
+    (*BFLOAT16, "parallelism.zero=2", "parallelism.offload_optimizer=true"),
+    (*BFLOAT16, "parallelism.zero=3", "precision.reduce=bfloat16"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as two:
+        yield two
+
+
+@pytest.mark.parametrize("words", STAGES, ids=" ".join)
+def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
+    for found in ranks(train, *words):
+        assert found.at_start == 0
+        assert max(found) < ROUNDING, found
+
+
+@pytest.mark.parametrize("words", STAGES[:6], ids=" ".join)
+def test_either_engine_goes_on_from_the_others_checkpoint(
+    ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    ours = ("mesh", "parallelism.zero=2")
+    for both_ways in ranks(change, tmp_path, ("deepspeed", *words), ours):
+        for changed in both_ways:
+            assert changed.at_once == 0
+            assert changed.norm < ROUNDING
+            assert changed.weight < ROUNDING
+            assert changed.same_names
+
+
+def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    one, other = (("deepspeed", *BFLOAT16, f"parallelism.zero={zero}") for zero in (1, 3))
+    for both_ways in ranks(change, tmp_path, one, other):
+        for changed in both_ways:
+            assert changed.at_once == 0
+            assert changed.norm < 1e-2
+            assert changed.same_names
+
+
+@pytest.mark.parametrize("words", LOW, ids=" ".join)
+def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ...]) -> None:
+    for at_start, ours, theirs in ranks(losses_in, *words):
+        assert at_start == 0
+        assert theirs[-1] < theirs[0] - 1
+        assert theirs == pytest.approx(ours, rel=2e-2)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_float16_skips_overflows_and_scales_by_our_rule(ranks: Ranks, zero: int) -> None:
+    for steps in ranks(scale, *FLOAT16, f"parallelism.zero={zero}"):
+        for step in steps:
+            assert step.state == step.replayed
+        assert {step.skipped for step in steps} == {True, False}
+
+
+def test_a_device_without_float16_is_said_with_a_way_out(ranks: Ranks) -> None:
+    for said in ranks(refuse_float16, *FLOAT16, "parallelism.zero=1"):
+        assert said.startswith("precision.compute: float16 is more than DeepSpeed trusts this")
+        assert "parallelism.engine=mesh" in said
+
+
+def test_making_an_engine_leaves_torch_alone(ranks: Ranks) -> None:
+    assert ranks(leaves_torch_alone) == [True, True]

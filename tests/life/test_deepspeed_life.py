@@ -1,0 +1,59 @@
+"""A run that begins with one engine and goes on with the other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.life.conftest import TINY, Program
+
+CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
+WORDS = (
+    *(word for word in TINY if not word.startswith(CUT)),
+    "budget.total_tokens=6_144",
+    "checkpoint.every_tokens=2_048",
+    "checkpoint.keep=3",
+    "evaluation.every_tokens=6_144",
+    "cluster.ranks=2",
+)
+STEPS = 12
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+
+
+def losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in entries(run, "step")]
+
+
+def hand_over(run: Path, *, engine: str, step: int) -> None:
+    """Forget what came after ``step``, and change the engine of the rest."""
+    (run / "results.json").unlink()
+    for marker in (run / "checkpoints").glob("tokens-*/progress.json"):
+        if json.loads(marker.read_text())["step"] > step:
+            marker.unlink()
+    recipe = run / "recipe.json"
+    tree = json.loads(recipe.read_text())
+    tree["parallelism"] |= {"engine": engine, "zero": 1}
+    recipe.write_text(json.dumps(tree))
+
+
+def test_each_engine_goes_on_from_the_other_with_the_losses_of_an_uninterrupted_run(
+    home: Path, program: Program
+) -> None:
+    run = home / "run"
+    words = ("parallelism.engine=deepspeed", "parallelism.zero=2")
+    done = program(*WORDS, *words, f"run={run}")
+    assert "eepSpeed" not in done.stdout
+    uninterrupted, held_out = losses(run), entries(run, "held_out")[-1]["loss"]
+    assert len(uninterrupted) == STEPS
+    for engine, step in (("mesh", 4), ("deepspeed", 8)):
+        hand_over(run, engine=engine, step=step)
+        program(f"resume={run}")
+        left = STEPS - step
+        assert [entry["step"] for entry in entries(run, "resume")][-1] == step
+        assert losses(run)[-left:] == pytest.approx(uninterrupted[-left:], rel=1e-6)
+        assert entries(run, "held_out")[-1]["loss"] == pytest.approx(held_out, rel=1e-6)

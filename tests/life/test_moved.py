@@ -1,0 +1,135 @@
+"""A run goes on in another layout: what is said, kept, refused, and what it finds."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.spec.relayout import relayout
+from components.train.run_folder import create_run_folder, replace_recipe
+from tests.life.conftest import TINY, Program
+
+CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
+WORDS = (
+    *(word for word in TINY if not word.startswith(CUT)),
+    "budget.total_tokens=4_096",
+    "checkpoint.every_tokens=2_048",
+    "evaluation.every_tokens=4_096",
+    "cluster.ranks=2",
+)
+SAVED_STEPS, STEPS = 4, 8
+TOLERANCE = 1e-6  # relative: the order in which float32 numbers are added changes
+
+
+@pytest.fixture(scope="module")
+def stayed(home: Path) -> Path:
+    """Where the run of two data ranks that was left alone goes."""
+    return home / "stayed"
+
+
+@pytest.fixture
+def killed(stayed: Path, program: Program, tmp_path: Path) -> Path:
+    """What a kill after the first checkpoint leaves of that run."""
+    if not stayed.exists():
+        program(*WORDS, f"run={stayed}")
+    copy = tmp_path / "killed"
+    shutil.copytree(stayed, copy)
+    (copy / "results.json").unlink()
+    *_, last = sorted((copy / "checkpoints").glob("tokens-*"))
+    shutil.rmtree(last)
+    return copy
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+
+
+def read(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_one_process_goes_on_with_a_run_of_two_ranks(
+    stayed: Path, killed: Path, program: Program
+) -> None:
+    program(f"resume={killed}", "parallelism.data=1", "checkpoint.keep=1")
+    found, expected = entries(killed, "step")[STEPS:], entries(stayed, "step")[SAVED_STEPS:]
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=TOLERANCE)
+        assert one["samples_digest"] == other["samples_digest"]
+
+    before, after = read(stayed / "recipe.json"), read(killed / "recipe.json")
+    assert read(killed / f"recipe-before-step-{SAVED_STEPS}.json") == before
+    assert after["parallelism"]["data"] == after["cluster"]["ranks"] == 1
+    assert {name for name in before if before[name] != after[name]} == {
+        *("parallelism", "cluster", "checkpoint")
+    }
+    derived = read(killed / "derived.json")
+    assert derived["ranks"] == 1
+    assert derived["fingerprint"] == read(stayed / "derived.json")["fingerprint"]
+    (resumed,) = entries(killed, "resume")
+    assert resumed["step"] == SAVED_STEPS
+    assert resumed["changed"] == {
+        "parallelism.data": [2, 1],
+        "parallelism.data_shard": [2, 1],
+        "checkpoint.keep": [2, 1],
+        "cluster.devices_per_node": [2, 1],
+        "cluster.ranks": [2, 1],
+    }
+    assert (killed / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optimizer.lr=1e-4",), "stand keys of parallelism.*, cluster.*, checkpoint.*"),
+        (("cluster=juwels",), "drop cluster, or start a new run with run=FOLDER"),
+        (("parallelism.tensr=2",), "parallelism.tensr: unknown key\n  did you mean tensor"),
+        (("parallelism.data=3",), "do not divide among 3 data ranks"),
+        (("cluster.nodes=2", "cluster.devices_per_node=1"), "2 nodes of local are not this"),
+    ],
+)
+def test_a_layout_that_is_refused_leaves_the_folder_as_it_was(
+    killed: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file: file.read_bytes() for file in killed.glob("*.json")}
+    assert message in refused(capsys, f"resume={killed}", *words)
+    assert {file: file.read_bytes() for file in killed.glob("*.json")} == before
+
+
+def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
+    home: Path,
+    killed: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(home)  # where the data are prepared
+    file = next((killed / "checkpoints").glob("*/*.safetensors"))
+    file.write_bytes(file.read_bytes() + b" ")
+    said = refused(capsys, f"resume={killed}", "parallelism.data=1")
+    assert "was changed after it was written" in said
+    assert not list(killed.glob("recipe-before*"))
+    assert read(killed / "recipe.json")["parallelism"]["data"] == 2
+
+
+def test_changed_twice_at_one_step_the_recipe_that_got_there_is_kept(tmp_path: Path) -> None:
+    two = compose_recipe(read_point(WORDS))
+    folder = create_run_folder(two, tmp_path / "run")
+    assert folder.changes_at(6) == {}
+    replace_recipe(folder, relayout(two, {"parallelism.zero": 2}), step=6)
+    assert folder.changes_at(6) == {"parallelism.zero": (1, 2)}
+    four = relayout(two, {"parallelism.zero": 3, "checkpoint.keep": 4})
+    replace_recipe(folder, four, step=6)
+    assert folder.changes_at(6) == {"parallelism.zero": (1, 3), "checkpoint.keep": (2, 4)}
+    assert folder.changes_at(7) == {}
+    assert read(folder.recipe) == four.model_dump(mode="json")
