@@ -17,12 +17,13 @@ from tests.life.conftest import TINY, Program
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
 WORDS = (
     *(word for word in TINY if not word.startswith(CUT)),
-    "budget.total_tokens=4_096",
-    "checkpoint.every_tokens=2_048",
-    "evaluation.every_tokens=4_096",
+    "budget.total_tokens=3_072",
+    "checkpoint.every_tokens=1_536",
+    "evaluation.every_tokens=3_072",
+    "evaluation.max_windows_per_source=4",
     "cluster.ranks=2",
 )
-SAVED_STEPS, STEPS = 4, 8
+SAVED_STEPS, STEPS = 3, 6
 TOLERANCE = 1e-6  # relative: the order in which float32 numbers are added changes
 
 
