@@ -30,14 +30,18 @@ class StageCompute:
         self._dtype = compute_dtype(recipe.precision.compute, device)
         self._eod_id = eod_id
         self._part = SequencePart.here(mesh.axis("context"))
-        self._place = (0, 0, 0)  # step, data rank, microbatch
-        self._step = 0
+        self._step = self._first = self._microbatch = 0
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
 
-    def begin(self, step: int) -> None:
-        """Forget the figures of the step before ``step``, which follows."""
+    def begin(self, step: int, microbatches: int) -> None:
+        """Forget the figures of the step before; each data rank has so many microbatches."""
         self._step = step
+        self._first = self._mesh.data_rank * microbatches
         self._figures.clear()
+
+    def take(self, number: int) -> None:
+        """Turn to this rank's microbatch ``number``."""
+        self._microbatch = self._first + number
 
     def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
         """Take one microbatch through one stage: to hidden states, or what to differentiate.
@@ -47,7 +51,7 @@ class StageCompute:
         Routers' sums travel beside hidden states.
         """
         is_last, part = decoder.final_norm is not None, self._part
-        self._place = (self._step, self._mesh.data_rank, number)
+        self.take(number)
         torch.manual_seed(self.dropout_seed("embedding"))
         with self._autocast():
             result: Tensor = decoder(
@@ -85,10 +89,10 @@ class StageCompute:
     def dropout_seed(self, part: str) -> int:
         """Draw the same masks whenever this part of the microbatch is computed again.
 
-        The number of data ranks and stages does not matter, that of tensor and of context
-        ranks does.
+        A microbatch is known by its number among those of all data ranks, so the degrees of
+        data and pipeline do not matter; those of tensor and of context do.
         """
-        place = (self._recipe.budget.seed, *self._place, part)
+        place = (self._recipe.budget.seed, self._step, self._microbatch, part)
         seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
         seed = part_seed(seed, self._mesh.axis("context"))
         sliced = self._recipe.parallelism.sequence_parallel

@@ -60,13 +60,14 @@ class HeldOutLoss(RunCallback):
 
 
 def _turns(batches: Iterator[Tensor], rank: int, ranks: int) -> Iterator[tuple[Tensor, bool]]:
-    """Take every ``ranks``-th batch, and say whether it counts.
+    """Take every ``ranks``-th batch of a shape, and say whether it counts.
 
-    All ranks take equally many, since some layouts move weights at every one of them: who has
-    none left repeats another's, for nothing.
+    All ranks take equally many of one shape, since some layouts move weights or tokens between
+    ranks at every one of them: who has none left repeats another's, for nothing.
     """
-    while turn := list(islice(batches, ranks)):
-        yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
+    for _, alike in groupby(batches, key=lambda batch: batch.shape):
+        while turn := list(islice(alike, ranks)):
+            yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
 
 
 def _divisible(windows: Iterable[Tensor], divisor: int) -> Iterator[Tensor]:

@@ -153,7 +153,7 @@ class Pretraining(LightningModule):
 
     def training_step(self, batch: Tensor) -> None:
         """Take one step on ``batch`` (microbatches, sequences, length + 1)."""
-        self.compute.begin(self.progress.step)
+        self.compute.begin(self.progress.step, len(batch))
         lr = float(self.recipe.optimizer["lr"] * self._schedule(self.progress.tokens))
         norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit())
         self._record(norm, lr)
