@@ -199,6 +199,8 @@ def _label(recipe: Recipe) -> str:
             label += f" over {section.data_shard}"
     if section.sequence_parallel and section.tensor > 1:
         label += ", sequence parallel"
+    if section.expert > 1:
+        label += f", {section.expert_dispatch}" + ("" if section.expert_aware else ", plain")
     if section.pipeline > 1:
         label += f", {section.schedule}"
     if section.offload_optimizer:

@@ -70,11 +70,6 @@ class Pretraining(LightningModule):
     def decoders(self) -> list[Decoder]:
         return [stage for stage in self.stages if isinstance(stage, Decoder)]
 
-    @property
-    def microbatch_losses(self) -> Tensor:
-        """The losses of the step just taken; see `StageCompute`."""
-        return self.compute.losses
-
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """List what this rank holds, under the names of the whole model."""
         return (pair for decoder in self.decoders for pair in decoder.named_parameters())
