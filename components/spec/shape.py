@@ -7,7 +7,7 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
-from components.spec.sections import Count
+from components.spec.section import Count
 
 
 class _Part(BaseModel):
