@@ -41,10 +41,10 @@ class Network(Link):
 class Hardware(Section):
     """One device, its links and its power.
 
+    A product's tiles are dealt to ``compute_units``: multiprocessors, or Xe cores.
     ``gemm`` is what large matrix products reach, ``peak`` what the vendor states.
     ``usable_bytes`` is the most that a run's tensors were seen to take; where it is null, all
-    but ``context_bytes`` counts as usable. ``launch_seconds`` is what the host spends on each
-    kernel, which bounds small microbatches.
+    but ``context_bytes`` counts as usable.
     """
 
     device: str
@@ -53,8 +53,8 @@ class Hardware(Section):
     usable_bytes: Count | None
     peak_teraflops: FrozenMapping[Rate]
     gemm_teraflops: FrozenMapping[Rate]
+    compute_units: Count
     memory_gigabytes_per_second: Rate
-    launch_seconds: Rate | None
     inside: Link
     across: Network
     power_watts: Rate | None

@@ -66,9 +66,10 @@ class MLPShape(_Part):
 
 
 class PositionsShape(_Part):
-    """A row for each position, where positions are learned."""
+    """A row for each position, where positions are learned; a base, where heads are rotated."""
 
     num_positions: Count | None = None
+    base: float | None = None
 
 
 class ModelShape(_Part):
