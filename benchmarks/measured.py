@@ -133,6 +133,8 @@ def _job(counts: Mapping[str, int], cells: Mapping[str, str]) -> Job:
         accumulate_bytes=4,
         master_bytes=4,
         moment_bytes=8,
+        cast_bytes=0,
+        reduce_bytes=4,
         recompute="none",
         dropout=False,
         fused_attention=True,

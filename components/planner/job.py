@@ -43,9 +43,10 @@ class Layout:
 class Job:
     """One training step: the model, the layout, the batch and the precision.
 
-    Bytes are of one number: weights and the gradients of a microbatch in the compute type, the
-    buffer that adds gradients up beside them (0 if they add up in place), the master copy and
-    both moments of the optimizer.
+    Bytes are of one number: weights, the gradients of a microbatch, the buffer that adds them
+    up beside (0 if they add up in place), the master copy and both moments of the optimizer.
+    ``cast_bytes`` are kept of each weight for each microbatch in flight, ``reduce_bytes`` sent
+    of each gradient.
     """
 
     shape: ModelShape
@@ -59,6 +60,8 @@ class Job:
     accumulate_bytes: int
     master_bytes: int
     moment_bytes: int
+    cast_bytes: int
+    reduce_bytes: int
     recompute: Recompute
     dropout: bool
     fused_attention: bool
@@ -79,8 +82,7 @@ def job_of(recipe: Recipe) -> Job:
     """Read a settled recipe; what it publishes, assumes and is called stays unread."""
     precision, shape = recipe.precision, recipe.shape
     compute = "bfloat16" if precision.compute == "auto" else precision.compute
-    low = BYTES[compute] < BYTES["float32"]
-    apart = precision.accumulate != compute
+    sizes = _sizes(recipe.parallelism.engine, compute, precision.accumulate)
     return Job(
         shape=shape,
         layout=_layout_of(recipe),
@@ -88,15 +90,40 @@ def job_of(recipe: Recipe) -> Job:
         microbatch_sequences=recipe.parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=compute,
-        weight_bytes=BYTES[compute],
-        gradient_bytes=BYTES[compute],
-        accumulate_bytes=BYTES[precision.accumulate] if apart else 0,
-        master_bytes=BYTES["float32"] if low else 0,
-        moment_bytes=2 * (BYTES["float32"] if low else BYTES[compute]),
+        **sizes,
+        reduce_bytes=BYTES[precision.reduce],
         recompute=recipe.parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=True,
     )
+
+
+def _sizes(engine: str, compute: str, accumulate: str) -> dict[str, int]:
+    """Count bytes of each number as our two engines hold it.
+
+    On the mesh, weights, gradients and state stay float32; each microbatch casts the weights
+    for itself, and its graph keeps them (``components.train.compute``). DeepSpeed computes with
+    rounded weights beside its own float32 copy.
+    """
+    exact = max(BYTES[compute], BYTES["float32"])
+    low = BYTES[compute] < exact
+    if engine == "mesh" or not low:
+        return {
+            "weight_bytes": exact,
+            "gradient_bytes": exact,
+            "accumulate_bytes": 0,
+            "master_bytes": 0,
+            "moment_bytes": 2 * exact,
+            "cast_bytes": BYTES[compute] if low else 0,
+        }
+    return {
+        "weight_bytes": BYTES[compute],
+        "gradient_bytes": BYTES[compute],
+        "accumulate_bytes": BYTES[accumulate] if accumulate != compute else 0,
+        "master_bytes": exact,
+        "moment_bytes": 2 * exact,
+        "cast_bytes": 0,
+    }
 
 
 def _layout_of(recipe: Recipe) -> Layout:

@@ -28,6 +28,7 @@ class RankMemory:
     """Bytes at the peak of one pipeline rank, by part."""
 
     states: States
+    casts: float
     activations: float
     loss: float
     buffers: float
@@ -36,7 +37,7 @@ class RankMemory:
 
     @property
     def peak(self) -> float:
-        passes = self.activations + self.loss + self.buffers
+        passes = self.casts + self.activations + self.loss + self.buffers
         return self.states.total + self.base + max(passes, self.step)
 
     def parts(self) -> dict[str, int]:
@@ -46,6 +47,7 @@ class RankMemory:
             "gradients_bytes": round(self.states.gradients),
             "master_bytes": round(self.states.master),
             "optimizer_bytes": round(self.states.optimizer),
+            "casts_bytes": round(self.casts),
             "activations_bytes": round(self.activations),
             "loss_bytes": round(self.loss),
             "buffers_bytes": round(self.buffers),
@@ -99,12 +101,24 @@ def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
     layers = sum(layout.layers[stage] for stage in stages)
     return RankMemory(
         states=states(job, parameters),
+        casts=_casts(job, rank, parameters),
         activations=_activations(job, rank, layers) * software.fragmentation,
         loss=_loss(job, software) if layout.head_stage in stages else 0.0,
         buffers=_buffers(job, software),
         step=step_bytes(job, parameters, software),
         base=software.base_bytes,
     )
+
+
+def _casts(job: Job, rank: int, parameters: Held) -> float:
+    """Count cast weights that graphs in flight keep; a layer that is recomputed keeps none."""
+    if job.recompute == "full":
+        return 0.0
+    attention = job.shape.attention.parameters(job.shape.dim) / job.shape.layer_parameters
+    dropped = {"attention": attention, "mlp": 1 - attention}
+    kept = 1 - sum(dropped.get(part, 0.0) for part in job.recompute if job.recompute != "none")
+    total = parameters.dense + parameters.expert
+    return total * kept * job.cast_bytes * microbatches_kept(job, rank)
 
 
 def _activations(job: Job, rank: int, layers: int) -> float:

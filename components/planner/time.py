@@ -207,7 +207,7 @@ def reduction_seconds(
 
 def _reduced_bytes(job: Job, parameters: float, size: int) -> float:
     """Scatter gradients and gather them, or the weights instead; stage 3 does so twice."""
-    gradient = job.accumulate_bytes or job.gradient_bytes
+    gradient = job.reduce_bytes
     each: float = 2 * gradient
     if job.layout.zero in {1, 2}:
         each = gradient + job.weight_bytes

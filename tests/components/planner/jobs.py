@@ -70,6 +70,8 @@ def job(shape: ModelShape, where: Layout, **changes: Any) -> Job:
         "accumulate_bytes": 4,
         "master_bytes": 4,
         "moment_bytes": 8,
+        "cast_bytes": 0,
+        "reduce_bytes": 4,
         "recompute": "none",
         "dropout": True,
         "fused_attention": True,

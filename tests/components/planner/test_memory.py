@@ -134,6 +134,16 @@ def test_the_parts_add_up_and_the_limit_is_the_measured_one() -> None:
     assert usable_bytes(unmeasured) == unmeasured.memory_bytes - GIB
 
 
+def test_microbatches_in_flight_keep_cast_weights_unless_layers_are_recomputed() -> None:
+    casting = job(MIDDLE, layout(pipeline=4), cast_bytes=2)
+    memory = plan_memory(casting, hopper(), ours().memory)
+    counts = [held(casting, stage).dense for stage in range(4)]
+    kept = [4 * 2 * counts[0], 3 * 2 * counts[1], 2 * 2 * counts[2], 2 * counts[3]]
+    assert [rank.casts for rank in memory.ranks] == pytest.approx(kept)
+    again = plan_memory(replace(casting, recompute="full"), hopper(), ours().memory)
+    assert {rank.casts for rank in again.ranks} == {0.0}
+
+
 def test_the_verdict_goes_from_fits_over_tight_to_does_not_fit() -> None:
     one = job(MIDDLE, layout(tensor=8))
     peak = plan_memory(one, hopper(), ours().memory).peak
