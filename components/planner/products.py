@@ -79,15 +79,22 @@ def product_seconds(
     return sum(product.flops / (rate * filled_fraction(product, units)) for product in products)
 
 
-def attention_seconds(job: Job, teraflops: float, speed: SoftwareSpeed) -> float:
+def attention_seconds(
+    job: Job, teraflops: float, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
     """Take queries times keys and weights times values, of which a causal mask leaves half.
 
     2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473, appendix).
+    Unfused, all of both products is computed and the matrix goes four times through memory
+    (Dao et al. 2022, arXiv 2205.14135, algorithm 0).
     """
-    attention = job.shape.attention
-    width = attention.num_heads * attention.head_dim / job.layout.tensor
-    flops = 2.0 * job.microbatch_tokens * job.sequence_length * width
-    return flops / (teraflops * 1e12 * speed.attention_fraction)
+    attention, tensor = job.shape.attention, job.layout.tensor
+    pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
+    if job.fused_attention:
+        flops = 2.0 * pairs * attention.head_dim
+        return flops / (teraflops * 1e12 * speed.attention_fraction)
+    products = 4.0 * pairs * attention.head_dim / (teraflops * 1e12 * speed.product_fraction)
+    return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
 def traffic_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:

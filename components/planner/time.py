@@ -123,7 +123,7 @@ def _layer_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
     teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
     products = layer_products(job)
     inner = product_seconds(products, teraflops, speed, units)
-    core = attention_seconds(job, teraflops, speed)
+    core = attention_seconds(job, teraflops, hardware, speed)
     again = again_fraction(job)
     return (
         inner * (3 + again[0])
