@@ -160,6 +160,11 @@ def cells(rows: Iterable[Row]) -> list[list[Row]]:
     return [group for group in groups.values() if len(group) >= SMALLEST_CELL]
 
 
+def cost(row: Row) -> float:
+    """Return measured seconds a token."""
+    return row.seconds / row.job.tokens_per_step
+
+
 def spearman(one: Sequence[float], two: Sequence[float]) -> float:
     """Correlate ranks (Spearman 1904); ties share their mean rank."""
     first, second = ranks(one), ranks(two)
@@ -178,16 +183,23 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def rank(rows: Sequence[Row], seconds: Predictor) -> dict[str, object]:
-    """Correlate predicted and measured order, beside that of paired measurements."""
+    """Correlate predicted and measured order, beside that of paired measurements.
+
+    Order is by seconds a token: not every run had the same batch.
+    """
+
+    def predicted_cost(row: Row) -> float:
+        return seconds(row) / row.job.tokens_per_step
+
     predicted = [
-        spearman([seconds(row) for row in cell], [row.seconds for row in cell])
+        spearman([predicted_cost(row) for row in cell], [cost(row) for row in cell])
         for cell in cells(rows)
     ]
     paired: dict[object, list[tuple[Row, Row]]] = defaultdict(list)
     for one, two in pairs(rows):
         paired[one.model, one.nodes].append((one, two))
     repeated = [
-        spearman([one.seconds for one, _ in group], [two.seconds for _, two in group])
+        spearman([cost(one) for one, _ in group], [cost(two) for _, two in group])
         for group in paired.values()
         if len(group) >= SMALLEST_CELL
     ]
@@ -201,9 +213,12 @@ def rank(rows: Sequence[Row], seconds: Predictor) -> dict[str, object]:
 
 def regret(rows: Iterable[Row], seconds: Predictor) -> dict[str, object]:
     """Ask how much slower the layout that the planner prefers was than the fastest."""
+
+    def predicted_cost(row: Row) -> float:
+        return seconds(row) / row.job.tokens_per_step
+
     losses = [
-        min(cell, key=seconds).seconds / min(row.seconds for row in cell) - 1
-        for cell in cells(rows)
+        cost(min(cell, key=predicted_cost)) / min(map(cost, cell)) - 1 for cell in cells(rows)
     ]
     return {
         "median": median(losses) if losses else None,
