@@ -7,6 +7,7 @@ hardware FLOPs). Peaks are the vendor's for dense products.
 
 from dataclasses import dataclass
 
+from components.planner.conventions import flops_by_convention
 from components.planner.job import Job
 from components.planner.products import layer_products
 from components.planner.time import again_fraction
@@ -24,14 +25,16 @@ class Rates:
     tflops_causal: float
     tflops_hardware: float
     peak_teraflops: float
+    tflops_by_convention: dict[str, float]
 
-    def as_json(self) -> dict[str, float]:
+    def as_json(self) -> dict[str, object]:
         return {
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
             "tflops_per_device_full": self.tflops_full,
             "tflops_per_device_causal": self.tflops_causal,
             "tflops_per_device_hardware": self.tflops_hardware,
+            "tflops_per_device_by_convention": self.tflops_by_convention,
             "mfu_full": self.tflops_full / self.peak_teraflops,
             "mfu_causal": self.tflops_causal / self.peak_teraflops,
             "hfu": self.tflops_hardware / self.peak_teraflops,
@@ -41,6 +44,7 @@ class Rates:
 def rates(job: Job, hardware: Hardware, step_seconds: float) -> Rates:
     """Turn a step's seconds into rates."""
     flops = FlopsPerToken.of(job.shape, job.sequence_length)
+    counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
     device = job.tokens_per_step / step_seconds / job.layout.ranks
     return Rates(
         tokens_per_second=device * job.layout.ranks,
@@ -49,6 +53,7 @@ def rates(job: Job, hardware: Hardware, step_seconds: float) -> Rates:
         tflops_causal=flops.causal * device / 1e12,
         tflops_hardware=hardware_flops(job, flops) * device / 1e12,
         peak_teraflops=hardware.peak_teraflops[job.compute],
+        tflops_by_convention={name: count * device / 1e12 for name, count in counted.items()},
     )
 
 

@@ -85,8 +85,14 @@ def reached_teraflops(job: Job, hardware: Hardware) -> float:
     """Return what large products reach in the recipe's type.
 
     Raises:
-        RecipeError: nobody has measured it.
+        RecipeError: the device does not compute in this type, or nobody has measured it.
     """
+    if job.compute not in hardware.peak_teraflops:
+        raise RecipeError(
+            "precision.compute",
+            f"the profile of {hardware.device} states no peak in {job.compute}",
+            f"choose one of {', '.join(hardware.peak_teraflops)}, or add the data sheet's",
+        )
     if job.compute not in hardware.gemm_teraflops:
         raise RecipeError(
             f"cluster.hardware.gemm_teraflops.{job.compute}",

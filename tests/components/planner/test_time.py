@@ -133,6 +133,12 @@ def test_a_profile_without_a_measured_product_names_it_and_how_to_measure_it() -
         plan_time(job(MIDDLE, layout()), bare, SPEED)
 
 
+def test_a_type_that_the_device_does_not_compute_in_is_named() -> None:
+    single = job(MIDDLE, layout(), compute="float32")
+    with pytest.raises(RecipeError, match=r"precision\.compute: .*states no peak in float32"):
+        plan_time(single, hopper(), SPEED)
+
+
 def test_a_profile_without_any_bandwidth_names_it() -> None:
     link = hopper().inside.model_copy(
         update={
