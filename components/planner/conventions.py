@@ -24,13 +24,13 @@ def flops_by_convention(
     query's.
     """
     flops = FlopsPerToken.of(shape, sequence_length)
-    quarter = (flops.full - flops.causal) / 6  # L h s
+    once = (flops.full - flops.causal) / 6  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
     logged = megatron_logged(shape, sequence_length)
     return {
         "full": flops.full,
         "causal": flops.causal,
-        "causal_recomputed_attention": flops.causal + quarter,
+        "causal_recomputed_attention": flops.causal + once,
         "fourfold": flops.full * 4 / 3,
         "ends_twice": flops.full + 6 * again,
         "megatron_logged": 3 * logged,
