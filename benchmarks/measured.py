@@ -4,6 +4,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 
 from components.errors import RecipeError
@@ -20,6 +21,7 @@ DEVICES_PER_NODE = 8
 DEGREES = ("dp", "tp", "pp", "grad_accumulation", "micro_batch", "sequence_length")
 SIZES = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size")
 OTHERS = ("nodes", "zero_stage", "newer_pipeline_code", "status", "tied_embeddings")
+OUTCOMES = {"Success", "OOM"}  # what crashed or hung says nothing of memory or time
 MEASURES = ("tokens_per_second_per_gpu", "reserved_gib")
 COLUMNS = (*DEGREES, *SIZES, *OTHERS, *MEASURES, "kv_heads")
 
@@ -53,7 +55,11 @@ def read_rows(file: Path) -> list[Row]:
             if missing:
                 problem = f"the columns {', '.join(missing)} are missing"
                 raise RecipeError(str(file), problem, f"needed are {', '.join(COLUMNS)}")
-            return [_row(f"{file}:{table.line_num}", cells) for cells in table]
+            return [
+                _row(f"{file}:{table.line_num}", cells)
+                for cells in table
+                if cells["status"] in OUTCOMES
+            ]
     except OSError as error:
         raise RecipeError(str(file), f"cannot be read: {error}", "give --measured") from error
 
@@ -61,7 +67,7 @@ def read_rows(file: Path) -> list[Row]:
 def _row(where: str, cells: Mapping[str, str]) -> Row:
     counts = {name: _count(where, name, cells[name]) for name in (*DEGREES, *SIZES, "nodes")}
     ranks = counts["dp"] * counts["tp"] * counts["pp"]
-    if ranks != counts["nodes"] * DEVICES_PER_NODE:
+    if ceil(ranks / DEVICES_PER_NODE) != counts["nodes"]:
         problem = f"dp x tp x pp = {ranks} ranks on {counts['nodes']} nodes"
         raise RecipeError(where, problem, f"a node has {DEVICES_PER_NODE} devices")
     if cells["zero_stage"] not in {"0", "1"}:

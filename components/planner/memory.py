@@ -19,7 +19,7 @@ from components.planner.states import States, states, step_bytes
 from components.spec.hardware import Hardware
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
-# Nine of ten reserved peaks of the released layouts lie no further above the prediction.
+# Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
 TIGHT_FRACTION = 0.9
 
 

@@ -66,6 +66,10 @@ def test_an_impossible_value_names_its_line(
         read_rows(changed(tmp_path, column, value))
 
 
+def test_a_run_that_crashed_is_left_out(tmp_path: Path) -> None:
+    assert read_rows(changed(tmp_path, "status", "Other")) == []
+
+
 def test_missing_columns_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.csv"
     file.write_text("dp,tp\n1,1\n", "utf-8")
