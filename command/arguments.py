@@ -136,7 +136,7 @@ def _option(group: str, value: object, options: list[str]) -> str:
     if group == "parallelism" and value == "auto":
         raise RecipeError(
             group,
-            "'auto' comes with the planner, which does not exist yet",
+            "'auto' comes with a search over layouts, which does not exist yet",
             "name the degrees: parallelism.tensor=..., parallelism.pipeline=...",
         )
     if value not in options:

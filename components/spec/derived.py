@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from components.spec.sections import Section
+from components.spec.section import Section
 from components.spec.shape import ModelShape
 
 

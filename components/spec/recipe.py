@@ -14,6 +14,7 @@ from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
 from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
+from components.spec.section import Section
 from components.spec.sections import (
     Assumed,
     Budget,
@@ -25,7 +26,6 @@ from components.spec.sections import (
     Precision,
     Published,
     Scale,
-    Section,
     Stem,
 )
 from components.spec.shape import ModelShape

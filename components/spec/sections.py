@@ -6,22 +6,16 @@ Open sections (``model``, ``tokenizer``, ``optimizer``, ``schedule``) name a cla
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
+from components.spec.hardware import Bill, Machine, Queue
+from components.spec.section import Count, Fraction, Section
 from components.spec.stages import Balance
 
-Count = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 Part = Literal["attention", "mlp", "norms"]
 Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
-
-
-class Section(BaseModel):
-    """Strict, frozen, and closed: an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RampUp(Section):
@@ -131,7 +125,10 @@ class Evaluation(Section):
 
 
 class Cluster(Section):
-    """The machine: how many nodes of how many devices, behind which scheduler."""
+    """The machine: how many nodes of how many devices, behind which scheduler.
+
+    The planner alone reads ``hardware``, ``accounting`` and ``queues``.
+    """
 
     name: str
     scheduler: Literal["none", "slurm", "pbs"]
@@ -139,6 +136,9 @@ class Cluster(Section):
     devices_per_node: Count
     nodes: Count
     ranks: Count
+    hardware: Machine
+    accounting: Bill
+    queues: Annotated[tuple[Queue, ...], Field(strict=False)]
 
 
 class Published(Section):

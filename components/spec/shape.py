@@ -7,7 +7,7 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
-from components.spec.sections import Count
+from components.spec.section import Count
 
 
 class _Part(BaseModel):
@@ -66,9 +66,10 @@ class MLPShape(_Part):
 
 
 class PositionsShape(_Part):
-    """A row for each position, where positions are learned."""
+    """A row for each position, where positions are learned; a base, where heads are rotated."""
 
     num_positions: Count | None = None
+    base: float | None = None
 
 
 class ModelShape(_Part):

@@ -9,7 +9,8 @@ from components.errors import RecipeError
 def test_a_layout_by_itself_comes_with_the_planner() -> None:
     with pytest.raises(
         RecipeError,
-        match=r"^parallelism: 'auto' comes with the planner, which does not exist yet\n"
+        match=r"^parallelism: 'auto' comes with a search over layouts, which does not exist "
+        r"yet\n"
         r"  name the degrees: parallelism\.tensor=\.\.\., parallelism\.pipeline=\.\.\.$",
     ):
         read_point(["recipe=teuken7b", "parallelism=auto"])

@@ -1,0 +1,144 @@
+"""Peak memory of each pipeline rank, by part, and whether it fits the device.
+
+The peak is the higher of two moments: the backward pass, with states, activations and logits,
+and the optimizer's step, with states and its own temporary copies.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from components.planner.activations import (
+    full_layer_bytes_per_token,
+    layer_bytes_per_token,
+    microbatches_kept,
+)
+from components.planner.job import Job
+from components.planner.parameters import Held, held
+from components.planner.software import SoftwareMemory
+from components.planner.states import States, states, step_bytes
+from components.spec.hardware import Hardware
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+# Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
+TIGHT_FRACTION = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Bytes at the peak of one pipeline rank, by part."""
+
+    states: States
+    casts: float
+    activations: float
+    loss: float
+    buffers: float
+    step: float
+    base: float
+
+    @property
+    def peak(self) -> float:
+        passes = self.casts + self.activations + self.loss + self.buffers
+        return self.states.total + self.base + max(passes, self.step)
+
+    def parts(self) -> dict[str, int]:
+        """Name each part, in bytes; ``step`` is not beside the activations but after them."""
+        return {
+            "weights_bytes": round(self.states.weights),
+            "gradients_bytes": round(self.states.gradients),
+            "master_bytes": round(self.states.master),
+            "optimizer_bytes": round(self.states.optimizer),
+            "casts_bytes": round(self.casts),
+            "activations_bytes": round(self.activations),
+            "loss_bytes": round(self.loss),
+            "buffers_bytes": round(self.buffers),
+            "step_bytes": round(self.step),
+            "base_bytes": round(self.base),
+            "peak_bytes": round(self.peak),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """All pipeline ranks of one run on one kind of device."""
+
+    ranks: tuple[RankMemory, ...]
+    usable_bytes: int
+
+    @property
+    def peak(self) -> float:
+        return max(rank.peak for rank in self.ranks)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``tight`` is closer to the limit than the prediction is to the truth."""
+        if self.peak > self.usable_bytes:
+            return "does_not_fit"
+        return "fits" if self.peak <= TIGHT_FRACTION * self.usable_bytes else "tight"
+
+
+def plan_memory(job: Job, hardware: Hardware, software: SoftwareMemory) -> Memory:
+    """Predict the peak of each pipeline rank."""
+    ranks = tuple(rank_memory(job, rank, software) for rank in range(job.layout.pipeline))
+    return Memory(ranks=ranks, usable_bytes=usable_bytes(hardware))
+
+
+def usable_bytes(hardware: Hardware) -> int:
+    """Return what tensors can have: the measured figure, or all but the runtime's context."""
+    if hardware.usable_bytes is not None:
+        return hardware.usable_bytes
+    return hardware.memory_bytes - (hardware.context_bytes or 0)
+
+
+def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
+    """Add up the stages that one pipeline rank holds."""
+    layout = job.layout
+    stages = range(rank, len(layout.layers), layout.pipeline)
+    counts = [held(job, stage) for stage in stages]
+    parameters = Held(
+        dense=sum(count.dense for count in counts),
+        expert=sum(count.expert for count in counts),
+    )
+    layers = sum(layout.layers[stage] for stage in stages)
+    return RankMemory(
+        states=states(job, parameters),
+        casts=_casts(job, rank, parameters),
+        activations=_activations(job, rank, layers) * software.fragmentation,
+        loss=_loss(job, software) if layout.head_stage in stages else 0.0,
+        buffers=_buffers(job, software),
+        step=step_bytes(job, parameters, software),
+        base=software.base_bytes,
+    )
+
+
+def _casts(job: Job, rank: int, parameters: Held) -> float:
+    """Count cast weights that graphs in flight keep; a layer that is recomputed keeps none."""
+    if job.recompute == "full":
+        return 0.0
+    attention = job.shape.attention.parameters(job.shape.dim) / job.shape.layer_parameters
+    dropped = {"attention": attention, "mlp": 1 - attention}
+    kept = 1 - sum(dropped.get(part, 0.0) for part in job.recompute if job.recompute != "none")
+    total = parameters.dense + parameters.expert
+    return total * kept * job.cast_bytes * microbatches_kept(job, rank)
+
+
+def _activations(job: Job, rank: int, layers: int) -> float:
+    tokens = job.microbatch_tokens
+    kept = layers * layer_bytes_per_token(job) * microbatches_kept(job, rank)
+    if job.recompute != "none" and layers:
+        kept += full_layer_bytes_per_token(job) - layer_bytes_per_token(job)
+    return kept * tokens
+
+
+def _loss(job: Job, software: SoftwareMemory) -> float:
+    """Count the logits that exist at once: 2205.05198, section 4.3, has all at 4 bytes."""
+    rows = job.shape.padded_vocab_size / job.layout.tensor
+    block = min(job.microbatch_tokens, software.block_tokens)
+    return rows * (job.microbatch_tokens * software.logit_bytes + block * 4)
+
+
+def _buffers(job: Job, software: SoftwareMemory) -> float:
+    if job.layout.tensor == 1:
+        return 0.0
+    pipelined = job.layout.pipeline > 1
+    tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
+    return tensors * 2 * job.microbatch_tokens * job.shape.dim

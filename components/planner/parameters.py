@@ -1,0 +1,44 @@
+"""Parameters that one device of a stage holds, dense and expert ones apart."""
+
+from dataclasses import dataclass
+
+from components.planner.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Parameters on one device; the two kinds are replicated over different ranks."""
+
+    dense: float
+    expert: float
+
+
+def held(job: Job, stage: int) -> Held:
+    """Count the parameters of one of the stages on one tensor and expert rank.
+
+    Matrices are cut by the tensor degree, norms and router are not; tied ends are held by both
+    the first and the last stage of a pipeline.
+    """
+    shape, layout = job.shape, job.layout
+    layers, tensor = layout.layers[stage], layout.tensor
+    experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
+    whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
+    if shape.attention.qk_norm is not None:
+        whole += shape.attention.qk_norm.parameters(shape.attention.head_dim)
+    cut = shape.layer_parameters - experts - whole
+    dense = layers * (cut / tensor + whole)
+    dense += _ends(job, stage)
+    return Held(dense=dense, expert=layers * experts / tensor / layout.expert)
+
+
+def _ends(job: Job, stage: int) -> float:
+    """Count the embedding on the first stage and the head on its own."""
+    shape, layout = job.shape, job.layout
+    matrix = shape.padded_vocab_size * shape.dim / layout.tensor
+    count = 0.0
+    if stage == 0:
+        count += matrix + shape.position_parameters
+    alone = layout.head_stage == 0 and shape.tied_embeddings
+    if stage == layout.head_stage and not alone:
+        count += matrix
+    return count

@@ -1,0 +1,77 @@
+"""What of memory and time is the software's choice, not the model's nor the machine's."""
+
+from pathlib import Path
+
+import yaml
+
+from components.spec.recipe import read_section
+from components.spec.section import Section
+
+
+class SoftwareMemory(Section):
+    """Figures of one training program's memory.
+
+    ``step_bytes`` a parameter are added during the optimizer's step, ``shared_step_bytes`` of
+    them divided like its state. ``logit_bytes`` is kept for each logit of a microbatch; a loss
+    that goes by blocks keeps those of ``block_tokens`` at 4 bytes. ``gathered_tensors`` counts
+    hidden states of whole sequences that wait for their streams beside what a layer keeps, with
+    and without a pipeline. ``fragmentation`` multiplies activations; ``base_bytes`` is there
+    before anything.
+    """
+
+    step_bytes: float
+    shared_step_bytes: float
+    logit_bytes: float
+    block_tokens: int
+    gathered_tensors: float
+    gathered_tensors_in_pipelines: float
+    fragmentation: float
+    base_bytes: float
+
+
+class SoftwareSpeed(Section):
+    """Figures of one training program's speed.
+
+    ``product_fraction`` of the device's best matrix products is what products of well-formed
+    shapes reach, ``attention_fraction`` what fused attention does. Each byte that a layer keeps
+    is moved ``traffic`` times. The host needs ``layer_seconds`` to start a layer forward and
+    backward, ``tensor_layer_seconds`` with tensor parallelism and
+    ``crossing_layer_seconds`` more for each tensor rank where a pipeline crosses nodes.
+    ``tensor_collectives`` of a layer are exposed by ``exposed_fraction``; a message to the next
+    stage costs ``message_seconds``. ``reduced_fraction`` multiplies the time of averaging
+    gradients, which ``hides_reduction`` behind the last microbatch without ZeRO. The optimizer
+    moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
+    """
+
+    product_fraction: float
+    attention_fraction: float
+    traffic: float
+    layer_seconds: float
+    tensor_layer_seconds: float
+    crossing_layer_seconds: float
+    tensor_collectives: int
+    exposed_fraction: float
+    message_seconds: float
+    reduced_fraction: float
+    hides_reduction: float
+    step_traffic: float
+    step_latencies: float
+
+
+class Software(Section):
+    """One training program, as far as the planner knows it."""
+
+    memory: SoftwareMemory
+    speed: SoftwareSpeed
+
+
+def read_software(file: Path) -> Software:
+    """Load the figures of one training program.
+
+    Raises:
+        RecipeError: a figure is missing, unknown or no number.
+    """
+    return read_section(Software, yaml.safe_load(file.read_text("utf-8")), str(file))
+
+
+OURS = Path(__file__).with_name("software.yaml")

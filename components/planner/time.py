@@ -1,0 +1,229 @@
+"""Seconds of one optimizer step, by part.
+
+Every microbatch takes the longer of what the device computes and what the host can start. The
+slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
+"""
+
+from dataclasses import dataclass
+
+from components.errors import RecipeError
+from components.planner.bubble import bubble_fraction
+from components.planner.communication import (
+    gather_bandwidth,
+    group_of,
+    latency,
+    reduce_bandwidth,
+)
+from components.planner.job import Job
+from components.planner.parameters import Held, held
+from components.planner.products import (
+    attention_seconds,
+    head_product,
+    head_traffic_seconds,
+    layer_products,
+    product_seconds,
+    traffic_seconds,
+)
+from components.planner.software import SoftwareSpeed
+from components.planner.states import states
+from components.spec.hardware import Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step; ``microbatches`` are the busy part of the slowest rank."""
+
+    microbatches: float
+    bubble: float
+    reduction: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.microbatches + self.bubble + self.reduction + self.optimizer
+
+    def parts(self) -> dict[str, float]:
+        return {
+            "microbatches_seconds": self.microbatches,
+            "bubble_seconds": self.bubble,
+            "reduction_seconds": self.reduction,
+            "optimizer_seconds": self.optimizer,
+        }
+
+
+def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
+    """Predict one step.
+
+    Raises:
+        RecipeError: the profile lacks a figure that this needs.
+    """
+    layout = job.layout
+    busy = [rank_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
+    slowest = max(busy)
+    fraction = bubble_fraction(
+        schedule=layout.schedule,
+        pipeline=layout.pipeline,
+        microbatches=job.microbatches,
+        stages=layout.stages_per_rank,
+    )
+    # Filling and draining go through all ranks, the quicker ones too.
+    others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
+    return StepTime(
+        microbatches=slowest * job.microbatches,
+        bubble=fraction * job.microbatches * others,
+        reduction=max(
+            reduction_seconds(job, rank, hardware, speed, busy[rank])
+            for rank in {0, layout.pipeline - 1}
+        ),
+        optimizer=max(
+            optimizer_seconds(job, rank, hardware, speed) for rank in {0, layout.pipeline - 1}
+        ),
+    )
+
+
+def reached_teraflops(job: Job, hardware: Hardware) -> float:
+    """Return what large products reach in the recipe's type.
+
+    Raises:
+        RecipeError: the device does not compute in this type, or nobody has measured it.
+    """
+    if job.compute not in hardware.peak_teraflops:
+        raise RecipeError(
+            "precision.compute",
+            f"the profile of {hardware.device} states no peak in {job.compute}",
+            f"choose one of {', '.join(hardware.peak_teraflops)}, or add the data sheet's",
+        )
+    if job.compute not in hardware.gemm_teraflops:
+        raise RecipeError(
+            f"cluster.hardware.gemm_teraflops.{job.compute}",
+            f"the profile of {hardware.device} has no measured product in {job.compute}",
+            "time torch.mm of two 8,192 x 8,192 matrices on all devices of a node, "
+            "and set 1.0995 / seconds",
+        )
+    return hardware.gemm_teraflops[job.compute]
+
+
+def rank_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Take one microbatch forward and backward through the stages of one rank."""
+    layout = job.layout
+    stages = range(rank, len(layout.layers), layout.pipeline)
+    layers = sum(layout.layers[stage] for stage in stages)
+    device = layers * _layer_seconds(job, hardware, speed)
+    if layout.head_stage in stages:
+        device += _head_seconds(job, hardware, speed)
+    messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
+    return max(device, layers * _host_seconds(job, speed)) + messages
+
+
+def _host_seconds(job: Job, speed: SoftwareSpeed) -> float:
+    if job.layout.tensor == 1:
+        return speed.layer_seconds
+    seconds = speed.tensor_layer_seconds
+    if group_of(job.layout, "pipeline").nodes > 1:
+        seconds += speed.crossing_layer_seconds * job.layout.tensor
+    return seconds
+
+
+def _layer_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Add computation, memory traffic and exposed collectives: forward once, backward twice."""
+    teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
+    products = layer_products(job)
+    inner = product_seconds(products, teraflops, speed, units)
+    core = attention_seconds(job, teraflops, hardware, speed)
+    again = again_fraction(job)
+    return (
+        inner * (3 + again[0])
+        + core * (3 + again[1])
+        + traffic_seconds(job, hardware, speed) * (1 + (again[0] + again[1]) / 6)
+        + _tensor_seconds(job, hardware, speed) * (1 + again[0] / 3)
+        + _expert_seconds(job, hardware, speed)
+    )
+
+
+def again_fraction(job: Job) -> tuple[float, float]:
+    """Return the parts of the forward products, and of attention, that are computed twice."""
+    if job.recompute == "none":
+        return 0.0, 0.0
+    if job.recompute == "full":
+        return 1.0, 1.0
+    products = layer_products(job)
+    total = sum(product.flops for product in products)
+    attention = sum(product.flops for product in products[:2]) / total
+    parts = (attention if "attention" in job.recompute else 0.0) + (
+        1 - attention if "mlp" in job.recompute else 0.0
+    )
+    return parts, 1.0 if "attention" in job.recompute else 0.0
+
+
+def _head_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    rate = reached_teraflops(job, hardware)
+    product = product_seconds((head_product(job),), rate, speed, hardware.compute_units)
+    return 3 * product + head_traffic_seconds(job, hardware, speed)
+
+
+def _tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Gather and scatter hidden states: 4 of each in Korthikanti et al., section 4.2.2."""
+    layout = job.layout
+    if layout.tensor == 1:
+        return 0.0
+    where = group_of(layout, "tensor")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.tensor - 1) / layout.tensor
+    each = speed.exposed_fraction * sent / rate + latency(hardware, where)
+    return speed.tensor_collectives * each
+
+
+def _expert_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Gather tokens for experts and scatter their results, forward and backward."""
+    layout = job.layout
+    if layout.expert == 1:
+        return 0.0
+    where = group_of(layout, "expert")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.expert - 1)
+    return 4 * (sent / rate + latency(hardware, where))
+
+
+def _parameters(job: Job, rank: int) -> Held:
+    stages = range(rank, len(job.layout.layers), job.layout.pipeline)
+    counts = [held(job, stage) for stage in stages]
+    dense, expert = sum(c.dense for c in counts), sum(c.expert for c in counts)
+    return Held(dense=dense, expert=expert)
+
+
+def reduction_seconds(
+    job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
+) -> float:
+    """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
+    layout, parameters = job.layout, _parameters(job, rank)
+    where = group_of(layout, "dense")
+    seconds = 0.0
+    if where.size > 1:
+        rate = reduce_bandwidth(hardware, where, layout.devices_per_node)
+        seconds += _reduced_bytes(job, parameters.dense, where.size) / rate
+    experts = group_of(layout, "data")
+    if parameters.expert and experts.size > 1:
+        rate = reduce_bandwidth(hardware, experts, layout.devices_per_node)
+        seconds += _reduced_bytes(job, parameters.expert, experts.size) / rate
+    seconds *= speed.reduced_fraction
+    if layout.zero == 0:
+        seconds = max(seconds - speed.hides_reduction * microbatch * 2 / 3, 0.0)
+    return seconds + speed.step_latencies * latency(hardware, where)
+
+
+def _reduced_bytes(job: Job, parameters: float, size: int) -> float:
+    """Scatter gradients and gather them, or the weights instead; stage 3 does so twice."""
+    gradient = job.reduce_bytes
+    each: float = 2 * gradient
+    if job.layout.zero in {1, 2}:
+        each = gradient + job.weight_bytes
+    if job.layout.zero == 3:
+        each = gradient + 2 * job.weight_bytes * job.microbatches
+    return parameters * each * (size - 1) / size
+
+
+def optimizer_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Read and write the state of this rank once, ``step_traffic`` times over."""
+    state = states(job, _parameters(job, rank))
+    moved = 2 * (state.master + state.optimizer) + state.gradients + state.weights
+    return speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)

@@ -1,0 +1,14 @@
+"""What every fixed section of a recipe is built from."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Strict, frozen, and closed: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,0 +1,89 @@
+"""Jobs to predict, whose sizes a test chooses."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.planner.job import Job, Layout
+from components.planner.software import OURS, Software, read_software
+from components.spec.hardware import Hardware
+from components.spec.shape import (
+    AttentionShape,
+    MLPShape,
+    ModelShape,
+    NormShape,
+    PositionsShape,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+ORDER = ("pipeline", "data", "expert", "context", "tensor")
+
+
+def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) -> ModelShape:
+    """GPT's block: four times as wide inside, learned positions, biases."""
+    return ModelShape(
+        dim=dim,
+        num_layers=num_layers,
+        vocab_size=vocab_size,
+        padded_vocab_size=vocab_size,
+        tied_embeddings=True,
+        attention=AttentionShape(
+            num_heads=num_heads, num_kv_heads=num_heads, head_dim=dim // num_heads, bias=True
+        ),
+        mlp=MLPShape(ffn_dim=4 * dim, gated=False, bias=True),
+        norm=NormShape(weight=True, bias=True),
+        positions=PositionsShape(num_positions=2_048),
+    )
+
+
+def layout(**changes: Any) -> Layout:
+    """One rank, unless a test says more; layers are dealt evenly."""
+    sizes: dict[str, Any] = dict.fromkeys(ORDER, 1)
+    sizes |= {key: changes.pop(key) for key in list(changes) if key in sizes}
+    stages = changes.get("stages_per_rank", 1) * sizes["pipeline"]
+    layers = changes.pop("num_layers", 32)
+    values: dict[str, Any] = {
+        "data_shard": sizes["data"] * sizes["expert"],
+        "zero": 0,
+        "expert_aware": True,
+        "sequence_parallel": True,
+        "schedule": "1f1b",
+        "stages_per_rank": 1,
+        "layers": tuple([layers // stages] * stages),
+        "head_stage": stages - 1,
+        "rank_order": ORDER,
+        "devices_per_node": 8,
+    }
+    return Layout(**sizes, **(values | changes))
+
+
+def job(shape: ModelShape, where: Layout, **changes: Any) -> Job:
+    """Mixed precision with float32 accumulation, one sequence of 4,096 tokens a microbatch."""
+    values: dict[str, Any] = {
+        "sequence_length": 4_096,
+        "microbatch_sequences": 1,
+        "microbatches": 8,
+        "compute": "bfloat16",
+        "weight_bytes": 2,
+        "gradient_bytes": 2,
+        "accumulate_bytes": 4,
+        "master_bytes": 4,
+        "moment_bytes": 8,
+        "cast_bytes": 0,
+        "reduce_bytes": 4,
+        "recompute": "none",
+        "dropout": True,
+        "fused_attention": True,
+    }
+    return Job(shape=shape, layout=where, **(values | changes))
+
+
+def hopper() -> Hardware:
+    """The one profile whose links are measured."""
+    file = ROOT / "conf" / "cluster" / "hopper.yaml"
+    return Hardware.model_validate(yaml.safe_load(file.read_text("utf-8"))["hardware"])
+
+
+def ours() -> Software:
+    return read_software(OURS)

@@ -1,0 +1,73 @@
+"""The conventions against the figures that their users printed."""
+
+import pytest
+
+from benchmarks.measured import read_rows
+from benchmarks.planner_accuracy import DATA
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.planner.conventions import flops_by_convention
+from components.spec.shape import (
+    AttentionShape,
+    MLPShape,
+    ModelShape,
+    NormShape,
+    PositionsShape,
+)
+from tests.components.planner.jobs import gpt
+
+LLAMA_3_8B = ModelShape(
+    dim=4_096,
+    num_layers=32,
+    vocab_size=128_256,
+    padded_vocab_size=128_256,
+    tied_embeddings=False,
+    attention=AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, bias=False),
+    mlp=MLPShape(ffn_dim=14_336, gated=True),
+    norm=NormShape(weight=True, bias=False),
+    positions=PositionsShape(base=500_000.0),
+)
+
+
+def test_llama_3_8b_at_8192_has_57_9_gigaflops_full_and_51_5_causal() -> None:
+    """Megatron-Bridge: 744 TFLOP/s at 14,451 tokens a second are 51.48 GFLOP a token."""
+    flops = flops_by_convention(LLAMA_3_8B, 8_192, pipeline=1)
+    assert round(flops["full"] / 1e9, 1) == 57.9
+    assert round(flops["causal"] / 1e9, 2) == 51.47
+    assert flops["causal_recomputed_attention"] - flops["causal"] == 32 * 4_096 * 8_192
+
+
+def test_nanotron_s_388_teraflops_are_full_and_38_0_became_44_3_per_cent() -> None:
+    """The playbook's fourth row: the same model on a pipeline of two, tied ends twice."""
+    rows = [row for row in read_rows(DATA / "h100_layouts.csv") if row.ran]
+    fastest = rows[0]
+    rate = fastest.job.tokens_per_step / fastest.seconds / fastest.job.layout.ranks
+    flops = flops_by_convention(fastest.job.shape, 4_096, pipeline=1)
+    assert round(flops["full"] * rate / 1e12, 1) == 388.0
+    piped = flops_by_convention(fastest.job.shape, 4_096, pipeline=2)
+    assert round(flops["ends_twice"] / 1e9, 2) == round(flops["full"] / 1e9, 2)
+    assert piped["ends_twice"] / 1e9 == pytest.approx(11.276, rel=2e-4)
+    assert rows[3].job.layout.pipeline == 2
+    rate = rows[3].job.tokens_per_step / rows[3].seconds / rows[3].job.layout.ranks
+    assert round(piped["full"] * rate / 989e12, 3) == 0.380
+    assert round(piped["ends_twice"] * rate / 989e12, 3) == 0.443
+
+
+def test_megatron_prints_1_73_times_what_teuken_computes() -> None:
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
+    flops = flops_by_convention(recipe.shape, 4_096, pipeline=2)
+    assert round(flops["full"] / 1e9, 1) == 51.2
+    assert round(flops["causal"] / 1e9, 1) == 47.9
+    assert round(flops["megatron_logged_fourfold"] / 1e9, 1) == 88.4
+    assert round(flops["megatron_logged_fourfold"] / flops["full"], 2) == 1.73
+
+
+def test_of_206_9_teraflops_with_selective_recomputation_155_were_the_model_s() -> None:
+    """jubench-megatron-lm's 13B: 60,777.68 tokens a second on 32 A100s."""
+    shape = gpt(dim=5_120, num_layers=40, num_heads=32, vocab_size=50_304)
+    flops = flops_by_convention(shape, 2_048, pipeline=4)
+    rate = 60_777.68 / 32
+    assert flops["megatron_logged_fourfold"] * rate / 1e12 == pytest.approx(206.885, rel=2e-3)
+    assert flops["megatron_logged"] * rate / 1e12 == pytest.approx(155.2, rel=2e-3)
+    assert flops["full"] * rate / 1e12 == pytest.approx(155.2, rel=5e-3)
+    assert flops["fourfold"] == flops["full"] * 4 / 3

@@ -1,0 +1,158 @@
+"""The memory model against the figures that papers and the playbook print."""
+
+from dataclasses import replace
+
+import pytest
+
+from components.planner.activations import layer_bytes_per_token, microbatches_kept
+from components.planner.memory import plan_memory, usable_bytes
+from components.planner.parameters import Held, held
+from components.planner.states import sharded, states, step_bytes
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+
+GIB = 2**30
+SMALL = gpt(dim=2_048, num_layers=16, num_heads=16)
+MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
+LARGE = gpt(dim=8_192, num_layers=80, num_heads=64)
+
+
+@pytest.mark.parametrize(
+    ("billions", "without", "with_sum"),
+    [(1, 16, 20), (7, 112, 140), (70, 1_120, 1_400), (405, 6_480, 8_100)],
+)
+def test_a_parameter_takes_16_bytes_and_20_with_a_float32_sum(
+    billions: int, without: int, with_sum: int
+) -> None:
+    """Ultra-Scale Playbook, the table of memory for weights, gradients and optimizer."""
+    plain = job(MIDDLE, layout(), accumulate_bytes=0)
+    assert sharded(plain, billions, 1).total == without
+    assert sharded(job(MIDDLE, layout()), billions, 1).total == with_sum
+
+
+@pytest.mark.parametrize("data", [2, 4, 8, 64])
+def test_zero_shards_optimizer_then_gradients_then_weights(data: int) -> None:
+    """Playbook, "ZeRO", k = 12, with 4 bytes more for the float32 sum of gradients."""
+    expected = {
+        0: 2 + 2 + 12 + 4,
+        1: 2 + 2 + 12 / data + 4,
+        2: 2 + (2 + 12) / data + 4 / data,
+        3: (2 + 2 + 12) / data + 4 / data,
+    }
+    for zero, bytes_each in expected.items():
+        measured = sharded(job(MIDDLE, layout(zero=zero)), 1.0, data).total
+        assert measured == pytest.approx(bytes_each)
+
+
+@pytest.mark.parametrize(
+    ("data", "law"), [(2, 17.0), (4, 13.5), (8, 11.75), (16, 10.875), (256, 10.0546875)]
+)
+def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: float) -> None:
+    """The lower envelope of the released H100 layouts' allocated memory."""
+    software = ours().memory.model_copy(update={"step_bytes": 2.0, "shared_step_bytes": 2.0})
+    sharing = job(MIDDLE, layout(data=data, zero=1))
+    one = Held(dense=1.0, expert=0.0)
+    assert states(sharing, one).total + step_bytes(sharing, one, software) == law
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_length"),
+    [
+        (SMALL, {1_024: 1.0625, 4_096: 4.25, 16_384: 17}),
+        (MIDDLE, {1_024: 4.25, 4_096: 17, 16_384: 68, 131_072: 544}),
+        (LARGE, {1_024: 21.25, 4_096: 85, 16_384: 340}),
+    ],
+)
+def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
+    shape: object, by_length: dict[int, float]
+) -> None:
+    """Playbook's bars of activations with fused attention, one sequence, in GiB."""
+    for length, gibibytes in by_length.items():
+        one = job(shape, layout(), sequence_length=length)  # type: ignore[arg-type]
+        kept = one.shape.num_layers * layer_bytes_per_token(one) * length
+        assert kept / GIB == gibibytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_length"),
+    [
+        (MIDDLE, {1_024: 9.25, 2_048: 28.5, 4_096: 97.0, 8_192: 354.0, 16_384: 1_348.0}),
+        (LARGE, {1_024: 46.25, 2_048: 142.5, 4_096: 485.0, 8_192: 1_770.0}),
+    ],
+)
+def test_unfused_attention_adds_5_a_s_over_h(
+    shape: object, by_length: dict[int, float]
+) -> None:
+    """Korthikanti et al. 2022, table 2: s b h (34 + 5 a s / h); the playbook's first bars."""
+    for length, gibibytes in by_length.items():
+        one = job(shape, layout(), sequence_length=length, fused_attention=False)  # type: ignore[arg-type]
+        kept = one.shape.num_layers * layer_bytes_per_token(one) * length
+        assert kept / GIB == pytest.approx(gibibytes, abs=0.01)
+
+
+def test_tensor_ranks_cut_24_of_34_and_all_with_sequence_parallelism() -> None:
+    """Korthikanti et al. 2022, table 2; the playbook's 70B at 8 ranks: 32.5 and 10.625 GiB."""
+    plain = job(LARGE, layout(tensor=8, sequence_parallel=False))
+    assert layer_bytes_per_token(plain) == 8_192 * (10 + 24 / 8)
+    assert 80 * layer_bytes_per_token(plain) * 4_096 / GIB == 32.5
+    cut = job(LARGE, layout(tensor=8))
+    assert 80 * layer_bytes_per_token(cut) * 4_096 / GIB == 10.625
+
+
+def test_full_recomputation_keeps_a_layer_s_input_alone() -> None:
+    """Playbook: 2 s b h a layer; 1, 5 and 15.8 GiB for 8B, 70B and 405B at 4,096 tokens."""
+    for shape, gibibytes in ((MIDDLE, 1.0), (LARGE, 5.0)):
+        one = job(shape, layout(), recompute="full")
+        kept = shape.num_layers * layer_bytes_per_token(one) * 4_096
+        assert kept / GIB == gibibytes
+
+
+def test_1f1b_keeps_as_many_microbatches_as_ranks_follow_and_gpipe_all() -> None:
+    where = layout(pipeline=4)
+    assert [microbatches_kept(job(MIDDLE, where), rank) for rank in range(4)] == [4, 3, 2, 1]
+    gpipe = replace(where, schedule="gpipe")
+    assert microbatches_kept(job(MIDDLE, gpipe), 3) == 8
+    pairs = layout(pipeline=4, schedule="interleaved", stages_per_rank=2)
+    assert microbatches_kept(job(MIDDLE, pairs), 0) == (4 + 6 + 1) / 2
+
+
+def test_all_stages_together_hold_the_model_and_a_second_tied_end() -> None:
+    for pipeline in (1, 2, 8):
+        one = job(MIDDLE, layout(pipeline=pipeline))
+        total = sum(held(one, stage).dense for stage in range(pipeline))
+        again = MIDDLE.vocab_size * MIDDLE.dim * (pipeline > 1)
+        # The final norm, 2 x 4,096 numbers, is no stage's.
+        assert total == MIDDLE.total_parameters + again - 2 * MIDDLE.dim
+
+
+def test_the_parts_add_up_and_the_limit_is_the_measured_one() -> None:
+    memory = plan_memory(job(MIDDLE, layout(tensor=8)), hopper(), ours().memory)
+    first = memory.ranks[0].parts()
+    parts = [value for name, value in first.items() if name not in {"peak_bytes", "step_bytes"}]
+    assert sum(parts) == pytest.approx(first["peak_bytes"], abs=10)
+    assert usable_bytes(hopper()) == 74_947_000_000
+    unmeasured = hopper().model_copy(update={"usable_bytes": None, "context_bytes": GIB})
+    assert usable_bytes(unmeasured) == unmeasured.memory_bytes - GIB
+
+
+def test_microbatches_in_flight_keep_cast_weights_unless_layers_are_recomputed() -> None:
+    casting = job(MIDDLE, layout(pipeline=4), cast_bytes=2)
+    memory = plan_memory(casting, hopper(), ours().memory)
+    counts = [held(casting, stage).dense for stage in range(4)]
+    kept = [4 * 2 * counts[0], 3 * 2 * counts[1], 2 * 2 * counts[2], 2 * counts[3]]
+    assert [rank.casts for rank in memory.ranks] == pytest.approx(kept)
+    again = plan_memory(replace(casting, recompute="full"), hopper(), ours().memory)
+    assert {rank.casts for rank in again.ranks} == {0.0}
+
+
+def test_the_verdict_goes_from_fits_over_tight_to_does_not_fit() -> None:
+    one = job(MIDDLE, layout(tensor=8))
+    peak = plan_memory(one, hopper(), ours().memory).peak
+    verdicts = [
+        plan_memory(
+            one,
+            hopper().model_copy(update={"usable_bytes": int(peak * factor)}),
+            ours().memory,
+        ).verdict
+        for factor in (2.0, 1.05, 0.95)
+    ]
+    assert verdicts == ["fits", "tight", "does_not_fit"]

@@ -1,0 +1,69 @@
+"""Every change of the layout moves memory the right way; experts have ranks of their own."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.planner.job import Job
+from components.planner.memory import plan_memory
+from components.planner.parameters import held
+from components.planner.states import states
+from components.spec.shape import MLPShape
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+
+MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
+MIXTURE = MIDDLE.model_copy(
+    update={"mlp": MLPShape(ffn_dim=1_024, gated=True, num_experts=64, top_k=8)}
+)
+ORDER = ("fits", "tight", "does_not_fit")
+
+
+def peak(one: Job) -> float:
+    return plan_memory(one, hopper(), ours().memory).peak
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([1, 2, 8]),
+    zero=st.sampled_from([0, 1, 2]),
+    casts=st.sampled_from([0, 2]),
+)
+def test_sharing_more_keeping_less_and_smaller_microbatches_never_need_more(
+    tensor: int, pipeline: int, data: int, zero: int, casts: int
+) -> None:
+    where = layout(tensor=tensor, pipeline=pipeline, data=data, zero=zero)
+    one = job(MIDDLE, where, cast_bytes=casts, microbatch_sequences=2)
+    before = peak(one)
+    assert peak(replace(one, microbatch_sequences=1)) < before
+    assert peak(replace(one, recompute="full")) < before
+    assert peak(replace(one, layout=replace(where, zero=zero + 1))) <= before
+    assert peak(replace(one, layout=replace(where, schedule="gpipe"))) >= before
+    assert peak(replace(one, sequence_length=8_192)) > before
+
+
+@settings(max_examples=20, deadline=None)
+@given(factor=st.floats(0.1, 1.0), tensor=st.sampled_from([2, 8]))
+def test_less_memory_never_makes_a_verdict_kinder(factor: float, tensor: int) -> None:
+    one, machine = job(MIDDLE, layout(tensor=tensor)), hopper()
+    assert machine.usable_bytes is not None
+    less = machine.model_copy(update={"usable_bytes": int(machine.usable_bytes * factor)})
+    before = plan_memory(one, machine, ours().memory).verdict
+    after = plan_memory(one, less, ours().memory).verdict
+    assert ORDER.index(after) >= ORDER.index(before)
+
+
+def test_expert_ranks_share_dense_state_only_if_the_optimizer_is_aware() -> None:
+    """Mula's EPSO: dense state over data x expert ranks, experts' over data ranks."""
+    aware = job(MIXTURE, layout(data=4, expert=8, zero=1))
+    plain = replace(aware, layout=replace(aware.layout, expert_aware=False))
+    parameters = held(aware, 0)
+    assert parameters.expert == 32 * 8 * 3 * 4_096 * 1_024
+    state = 12 * parameters.expert / 4
+    kept = [
+        held_state.master + held_state.optimizer
+        for held_state in (states(aware, parameters), states(plain, parameters))
+    ]
+    assert kept == [state + 12 * parameters.dense / 32, state + 12 * parameters.dense / 4]

@@ -1,0 +1,154 @@
+"""Step time: the papers' formulas, and that every change moves it the right way."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.errors import RecipeError
+from components.planner.bubble import bubble_fraction, naive_bubble
+from components.planner.communication import group, node_rate, ring_elements
+from components.planner.products import Product, filled_fraction
+from components.planner.time import plan_time
+from components.spec.hardware import Hardware
+from tests.components.planner.jobs import gpt, hopper, job, layout, ours
+
+MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
+SPEED = ours().speed
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "bubble"),
+    [(1, 7.0), (2, 3.5), (4, 1.75), (8, 0.875), (16, 0.4375), (32, 0.21875)],
+)
+def test_the_bubble_of_eight_ranks_is_the_playbook_s(microbatches: int, bubble: float) -> None:
+    for schedule, stages in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 8)):
+        fraction = bubble_fraction(
+            schedule=schedule, pipeline=8, microbatches=microbatches, stages=stages
+        )
+        assert fraction == bubble / stages
+    assert naive_bubble(8) == 7.0
+
+
+def test_a_zero_bubble_leaves_a_third() -> None:
+    third = bubble_fraction(schedule="zero_bubble", pipeline=4, microbatches=3, stages=1)
+    assert third == pytest.approx(1 / 3)
+
+
+def test_a_ring_sends_twice_the_whole_for_an_all_reduce() -> None:
+    assert ring_elements("all_reduce", 8, 800.0) == 1_400
+    assert ring_elements("all_gather", 8, 800.0) == 700
+
+
+def test_ranks_lie_on_nodes_by_their_stride() -> None:
+    assert (group(8, 1, 8).nodes, group(8, 1, 8).on_node) == (1, 8)
+    assert (group(16, 1, 8).nodes, group(16, 1, 8).on_node) == (2, 8)
+    assert (group(4, 8, 8).nodes, group(4, 8, 8).on_node) == (4, 1)
+    assert (group(4, 4, 8).nodes, group(4, 4, 8).on_node) == (2, 2)
+
+
+def test_bandwidth_between_measured_node_counts_lies_between_theirs() -> None:
+    across = hopper().across
+    assert node_rate(across, 4, 8) == 161.1
+    assert 95.5 < node_rate(across, 6, 8) < 161.1
+    assert node_rate(across, 512, 8) == 13.3
+
+
+def test_a_product_of_whole_tiles_and_waves_loses_nothing() -> None:
+    assert filled_fraction(Product(rows=128 * 132, columns=128, depth=128), 132) == 1
+    assert filled_fraction(Product(rows=128 * 133, columns=128, depth=128), 132) < 0.51
+    wide, odd = (
+        Product(rows=16_384, columns=width / 8, depth=width) for width in (13_824, 14_400)
+    )
+    assert filled_fraction(odd, 108) < 0.85 * filled_fraction(wide, 108)
+
+
+def slower_links(hardware: Hardware, factor: float) -> Hardware:
+    inside = hardware.inside
+    measured = tuple((nodes, rate * factor) for nodes, rate in hardware.across.by_nodes)
+    return hardware.model_copy(
+        update={
+            "across": hardware.across.model_copy(update={"by_nodes": measured}),
+            "inside": inside.model_copy(
+                update={
+                    "all_gather_gigabytes_per_second": 249.8 * factor,
+                    "all_reduce_gigabytes_per_second": 436.0 * factor,
+                }
+            ),
+        }
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tensor=st.sampled_from([2, 4, 8, 16]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([2, 8]),
+    zero=st.sampled_from([0, 1]),
+    factor=st.floats(0.1, 0.9),
+)
+def test_less_of_anything_never_makes_a_step_shorter(
+    tensor: int, pipeline: int, data: int, zero: int, factor: float
+) -> None:
+    where = layout(tensor=tensor, pipeline=pipeline, data=data, zero=zero)
+    one, machine = job(MIDDLE, where), hopper()
+    before = plan_time(one, machine, SPEED).total
+    assert plan_time(one, slower_links(machine, factor), SPEED).total > before
+    rate = machine.memory_gigabytes_per_second * factor
+    slow = machine.model_copy(update={"memory_gigabytes_per_second": rate})
+    assert plan_time(one, slow, SPEED).total > before
+    full = replace(one, recompute="full")
+    assert plan_time(full, machine, SPEED).total >= before
+
+
+def test_smaller_microbatches_of_equal_tokens_are_no_faster() -> None:
+    steps = [
+        plan_time(
+            job(MIDDLE, layout(tensor=4), microbatch_sequences=size, microbatches=16 // size),
+            hopper(),
+            SPEED,
+        ).total
+        for size in (1, 2, 4, 8)
+    ]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_interleaving_shortens_the_bubble() -> None:
+    plain = plan_time(job(MIDDLE, layout(pipeline=4)), hopper(), SPEED)
+    pairs = layout(pipeline=4, schedule="interleaved", stages_per_rank=2)
+    assert plan_time(job(MIDDLE, pairs), hopper(), SPEED).bubble < plain.bubble
+
+
+def test_tensor_parallelism_across_nodes_is_slower_than_a_pipeline_across_them() -> None:
+    wide = plan_time(job(MIDDLE, layout(tensor=16)), hopper(), SPEED).total
+    deep = plan_time(job(MIDDLE, layout(tensor=8, pipeline=2)), hopper(), SPEED).total
+    assert wide > deep
+
+
+def test_a_profile_without_a_measured_product_names_it_and_how_to_measure_it() -> None:
+    bare = hopper().model_copy(update={"gemm_teraflops": {}})
+    message = r"gemm_teraflops\.bfloat16: .*no measured product in bfloat16\n  time torch\.mm"
+    with pytest.raises(RecipeError, match=message):
+        plan_time(job(MIDDLE, layout()), bare, SPEED)
+
+
+def test_a_type_that_the_device_does_not_compute_in_is_named() -> None:
+    single = job(MIDDLE, layout(), compute="float32")
+    with pytest.raises(RecipeError, match=r"precision\.compute: .*states no peak in float32"):
+        plan_time(single, hopper(), SPEED)
+
+
+def test_a_profile_without_any_bandwidth_names_it() -> None:
+    link = hopper().inside.model_copy(
+        update={
+            "peak_gigabytes_per_second": None,
+            "all_reduce_gigabytes_per_second": None,
+            "all_gather_gigabytes_per_second": None,
+        }
+    )
+    bare = hopper().model_copy(update={"inside": link})
+    with pytest.raises(
+        RecipeError, match=r"inside\.peak_gigabytes_per_second: the profile has no"
+    ):
+        plan_time(job(MIDDLE, layout(tensor=2)), bare, SPEED)

@@ -1,0 +1,133 @@
+"""The plan of every recipe on its home cluster, and what may and may not move it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.actions.plan import as_json, run
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+from components.spec.recipe import Recipe, check_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANS = Path(__file__).parent / "plans"
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+
+
+def at_home(name: str, *words: str) -> Recipe:
+    tree = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text("utf-8"))
+    cluster = f"cluster={tree['home']}"
+    return compose_recipe(read_point([f"recipe={name}", cluster, *words]))
+
+
+def rounded(value: Any) -> Any:
+    """Four digits of what is predicted: more than the prediction has."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_is_its_golden_file(name: str) -> None:
+    recipe = at_home(name)
+    tree = as_json(recipe, plan_recipe(recipe))
+    stages = tree["memory"].pop("by_stage")
+    tree["memory"]["first_stage"], tree["memory"]["last_stage"] = stages[0], stages[-1]
+    del tree["assumed"]
+    text = yaml.safe_dump(rounded(tree), sort_keys=False, width=110)
+    file = PLANS / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        PLANS.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    assert file.read_text("utf-8") == text, "read the difference, then `make golden`"
+
+
+def test_no_plan_is_left_without_its_recipe() -> None:
+    assert {file.stem for file in PLANS.iterdir()} == set(RECIPES)
+
+
+def predictions(recipe: Recipe) -> Any:
+    tree = as_json(recipe, plan_recipe(recipe))
+    return {key: tree[key] for key in ("memory", "time", "bill", "missing")}
+
+
+def test_a_new_name_and_other_published_figures_change_no_prediction() -> None:
+    recipe = at_home("teuken7b")
+    tree = recipe.model_dump(mode="json")
+    tree["name"], tree["why"], tree["cluster"]["name"] = "other", "other", "other"
+    tree["published"] = {
+        name: {**item, "value": 7} for name, item in reversed(tree["published"].items())
+    }
+    tree["assumed"] = {}
+    assert predictions(check_recipe(tree)) == predictions(recipe)
+
+
+def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe=bloom176b", "cluster=jean_zay", "action=plan", "output=json"]
+    assert run(read_point(words)).status == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert {"peak_bytes", "device_bytes", "verdict", "by_stage"} <= tree["memory"].keys()
+    rates = {"step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu"}
+    assert rates <= tree["time"].keys()
+    assert {"device_hours", "energy_kwh", "days"} <= tree["bill"].keys()
+    assert tree["published"]["step_seconds"]["deviation"] == pytest.approx(
+        tree["time"]["step_seconds"] / 105 - 1
+    )
+    assert {"assumed", "missing"} <= tree.keys()
+
+
+def test_the_tables_show_every_stage_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(read_point(["recipe=bloom1b7", "cluster=jean_zay_v100", "action=plan"]))
+    shown = capsys.readouterr().out
+    assert "not predicted: see what is missing" in shown
+    assert "missing: cluster.hardware.gemm_teraflops.float16" in shown
+    run(read_point(["recipe=gpt20b", "cluster=smng_p2", "action=plan"]))
+    shown = capsys.readouterr().out
+    assert "HFU, full attention, recomputation counted" in shown
+    assert "█" in shown
+
+
+def test_a_machine_that_nobody_measured_has_no_plan() -> None:
+    recipe = compose_recipe(read_point(["recipe=bloom560m"]))
+    message = "nobody has measured the cluster 'local'\n .*cluster=jean_zay_v100"
+    with pytest.raises(RecipeError, match=message):
+        plan_recipe(recipe)
+
+
+def test_recomputation_counts_in_hfu_alone() -> None:
+    again = as_json(recipe := at_home("gpt175b"), plan_recipe(recipe))["time"]
+    assert again["hfu"] == pytest.approx(again["mfu_full"] * 4 / 3, rel=0.02)
+    once = as_json(recipe := at_home("playbook1b"), plan_recipe(recipe))["time"]
+    assert once["hfu"] == once["mfu_full"] > once["mfu_causal"]
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from command.main import main\n"
+        "main(['recipe=mula220b_a10b', 'cluster=aurora', 'action=plan', 'output=json'])\n"
+        "assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_bill_is_counted_in_the_site_s_unit_and_its_queues() -> None:
+    plan = plan_recipe(at_home("teuken7b"))
+    assert plan.bill is not None
+    assert plan.bill.site_unit == "core-h"
+    assert plan.bill.site_units == pytest.approx(plan.bill.device_hours / 4 * 48)
+    assert plan.bill.energy_kwh == pytest.approx(plan.bill.device_hours * 0.4)
+    assert plan.bill.jobs is not None
+    assert 24 * (plan.bill.jobs - 1) < plan.bill.days * 24 <= 24 * plan.bill.jobs

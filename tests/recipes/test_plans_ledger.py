@@ -1,0 +1,41 @@
+"""The ledger's table of plans is what the plans say."""
+
+import os
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGER = ROOT / "recipes" / "README.md"
+PLANS = Path(__file__).parent / "plans"
+HEAD = """| Recipe | Cluster | Nodes | Memory, GiB | Verdict | Step | MFU, full | Device-hours |
+|---|---|---:|---:|---|---:|---:|---:|
+"""
+BEGIN, END = "<!-- plans: written by `make golden` -->\n", "<!-- end of plans -->\n"
+
+
+def row(file: Path) -> str:
+    plan = yaml.safe_load(file.read_text("utf-8"))
+    memory, time, bill = plan["memory"], plan["time"], plan["bill"]
+    cells = [
+        f"`{plan['recipe']}`",
+        plan["cluster"],
+        f"{plan['layout']['nodes']:,}",
+        f"{memory['peak_bytes'] / 2**30:.1f} of {memory['usable_bytes'] / 2**30:.1f}",
+        memory["verdict"].replace("_", " "),
+        "-" if time["step_seconds"] is None else f"{time['step_seconds']:.3g} s",
+        "-" if time["mfu_full"] is None else f"{time['mfu_full']:.0%}",
+        "-" if bill["device_hours"] is None else f"{bill['device_hours']:,.3g}",
+    ]
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def test_the_ledger_s_plans_are_the_golden_ones() -> None:
+    table = HEAD + "".join(row(file) for file in sorted(PLANS.iterdir()))
+    text = LEDGER.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    written, _, after = rest.partition(END)
+    if os.environ.get("UPDATE_GOLDEN"):
+        LEDGER.write_text(before + BEGIN + table + END + after, "utf-8")
+        written = table
+    assert written == table, "`make golden` writes it"
