@@ -69,6 +69,9 @@ def cluster(
         "devices_per_node": devices_per_node,
         "nodes": 1,
         "ranks": ranks,
+        "hardware": "none",
+        "accounting": "none",
+        "queues": (),
     })
 
 
