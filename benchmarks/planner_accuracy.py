@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import StatisticsError, correlation, median
 
 import yaml
 
@@ -167,11 +167,10 @@ def cost(row: Row) -> float:
 
 def spearman(one: Sequence[float], two: Sequence[float]) -> float:
     """Correlate ranks (Spearman 1904); ties share their mean rank."""
-    first, second = ranks(one), ranks(two)
-    middle = (len(first) - 1) / 2
-    covariance = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
-    squares = [sum((a - middle) ** 2 for a in values) for values in (first, second)]
-    return covariance / (squares[0] * squares[1]) ** 0.5 if all(squares) else 0.0
+    try:
+        return correlation(ranks(one), ranks(two))
+    except StatisticsError:  # all of one side are equal: there is no order
+        return 0.0
 
 
 def ranks(values: Sequence[float]) -> list[float]:

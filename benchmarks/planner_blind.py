@@ -29,7 +29,7 @@ from components.spec.shape import (
     NormShape,
     PositionsShape,
 )
-from components.spec.stages import stage_layers
+from components.spec.stages import Balance, stage_layers
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "data"
@@ -135,8 +135,8 @@ def tuning_job(cells: Mapping[str, str]) -> Job | None:
         "microbatches": numbers["gbs"] // (numbers["dp"] * numbers["mbs"]),
         "microbatch_sequences": numbers["mbs"],
     }
-    balance = "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
-    stages = stage_layers(item["layers"], item["pipeline"], balance)  # type: ignore[arg-type]
+    balance: Balance = "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
+    stages = stage_layers(numbers["nlayers"], numbers["pp"], balance)
     job = _job(item, [len(part) for part in stages], vocabulary=250_880, fused=False)
     logged = printed_tflops(job, seconds)
     return job if abs(logged / rate - 1) < CONSISTENT else None

@@ -22,7 +22,7 @@ def load_weights(checkpoint: Path, section: Mapping[str, Any]) -> nn.Module:
     model = model.to_empty(device="cpu")
     tensors = {f"{PREFIX}{name}": value for name, value in model.state_dict().items()}
     with warnings.catch_warnings():
-        # Meant: an export is one process.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        alone = "torch.distributed is disabled"
+        warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
         load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     return model

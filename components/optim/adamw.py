@@ -52,9 +52,10 @@ class AdamW(torch.optim.AdamW):
         )
         super().__init__(**arguments)
 
-    # torch overloads `step`; one signature answers both
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]  # torch overloads it; one signature answers both
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Update, then decay what is to be decayed late; a parameter without gradient rests."""
         loss: float | None = super().step(closure)
         for group in self.param_groups:

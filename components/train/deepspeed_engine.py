@@ -165,7 +165,7 @@ def _import_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     # It calls torch by names that torch has newer ones for, at every collective.
     old_names = r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated"
-    warnings.filterwarnings("ignore", old_names, FutureWarning)
+    warnings.filterwarnings("ignore", old_names, FutureWarning)  # its calls, not ours
     import deepspeed
     from deepspeed.utils import logger
 

@@ -92,7 +92,7 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 FLEX_DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # meant
 @pytest.mark.parametrize("device", FLEX_DEVICES)
 @pytest.mark.parametrize("with_documents", [True, False])
 @pytest.mark.parametrize("kind", ["rotary", "alibi"])

@@ -8,6 +8,7 @@ from components.planner.activations import layer_bytes_per_token, microbatches_k
 from components.planner.memory import plan_memory, usable_bytes
 from components.planner.parameters import Held, held
 from components.planner.states import sharded, states, step_bytes
+from components.spec.shape import ModelShape
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GIB = 2**30
@@ -63,11 +64,11 @@ def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: floa
     ],
 )
 def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
-    shape: object, by_length: dict[int, float]
+    shape: ModelShape, by_length: dict[int, float]
 ) -> None:
     """Playbook's bars of activations with fused attention, one sequence, in GiB."""
     for length, gibibytes in by_length.items():
-        one = job(shape, layout(), sequence_length=length)  # type: ignore[arg-type]
+        one = job(shape, layout(), sequence_length=length)
         kept = one.shape.num_layers * layer_bytes_per_token(one) * length
         assert kept / GIB == gibibytes
 
@@ -80,11 +81,11 @@ def test_a_gpt_layer_keeps_34_bytes_a_token_and_width(
     ],
 )
 def test_unfused_attention_adds_5_a_s_over_h(
-    shape: object, by_length: dict[int, float]
+    shape: ModelShape, by_length: dict[int, float]
 ) -> None:
     """Korthikanti et al. 2022, table 2: s b h (34 + 5 a s / h); the playbook's first bars."""
     for length, gibibytes in by_length.items():
-        one = job(shape, layout(), sequence_length=length, fused_attention=False)  # type: ignore[arg-type]
+        one = job(shape, layout(), sequence_length=length, fused_attention=False)
         kept = one.shape.num_layers * layer_bytes_per_token(one) * length
         assert kept / GIB == pytest.approx(gibibytes, abs=0.01)
 

@@ -81,8 +81,8 @@ PAIRS = [
 STEPS = 2
 SAME_TRAINING = 1e-9  # of Adam on gradients whose sums have another order
 
-# What torch says about itself while it saves and loads.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+ABOUT_ITSELF = ("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(*ABOUT_ITSELF)  # torch's own, while it saves and loads
 
 
 class Saved(NamedTuple):
