@@ -1,5 +1,6 @@
 """Runs of the real program in a folder of their own, on a miniature of the miniature."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -44,19 +48,26 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
+def act(home: Path, *words: str) -> int:
+    """Run the command in this process: one of its own would spend its time on imports."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with contextlib.chdir(home):
+            return main(words)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.fixture
-def program(home: Path) -> Program:
+def program(home: Path, capfd: pytest.CaptureFixture[str]) -> Program:
+    """Act, and keep what this process and its ranks said."""
+
     def call(*words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command(*words),
-            cwd=home,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == status, done.stderr[-4000:]
-        return done
+        capfd.readouterr()
+        code = act(home, *words)
+        said = capfd.readouterr()
+        assert code == status, said.err[-4000:]
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
 
     return call

@@ -19,7 +19,7 @@ from components.convert.reading import read_folder
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
 from components.train.checkpoint import newest_checkpoint
-from tests.life.conftest import TINY, Program, command, environment
+from tests.life.conftest import TINY, Program, act, command, environment
 from tests.life.test_train import last_weights
 
 FEW = tuple(word for word in TINY if not word.startswith("budget.total_tokens"))
@@ -29,11 +29,7 @@ FEW = tuple(word for word in TINY if not word.startswith("budget.total_tokens"))
 def trained(home: Path) -> Path:
     """Four steps, which end in a checkpoint."""
     run = home / "few"
-    words = (*FEW, "budget.total_tokens=2_048", f"run={run}")
-    done = subprocess.run(
-        command(*words), cwd=home, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert act(home, *FEW, "budget.total_tokens=2_048", f"run={run}") == 0
     return run
 
 

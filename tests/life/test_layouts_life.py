@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, Program, command, environment
+from tests.life.conftest import TINY, Program, act, command, environment
 
 # Ranks add the same fp32 numbers in another order; losses are near 6.
 LOSS_TOLERANCE = 2e-5
@@ -55,9 +55,7 @@ def start(home: Path, *words: str) -> subprocess.Popen[str]:
 
 def finish(home: Path, name: str, *words: str) -> Path:
     run = home / name
-    process = start(home, *words, f"run={run}")
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err[-4000:]
+    assert act(home, *SHORT, *words, f"run={run}") == 0
     return run
 
 

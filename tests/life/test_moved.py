@@ -9,7 +9,6 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.main import main
 from components.spec.relayout import relayout
 from components.train.run_folder import create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program
@@ -55,11 +54,6 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 2
-    return capsys.readouterr().err
-
-
 def test_one_process_goes_on_with_a_run_of_two_ranks(
     stayed: Path, killed: Path, program: Program
 ) -> None:
@@ -101,23 +95,19 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
     ],
 )
 def test_a_layout_that_is_refused_leaves_the_folder_as_it_was(
-    killed: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    killed: Path, words: tuple[str, ...], message: str, program: Program
 ) -> None:
     before = {file: file.read_bytes() for file in killed.glob("*.json")}
-    assert message in refused(capsys, f"resume={killed}", *words)
+    assert message in program(f"resume={killed}", *words, status=2).stderr
     assert {file: file.read_bytes() for file in killed.glob("*.json")} == before
 
 
 def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
-    home: Path,
-    killed: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    killed: Path, program: Program
 ) -> None:
-    monkeypatch.chdir(home)  # where the data are prepared
     file = next((killed / "checkpoints").glob("*/*.safetensors"))
     file.write_bytes(file.read_bytes() + b" ")
-    said = refused(capsys, f"resume={killed}", "parallelism.data=1")
+    said = program(f"resume={killed}", "parallelism.data=1", status=2).stderr
     assert "was changed after it was written" in said
     assert not list(killed.glob("recipe-before*"))
     assert read(killed / "recipe.json")["parallelism"]["data"] == 2

@@ -1,12 +1,13 @@
-"""One rank of a proof in which one thing is wrong: ``mutant.py NAME FOLDER [FOLDER]``.
+"""One rank of proofs with one mistake each: ``mutant.py NAME FOLDER [FOLDER] NAME FOLDER ...``.
 
 Started in place of the real rank; everything but the one function that a mutation replaces is
-the program itself.
+the program itself. A name holds for the folders that follow it, and is undone before the next.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import pytest
 import torch.distributed as dist
 from torch import Tensor
 
@@ -24,7 +25,11 @@ SPOILT = "layers.1.mlp.up.weight"
 HALVED = "layers.0.attention_norm.weight"
 
 
-def drop_one_reduction() -> None:
+def change_nothing(patch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
     """One weight keeps its own rank's gradient, as if nobody else had any."""
     original = DataParallel._reduce
 
@@ -35,10 +40,10 @@ def drop_one_reduction() -> None:
             if shard.name == SPOILT:
                 shard.parameter.grad = own[shard.name]
 
-    DataParallel._reduce = mutated  # type: ignore[method-assign]  # on purpose
+    patch.setattr(DataParallel, "_reduce", mutated)
 
 
-def halve_one_norms_gradient() -> None:
+def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
     original = DataParallel.reduce
 
     def mutated(self: DataParallel) -> None:
@@ -47,34 +52,34 @@ def halve_one_norms_gradient() -> None:
         assert shard.parameter.grad is not None
         shard.parameter.grad.mul_(0.5)
 
-    DataParallel.reduce = mutated  # type: ignore[method-assign]  # on purpose
+    patch.setattr(DataParallel, "reduce", mutated)
 
 
-def miss_a_sixth_of_the_global_norm() -> None:
+def miss_a_sixth_of_the_global_norm(patch: pytest.MonkeyPatch) -> None:
     """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
-    engine.global_norm = lambda shards: global_norm(shards) * (5 / 6)  # type: ignore[attr-defined]  # on purpose
+    patch.setattr(engine, "global_norm", lambda shards: global_norm(shards) * (5 / 6))
 
 
-def let_tied_ends_part() -> None:
-    engine.sum_tied_gradients = lambda *_: None  # type: ignore[attr-defined]  # on purpose
+def let_tied_ends_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine, "sum_tied_gradients", lambda *_: None)
 
 
-def keep_slices_of_norm_gradients() -> None:
+def keep_slices_of_norm_gradients(patch: pytest.MonkeyPatch) -> None:
     """Sequence parallelism: each rank's norms learn from its own slice of the sequence."""
-    tensor_styles._share = lambda parameter: parameter.to_local()
+    patch.setattr(tensor_styles, "_share", lambda parameter: parameter.to_local())
 
 
-def read_the_same_samples() -> None:
+def read_the_same_samples(patch: pytest.MonkeyPatch) -> None:
     """Every data rank takes the first one's share of a step."""
-    Mesh.data_rank = property(lambda self: 0)  # type: ignore[assignment]  # on purpose
+    patch.setattr(Mesh, "data_rank", property(lambda self: 0))
 
 
-def attend_to_own_slice_only() -> None:
+def attend_to_own_slice_only(patch: pytest.MonkeyPatch) -> None:
     """Each context rank asks no other for keys and values, and the loss falls all the same."""
-    ContextCore.forward = AttentionCore.forward  # type: ignore[method-assign]  # on purpose
+    patch.setattr(ContextCore, "forward", AttentionCore.forward)
 
 
-def divide_expert_gradients_twice() -> None:
+def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
     """As if experts saw the tokens of their own rank alone."""
     original = DataParallel._divisor
 
@@ -82,10 +87,10 @@ def divide_expert_gradients_twice() -> None:
         again = self._mesh.degrees.expert if family is self._mesh.experts else 1
         return original(self, family) * again
 
-    DataParallel._divisor = mutated  # type: ignore[method-assign]  # on purpose
+    patch.setattr(DataParallel, "_divisor", mutated)
 
 
-def lose_a_token_in_dispatch() -> None:
+def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
     """One of the pairs that leave rank 1 reaches nobody."""
 
     def mutated(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -94,10 +99,10 @@ def lose_a_token_in_dispatch() -> None:
             everyones[-1, 0] = -1_000
         return everyones
 
-    experts.gather_rows = mutated  # type: ignore[attr-defined]  # on purpose
+    patch.setattr(experts, "gather_rows", mutated)
 
 
-def lose_a_rank() -> None:
+def lose_a_rank(patch: pytest.MonkeyPatch) -> None:
     original = DataParallel.reduce
 
     def mutated(self: DataParallel) -> None:
@@ -105,14 +110,20 @@ def lose_a_rank() -> None:
             raise ValueError("this rank was made to fail")
         original(self)
 
-    DataParallel.reduce = mutated  # type: ignore[method-assign]  # on purpose
+    patch.setattr(DataParallel, "reduce", mutated)
 
 
-def main(name: str, paths: Sequence[str]) -> None:
-    mutate: Callable[[], None] = globals()[name]
-    mutate()
-    rank.main(paths)
+def main(words: Iterable[str]) -> None:
+    name = ""
+    for word in words:
+        if word in globals():
+            name = word
+            continue
+        mutate: Callable[[pytest.MonkeyPatch], None] = globals()[name]
+        with pytest.MonkeyPatch.context() as patch:
+            mutate(patch)
+            rank.main([word])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

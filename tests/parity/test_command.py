@@ -11,6 +11,7 @@ import pytest
 
 from command.actions.parity import layouts_of
 from command.arguments import ROOT, read_point
+from command.main import main
 from command.outcome import Status
 
 RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
@@ -38,20 +39,12 @@ def test_two_layouts_of_a_recipe_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_deepspeed_holds_against_our_engine(tmp_path: Path) -> None:
+def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) -> None:
     # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"
     words = ("recipe=gpt3b6", *SMALL[1:], layout, "output=json")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), "action=parity", *words],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    tree = json.loads(done.stdout)
+    assert main(["action=parity", *words]) == 0
+    tree = json.loads(capsys.readouterr().out)
     assert tree["precision"] == "float32"
     assert tree["problems"] == []
     assert tree["loss"]["largest_relative_difference"] < 1e-6

@@ -1,10 +1,11 @@
 """A proof finds what is wrong and names it.
 
-One thing is broken in the ranks, never in the one process that they are compared with.
+One thing is broken in the ranks, never in the one process that they are compared with. The
+ranks are started once and run every mutation in turn: starting is the slow part.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,37 +13,83 @@ import pytest
 from command.actions import parity as action
 from command.arguments import read_point
 from command.outcome import Status
-from components.parity.prover import RANK, Proof, Prover
+from components.parity.compare import DOUBLE, Comparison, compare, read_records
+from components.parity.data import draw_data
+from components.parity.prover import RANK, Prover, on_one_process, start_ranks
+from components.spec.recipe import Recipe
+from components.train.run_folder import create_run_folder
 
 MUTANT = str(Path(__file__).with_name("mutant.py"))
 # Three steps of two layers: what is wrong is wrong in the first.
-SMALL = ("recipe=teuken7b", "model.num_layers=2", "budget.total_tokens=4_608")
-DATA = "{data: 2, zero: 0}"
-ENDS = "{pipeline: 2, zero: 0}"
-SLICES = "{tensor: 2, zero: 0}"
-CHUNKS = "{context: 2, zero: 0}"
+SMALL = ("model.num_layers=2", "budget.total_tokens=4_608")
+DENSE = ("recipe=teuken7b", *SMALL)
+MIXTURE = ("recipe=mula7b_a1b", *SMALL)
+DATA = (*DENSE, "layouts=[{data: 2, zero: 0}]")
+ENDS = (*DENSE, "layouts=[{pipeline: 2, zero: 0}]")
+SLICES = (*DENSE, "layouts=[{tensor: 2, zero: 0}]")
+CHUNKS = (*DENSE, "layouts=[{context: 2, zero: 0}]")
+EXPERTS = (*MIXTURE, "layouts=[{expert: 2, zero: 1}]")
+LAYOUTS = (DATA, ENDS, SLICES, CHUNKS, EXPERTS)
+
+Words = tuple[str, ...]
+MUTATIONS: tuple[tuple[Words, str], ...] = (
+    *((layout, "change_nothing") for layout in LAYOUTS),
+    (DATA, "drop_one_reduction"),
+    (DATA, "halve_one_norms_gradient"),
+    (DATA, "miss_a_sixth_of_the_global_norm"),
+    (DATA, "read_the_same_samples"),
+    (ENDS, "let_tied_ends_part"),
+    (SLICES, "keep_slices_of_norm_gradients"),
+    (CHUNKS, "attend_to_own_slice_only"),
+    (EXPERTS, "divide_expert_gradients_twice"),
+    (EXPERTS, "lose_a_token_in_dispatch"),
+)
+
+
+def recipe_of(words: Words) -> Recipe:
+    (recipe,) = action.layouts_of(read_point(words))
+    return recipe
+
+
+def begin(recipe: Recipe, folder: Path, data: Path) -> str:
+    create_run_folder(recipe, folder).write_json("data.json", {"folder": str(data)})
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
-def prover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prover]:
-    """One reference for all: the layouts read the same microbatches."""
-    folder = tmp_path_factory.mktemp("proofs")
-    yield Prover(folder=folder, program=RANK, say=lambda _: None, rounding=False)
-    assert len(list(folder.glob("*-1-ranks"))) == 1
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Words, str], Comparison]:
+    """Run all, a reference for dense layouts and one for experts, and compare on request."""
+    home = tmp_path_factory.mktemp("mutations")
+    references = {layout[0]: on_one_process(recipe_of(layout)) for layout in (DATA, EXPERTS)}
+    for name, recipe in references.items():
+        draw_data(recipe, home / f"{name}-data")
+    alone = [
+        begin(recipe, home / name, home / f"{name}-data") for name, recipe in references.items()
+    ]
+    start_ranks([*RANK, *alone], 1, home / "alone.log")
+    words = []
+    for place, (layout, mutation) in enumerate(MUTATIONS):
+        recipe = recipe_of(layout)
+        assert on_one_process(recipe) == references[layout[0]]  # the same microbatches
+        words += [mutation, begin(recipe, home / str(place), home / f"{layout[0]}-data")]
+    start_ranks([MUTANT, *words], 2, home / "together.log")
+
+    def compared(layout: Words, mutation: str) -> Comparison:
+        place = MUTATIONS.index((layout, mutation))
+        (reference,) = read_records(home / layout[0], 1)
+        return compare(reference, read_records(home / str(place), 2), DOUBLE)
+
+    return compared
 
 
-def prove(prover: Prover, layout: str, mutation: str | None) -> Proof:
-    (recipe,) = action.layouts_of(read_point([*SMALL, f"layouts=[{layout}]"]))
-    prover.program = RANK if mutation is None else (MUTANT, mutation)
-    return prover.prove(recipe)
+Found = Callable[[Words, str], Comparison]
 
 
-@pytest.mark.parametrize("layout", [DATA, ENDS, SLICES, CHUNKS])
-def test_without_a_mistake_the_layout_holds(prover: Prover, layout: str) -> None:
-    proof = prove(prover, layout, None)
-    assert proof.comparison is not None, proof.failure
-    assert proof.comparison.problems == []
-    assert proof.holds
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_a_mistake_the_layout_holds(found: Found, layout: Words) -> None:
+    comparison = found(layout, "change_nothing")
+    assert comparison.problems == []
+    assert comparison.holds
 
 
 @pytest.mark.parametrize(
@@ -55,40 +102,52 @@ def test_without_a_mistake_the_layout_holds(prover: Prover, layout: str) -> None
     ],
 )
 def test_a_wrong_gradient_is_named(
-    prover: Prover, layout: str, mutation: str, parameter: str
+    found: Found, layout: Words, mutation: str, parameter: str
 ) -> None:
-    proof = prove(prover, layout, mutation)
-    assert not proof.holds
-    assert proof.comparison is not None, proof.failure
-    assert proof.comparison.gradient.where.endswith(parameter)
-    assert proof.comparison.gradient.difference > 1e-3
+    comparison = found(layout, mutation)
+    assert not comparison.holds
+    assert comparison.gradient.where.endswith(parameter)
+    assert comparison.gradient.difference > 1e-3
 
 
-def test_attention_that_asks_no_other_rank_shows_in_the_first_loss(prover: Prover) -> None:
-    proof = prove(prover, CHUNKS, "attend_to_own_slice_only")
-    assert not proof.holds
-    assert proof.comparison is not None, proof.failure
-    assert proof.comparison.loss.where == "step 1, the microbatch from sample 0"
-    assert proof.comparison.loss.difference > 1e-4
+def test_attention_that_asks_no_other_rank_shows_in_the_first_loss(found: Found) -> None:
+    comparison = found(CHUNKS, "attend_to_own_slice_only")
+    assert not comparison.holds
+    assert comparison.loss.where == "step 1, the microbatch from sample 0"
+    assert comparison.loss.difference > 1e-4
 
 
-def test_a_wrong_norm_is_found_though_every_gradient_is_right(prover: Prover) -> None:
-    proof = prove(prover, DATA, "miss_a_sixth_of_the_global_norm")
-    assert not proof.holds
-    assert proof.comparison is not None, proof.failure
-    assert proof.comparison.gradient.holds
-    assert proof.comparison.gradient_norm.difference == pytest.approx(1 / 6)
+def test_a_wrong_norm_is_found_though_every_gradient_is_right(found: Found) -> None:
+    comparison = found(DATA, "miss_a_sixth_of_the_global_norm")
+    assert not comparison.holds
+    assert comparison.gradient.holds
+    assert comparison.gradient_norm.difference == pytest.approx(1 / 6)
 
 
-def test_a_share_of_the_data_that_nobody_reads_is_named(prover: Prover) -> None:
-    proof = prove(prover, DATA, "read_the_same_samples")
-    assert not proof.holds
-    assert proof.comparison is not None, proof.failure
-    assert proof.comparison.lacking[0] == "step 1: no rank saw a microbatch from sample 24"
+def test_a_share_of_the_data_that_nobody_reads_is_named(found: Found) -> None:
+    comparison = found(DATA, "read_the_same_samples")
+    assert not comparison.holds
+    assert comparison.lacking[0] == "step 1: no rank saw a microbatch from sample 24"
 
 
-def test_ranks_that_fail_prove_nothing_and_the_first_error_is_told(prover: Prover) -> None:
-    proof = prove(prover, DATA, "lose_a_rank")
+def test_gradients_of_experts_divided_twice_are_named(found: Found) -> None:
+    comparison = found(EXPERTS, "divide_expert_gradients_twice")
+    assert not comparison.holds
+    assert ".mlp." in comparison.gradient.where
+    assert comparison.gradient.difference == pytest.approx(0.5)
+
+
+def test_a_token_lost_on_its_way_shows_in_the_first_loss(found: Found) -> None:
+    comparison = found(EXPERTS, "lose_a_token_in_dispatch")
+    assert not comparison.holds
+    assert comparison.loss.where.startswith("step 1, the microbatch from sample ")
+    assert comparison.loss.difference > 1e-6
+
+
+def test_ranks_that_fail_prove_nothing_and_the_first_error_is_told(tmp_path: Path) -> None:
+    program = (MUTANT, "lose_a_rank")
+    prover = Prover(folder=tmp_path, program=program, say=lambda _: None, rounding=False)
+    proof = prover.prove(recipe_of(DATA))
     assert not proof.holds
     assert proof.comparison is None
     assert "ValueError: this rank was made to fail" in proof.failure
@@ -98,7 +157,7 @@ def test_the_command_ends_with_1_and_names_the_parameter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(action, "RANK", (MUTANT, "drop_one_reduction"))
-    words = [*SMALL, f"layouts=[{DATA}]", "action=parity", "output=json"]
+    words = [*DATA, "action=parity", "output=json"]
     assert action.run(read_point(words)).status == Status.DOES_NOT_HOLD
     tree = json.loads(capsys.readouterr().out)
     assert tree["holds"] is False
