@@ -2,24 +2,18 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from command.plan_text import print_plan
+from components.planner.picture import picture_of
 from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
 
-GIB = 2**30
-BAR = 24
-PARTS = (
-    *("weights", "gradients", "master", "optimizer"),
-    *("casts", "activations", "loss", "buffers"),
-)
 # Published names whose figure a plan predicts, and where the JSON object has it. The rates that
 # papers print count the whole attention and what they recompute.
 PREDICTED = {
@@ -33,17 +27,32 @@ PREDICTED = {
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Print tables, or one JSON object."""
+    """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well."""
     recipe = compose_recipe(arguments)
     for warning in warnings_of(recipe):
         sys.stderr.write(f"warning: {warning}\n")
     plan = plan_recipe(recipe)
     tree = as_json(recipe, plan)
+    page = _write_page(recipe, plan, tree, arguments)
     if arguments.output == "json":
         sys.stdout.write(json.dumps(tree) + "\n")
     else:
-        _print(tree)
+        print_plan(tree, picture_of(plan), sys.stdout)
+    if page is not None:
+        # With output=json, standard output is one object and nothing else.
+        (sys.stderr if arguments.output == "json" else sys.stdout).write(f"{page}\n")
     return Outcome()
+
+
+def _write_page(
+    recipe: Recipe, plan: Plan, tree: dict[str, Any], arguments: Arguments
+) -> Path | None:
+    if "file" not in arguments.folders:
+        return None
+    from components.report.plan_page import write_plan  # plotly: only where a page is wanted
+
+    file = arguments.folders["file"]
+    return write_plan(tree, picture_of(plan), why=recipe.why, destination=file)
 
 
 def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
@@ -115,76 +124,3 @@ def _compare(tree: dict[str, Any], name: str, value: object) -> dict[str, float 
     if predicted is None:
         return {"predicted": None, "deviation": None}
     return {"predicted": predicted, "deviation": predicted / value - 1}
-
-
-def _print(tree: dict[str, Any]) -> None:
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 130)
-    for table in (_memory_table(tree), _time_table(tree), _published_table(tree)):
-        console.print(table)
-        console.print()
-    for name, item in tree["assumed"].items():
-        console.print(f"assumed, never published: {name}: {item['reason']}", markup=False)
-    for item in tree["missing"]:
-        text = f"missing: {item['figure']}: {item['problem']}; {item['remedy']}"
-        console.print(text, markup=False)
-
-
-def _memory_table(tree: dict[str, Any]) -> Table:
-    memory = tree["memory"]
-    limit = memory["usable_bytes"]
-    title = f"memory, GiB a device of {limit / GIB:.1f} usable: {memory['verdict']}"
-    table = Table("stage", *PARTS, "peak", "", box=None, title=title, title_justify="left")
-    for number, stage in enumerate(memory["by_stage"]):
-        parts = [f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in PARTS]
-        peak = stage["peak_bytes"]
-        filled = min(round(BAR * peak / limit), BAR)
-        bar = "█" * filled + "·" * (BAR - filled) + ("!" if peak > limit else "")
-        table.add_row(str(number), *parts, f"{peak / GIB:.2f}", bar)
-    return table
-
-
-def _time_table(tree: dict[str, Any]) -> Table:
-    table = Table("time and bill", "", box=None)
-    time, costs, layout = tree["time"], tree["bill"], tree["layout"]
-    degrees = " x ".join(
-        f"{name} {layout[name]}" for name in ("data", "expert", "context", "tensor", "pipeline")
-    )
-    table.add_row("layout", f"{layout['nodes']:,} nodes: {degrees}")
-    if time["step_seconds"] is None:
-        table.add_row("step", "not predicted: see what is missing")
-        return table
-    low, high = time["step_seconds_low"], time["step_seconds_high"]
-    table.add_row("step", f"{time['step_seconds']:.3g} s ({low:.3g} to {high:.3g})")
-    for name, seconds in time["parts"].items():
-        table.add_row(f"  {name.removesuffix('_seconds')}", f"{seconds:.3g} s")
-    tokens = time["tokens_per_second_per_device"]
-    table.add_row(
-        "tokens a second", f"{time['tokens_per_second']:,.0f}, {tokens:,.1f} a device"
-    )
-    for key, meaning in (
-        ("mfu_full", "MFU, full attention"),
-        ("mfu_causal", "MFU, causal attention"),
-        ("hfu", "HFU, full attention, recomputation counted"),
-    ):
-        table.add_row(meaning, f"{time[key]:.1%}")
-    table.add_row("device-hours", f"{costs['device_hours']:,.4g}")
-    table.add_row(f"bill, {costs['site_unit']}", f"{costs['site_units']:,.4g}")
-    if costs["energy_kwh"] is not None:
-        table.add_row("energy of the devices", f"{costs['energy_kwh']:,.4g} kWh")
-    chain = f", {costs['jobs']:,} jobs of {costs['queue']}" if costs["jobs"] else ""
-    table.add_row("days, without waiting", f"{costs['days']:.3g}{chain}")
-    return table
-
-
-def _published_table(tree: dict[str, Any]) -> Table:
-    table = Table("published", "value", "unit", "predicted", "deviation", box=None)
-    for name, item in tree["published"].items():
-        predicted, deviation = item.get("predicted"), item.get("deviation")
-        table.add_row(
-            name,
-            f"{item['value']:,}" if isinstance(item["value"], int) else str(item["value"]),
-            item["unit"],
-            "" if predicted is None else f"{predicted:,.4g}",
-            "" if deviation is None else f"{deviation:+.1%}",
-        )
-    return table

@@ -6,6 +6,7 @@ The same inventory is taken here by tensor, so that grouped heads, gates and exp
 """
 
 from components.planner.job import Job
+from components.planner.schedule import round_microbatches
 
 
 def layer_bytes_per_token(job: Job) -> float:
@@ -71,16 +72,21 @@ def microbatches_kept(job: Job, rank: int) -> float:
     """Count microbatches whose activations pipeline rank ``rank`` keeps at most.
 
     All of them in GPipe; p - rank in 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section
-    2.2.1). Interleaved, (v - 1) p + 2 (p - rank - 1) + 1 chunks, each of 1 / v of the rank's
-    layers (section 2.2.2, and the warm-up in its Megatron-LM).
+    2.2.1). With several stages a rank, chunks of 1 / v of its layers: interleaved, (v - 1)
+    rounds and 2 (p - rank - 1) + 1 more (section 2.2.2, and the warm-up in its Megatron-LM);
+    zero bubble, (v - 1) rounds and p, as weight gradients keep the graphs of later ranks longer
+    (Qi et al. 2023, arXiv 2401.10241, section 2.3).
     """
     layout, most = job.layout, job.microbatches
     if layout.pipeline == 1:
         return 1.0
     if layout.schedule == "gpipe":
         return float(most)
-    if layout.stages_per_rank == 1:
+    if layout.schedule == "1f1b":
         return float(min(layout.pipeline - rank, most))
-    chunks = (layout.stages_per_rank - 1) * layout.pipeline
-    chunks += 2 * (layout.pipeline - rank - 1) + 1
+    chunks = (layout.stages_per_rank - 1) * round_microbatches(layout.pipeline, most)
+    if layout.schedule == "zero_bubble":
+        chunks += layout.pipeline
+    else:
+        chunks += 2 * (layout.pipeline - rank - 1) + 1
     return min(chunks, most * layout.stages_per_rank) / layout.stages_per_rank

@@ -29,7 +29,7 @@ def colour(index: int) -> str:
 
 def loss_figure(entries: Sequence[Entry]) -> go.Figure:
     """Draw training (thin) and held-out loss (points) against tokens, unigram as dots."""
-    figure = _figure("tokens", "loss, nats per token", height=420)
+    figure = empty_figure("tokens", "loss, nats per token", height=420)
     for index, entry in enumerate(entries):
         _add_losses(figure, entry, index, alone=len(entries) == 1)
     unigrams = {e.outcome.unigram for e in entries if e.outcome.unigram is not None}
@@ -74,7 +74,7 @@ def sources_figure(entries: Sequence[Entry]) -> go.Figure | None:
     if not names:
         return None
     height = 90 + _ROW_PIXELS * len(names)
-    figure = _figure("held-out loss, nats per token", None, height=height)
+    figure = empty_figure("held-out loss, nats per token", None, height=height)
     labels = {name: html.escape(name) for name in names}
     figure.update_yaxes(
         categoryorder="array", categoryarray=list(labels.values()), autorange="reversed",
@@ -127,7 +127,7 @@ def throughput_figure(entries: Sequence[Entry]) -> go.Figure:
 
 def _step_figure(entries: Sequence[Entry], of: Quantity) -> go.Figure:
     """Draw one quantity of the steps; the page's heading names it."""
-    figure = _figure("tokens", None, height=230)
+    figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)
     figure.update_yaxes(rangemode="tozero")
     for index, entry in enumerate(entries):
@@ -164,7 +164,8 @@ def thinned(values: Sequence[float], most_points: int) -> list[int]:
     return sorted(kept)
 
 
-def _figure(x_title: str, y_title: str | None, *, height: int) -> go.Figure:
+def empty_figure(x_title: str, y_title: str | None, *, height: int) -> go.Figure:
+    """Make the ground of a chart, ``height`` pixels high."""
     axis = {"zeroline": False, "automargin": True, "ticks": ""}
     return go.Figure(
         layout={

@@ -1,27 +1,14 @@
-"""One self-contained HTML file from one or more run folders.
+"""One self-contained HTML file from one or more run folders."""
 
-Nothing in the file is fetched: scripts and styles are inlined, and the page's own security
-policy forbids the browser to load anything.
-"""
-
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from plotly.io import to_html
-from plotly.offline import get_plotlyjs
-
-from components.errors import RecipeError
-from components.report import figures, numbers, provenance, tables
+from components.report import figures, numbers, planned, provenance, tables
 from components.report.cards import key_figures
+from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.outcome import Entry, load_entries
 from components.report.recipe_text import recipe_lines
-
-_HERE = Path(__file__).parent
-# A chart can be saved as an image; a double click undoes a zoom.
-_PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
 
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
@@ -31,44 +18,26 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
         RecipeError: no run folder is given, one of them is no run, or the destination is a
             folder.
     """
-    if destination.is_dir():
-        raise RecipeError(str(destination), "is a folder", "name a file, such as report.html")
-    page = render(load_entries(runs))
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    draft = destination.with_name(f".{destination.name}.{os.getpid()}")
-    try:
-        # JSON can name half a surrogate pair, which no file can hold.
-        draft.write_text(page, encoding="utf-8", errors="replace")
-        draft.replace(destination)
-    finally:
-        draft.unlink(missing_ok=True)
-    return destination
+    check_destination(destination)
+    return write_page(render(load_entries(runs)), destination)
 
 
 def render(entries: Sequence[Entry]) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
-        entries=entries,
-        single=entries[0] if len(entries) == 1 else None,
-        names=list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
-        reasons=list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
-        miniatures=[entry.label for entry in entries if provenance.is_miniature(entry)],
-        cards=key_figures(entries[0]),
-        colours=[figures.colour(index) for index in range(len(entries))],
-        charts=_charts(entries),
-        tables=_tables(entries),
-        recipes=_recipes(entries),
-        count=numbers.count,
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        plotly=get_plotlyjs(),
-    )
+    parts = {
+        "entries": entries,
+        "single": entries[0] if len(entries) == 1 else None,
+        "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
+        "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
+        "miniatures": [entry.label for entry in entries if provenance.is_miniature(entry)],
+        "cards": key_figures(entries[0]),
+        "colours": [figures.colour(index) for index in range(len(entries))],
+        "charts": _charts(entries),
+        "tables": _tables(entries),
+        "recipes": _recipes(entries),
+        "count": numbers.count,
+    }
+    return set_page("page.html.j2", parts)
 
 
 def _charts(entries: Sequence[Entry]) -> dict[str, str | None]:
@@ -79,26 +48,13 @@ def _charts(entries: Sequence[Entry]) -> dict[str, str | None]:
         "gradient": figures.gradient_figure,
         "throughput": figures.throughput_figure,
     }
-    return {name: _embedded(name, draw(entries)) for name, draw in drawn.items()}
-
-
-def _embedded(name: str, figure: Any) -> str | None:
-    if figure is None:
-        return None
-    return str(
-        to_html(
-            figure,
-            config=_PLOTLY_CONFIG,
-            include_plotlyjs=False,
-            full_html=False,
-            div_id=f"chart-{name}",
-        )
-    )
+    return {name: embedded(name, draw(entries)) for name, draw in drawn.items()}
 
 
 def _tables(entries: Sequence[Entry]) -> dict[str, tables.Grid]:
     return {
         "summary": tables.summary_grid(entries),
+        "planned": planned.planned_grid(entries),
         "differences": tables.differences_grid(entries),
         "published": provenance.published_grid(entries),
         "assumed": provenance.assumed_grid(entries),

@@ -1,0 +1,83 @@
+"""The plan in the terminal: tables, the layout on nodes, the pipeline's timeline."""
+
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from command.plan_timeline import timeline_rows
+from components.planner.picture import Picture
+from components.planner.placement import Device, label
+from components.planner.sheets import Sheet, memory_sheet, published_sheet, time_sheet
+
+PLAIN_WIDTH = 130
+_BAR = 24
+_MOST_NODES, _NODES_BEFORE_CUT = 8, 4
+
+Tree = Mapping[str, Any]
+
+
+def print_plan(tree: Tree, picture: Picture, file: IO[str]) -> None:
+    """Print what ``output=json`` says, and the picture."""
+    console = Console(file=file, width=None if file.isatty() else PLAIN_WIDTH)
+    console.print(_memory_table(tree))
+    console.print()
+    console.print(f"layout: {picture.heading}", highlight=False)
+    console.print(_layout_table(picture))
+    console.print()
+    if picture.timeline is not None:
+        for row in timeline_rows(picture.timeline, console.width - 1):
+            console.print(f" {row}", markup=False, highlight=False, no_wrap=True)
+        console.print()
+    for sheet in (time_sheet(tree), published_sheet(tree)):
+        console.print(_table(sheet))
+        console.print()
+    for name, item in tree["assumed"].items():
+        console.print(f"assumed, never published: {name}: {item['reason']}", markup=False)
+    for item in tree["missing"]:
+        text = f"missing: {item['figure']}: {item['problem']}; {item['remedy']}"
+        console.print(text, markup=False)
+
+
+def _table(sheet: Sheet) -> Table:
+    table = Table(*sheet.columns, box=None)
+    for row in sheet.rows:
+        table.add_row(*row)
+    return table
+
+
+def _memory_table(tree: Tree) -> Table:
+    """Add a bar to each row: how full the device is."""
+    sheet, limit = memory_sheet(tree), tree["memory"]["usable_bytes"]
+    table = Table(*sheet.columns, "", box=None, title=sheet.title, title_justify="left")
+    for row, stage in zip(sheet.rows, tree["memory"]["by_stage"], strict=True):
+        table.add_row(*row, _bar(stage["peak_bytes"], limit))
+    return table
+
+
+def _bar(peak: float, limit: float) -> str:
+    filled = min(round(_BAR * peak / limit), _BAR)
+    return "█" * filled + "·" * (_BAR - filled) + ("!" if peak > limit else "")
+
+
+def _layout_table(picture: Picture) -> Table:
+    """Show the devices of the first copy's nodes; of many nodes, the first and the last."""
+    devices = [str(number) for number in range(picture.layout.devices_per_node)]
+    # No space to the left: twelve devices fit beside each other.
+    table = Table(*(" node", *devices), box=None, padding=(0, 1, 0, 0))
+    nodes = picture.nodes
+    shown = nodes if len(nodes) <= _MOST_NODES else nodes[:_NODES_BEFORE_CUT]
+    for node in shown:
+        table.add_row(f" {node.number}", *(_cell(device, picture) for device in node.devices))
+    if len(shown) < len(nodes):
+        table.add_row(" …")
+        last = nodes[-1]
+        table.add_row(f" {last.number}", *(_cell(device, picture) for device in last.devices))
+    return table
+
+
+def _cell(device: Device, picture: Picture) -> str:
+    """Put the ranks of other copies in parentheses."""
+    text = label(device, picture.layout, "")
+    return text if device.first_copy else f"({text})"

@@ -1,0 +1,46 @@
+"""``action=plan file=FILE``: a page beside what is printed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command.actions.plan import run
+from command.arguments import read_point
+from components.errors import RecipeError
+
+WORDS = ["recipe=teuken7b", "cluster=juwels", "action=plan"]
+
+
+def test_the_page_is_written_and_named_after_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "plan.html"
+    assert run(read_point([*WORDS, f"file={file}"])).status == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("memory")
+    assert shown[-1] == str(file)
+    assert "<title>teuken7b on juwels: plan</title>" in file.read_text("utf-8")
+
+
+def test_a_page_that_is_there_is_replaced_as_a_report_is(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text("old", "utf-8")
+    run(read_point([*WORDS, f"file={file}"]))
+    assert file.read_text("utf-8") != "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_json_stays_one_object_where_a_page_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.html"
+    run(read_point([*WORDS, "output=json", f"file={file}"]))
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["recipe"] == "teuken7b"
+    assert shown.err.splitlines()[-1] == str(file)
+
+
+def test_a_folder_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is a folder"):
+        run(read_point([*WORDS, f"file={tmp_path}"]))

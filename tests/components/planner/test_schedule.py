@@ -1,0 +1,153 @@
+"""The order of each rank's passes is torch's own, action by action."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from components.parallelism.microbatches import SCHEDULES
+from components.planner.activations import microbatches_kept
+from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
+from components.spec.microbatches import fits_schedule
+from tests.components.planner.jobs import gpt, job, layout
+
+KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+SMALL = gpt(dim=64, num_layers=120, num_heads=4)
+
+
+@pytest.fixture(params=[2, 3, 4, 5, 8])
+def pipeline(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The first of so many ranks, of which torch only needs to know the number."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
+    dist.destroy_process_group()
+
+
+class Recorder(PipelineStage):
+    """A stage that notes which passes torch asks it for, and talks to nobody."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        super().__init__(nn.Identity(), stage, stages, torch.device("cpu"))
+        self.order: list[Action] = []
+
+    def forward_one_chunk(
+        self,
+        fwd_chunk_id: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        save_forward_output: bool = True,
+    ) -> None:
+        self.order.append(Action("forward", self.stage_index, fwd_chunk_id))
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
+    ) -> None:
+        self.order.append(Action("backward", self.stage_index, bwd_chunk_id))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return []
+
+    get_fwd_send_ops, get_bwd_send_ops = get_fwd_recv_ops, get_bwd_recv_ops
+
+    def perform_reduce_grad(self, scale: int) -> None:
+        assert scale
+
+
+def executed(schedule: str, pipeline: int, microbatches: int) -> tuple[Order, ...]:
+    """Run torch's schedule of single stages: what it prints of 1F1B numbers a rank wrongly."""
+    made = []
+    for rank in range(pipeline):
+        stage = Recorder(rank, pipeline)
+        torch_s = SCHEDULES[schedule](stage, microbatches)
+        torch_s._initialize_stage = lambda *given: None
+        torch_s._step_microbatches([()] * microbatches, [{}] * microbatches)
+        made.append(tuple(stage.order))
+    return tuple(made)
+
+
+def listed_by_torch(
+    schedule: str, pipeline: int, microbatches: int, stages: int
+) -> tuple[Order, ...]:
+    """Ask torch for its list, and leave out the slots in which a rank waits."""
+    held = [
+        PipelineStage(nn.Identity(), turn * pipeline, stages * pipeline, torch.device("cpu"))
+        for turn in range(stages)
+    ]
+    order = SCHEDULES[schedule](held, microbatches).pipeline_order
+    return tuple(
+        tuple(
+            Action(
+                KINDS[action.computation_type.value],
+                action.stage_index,
+                action.microbatch_index,
+            )
+            for action in order[rank]
+            if action is not None
+        )
+        for rank in range(pipeline)
+    )
+
+
+def counts(schedule: str, pipeline: int) -> list[int]:
+    return [
+        number
+        for number in (*range(pipeline, 3 * pipeline + 3), 32)
+        if fits_schedule(number, pipeline=pipeline, schedule=schedule)
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_each_rank_of_one_stage_computes_in_the_order_that_torch_runs(
+    pipeline: int, schedule: str
+) -> None:
+    for microbatches in counts(schedule, pipeline):
+        ours = orders(schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=1)
+        assert ours == executed(schedule, pipeline, microbatches), microbatches
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("interleaved", 2), ("interleaved", 3), ("interleaved", 4), ("zero_bubble", 1),
+     ("zero_bubble", 2), ("zero_bubble", 3)],
+)  # fmt: skip
+def test_each_rank_of_several_stages_computes_in_the_order_that_torch_lists(
+    pipeline: int, schedule: str, stages: int
+) -> None:
+    for microbatches in counts(schedule, pipeline):
+        ours = orders(
+            schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
+        )
+        theirs = listed_by_torch(schedule, pipeline, microbatches, stages)
+        assert ours == theirs, microbatches
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 2)],
+)
+def test_the_microbatches_in_flight_are_those_that_memory_counts(
+    schedule: str, stages: int
+) -> None:
+    for pipeline in (2, 3, 4, 5):
+        for microbatches in counts(schedule, pipeline):
+            where = layout(
+                pipeline=pipeline, schedule=schedule, stages_per_rank=stages, num_layers=120
+            )
+            one = job(SMALL, where, microbatches=microbatches)
+            listed = orders(
+                schedule=schedule, pipeline=pipeline, microbatches=microbatches, stages=stages
+            )
+            kept = [microbatches_kept(one, rank) for rank in range(pipeline)]
+            assert kept == [most_in_flight(order) / stages for order in listed]

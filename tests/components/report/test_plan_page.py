@@ -1,0 +1,188 @@
+"""The page of a plan: whole, offline, and with every number of the plan."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.actions.plan import as_json
+from components.errors import RecipeError
+from components.planner.picture import Picture, picture_of
+from components.planner.plan import plan_recipe
+from components.planner.schedule import orders
+from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.report.plan_figures import (
+    MOST_BLOCKS,
+    cut_microbatches,
+    drawn_blocks,
+    memory_figure,
+    timeline_figure,
+)
+from components.report.plan_page import write_plan
+from tests.recipes.test_plans import at_home
+
+Tree = dict[str, Any]
+
+
+class Reader(HTMLParser):
+    """Collect what a reader sees, what scripts get, and what would be fetched."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = self.code = self.inside = ""
+        self.tags: list[str] = []
+        self.links: list[str | None] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag
+        self.tags.append(tag)
+        self.links += [value for key, value in attrs if key in {"src", "href", "action"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "code":
+            self.code += data
+        elif self.inside not in {"script", "style"}:
+            self.text += f"{data} "
+
+
+def planned(name: str, *words: str) -> tuple[Tree, Picture]:
+    recipe = at_home(name, *words)
+    plan = plan_recipe(recipe)
+    return as_json(recipe, plan), picture_of(plan)
+
+
+def read(tree: Tree, picture: Picture, folder: Path) -> Reader:
+    file = write_plan(tree, picture, why="why not?", destination=folder / "plan.html")
+    return Reader(file.read_text("utf-8"))
+
+
+def numbers_in(tree: Any) -> list[float]:
+    if isinstance(tree, dict):
+        return [number for item in tree.values() for number in numbers_in(item)]
+    if isinstance(tree, list):
+        return [number for item in tree for number in numbers_in(item)]
+    return [tree] if isinstance(tree, int | float) else []
+
+
+def test_every_number_of_the_plan_is_in_the_page(tmp_path: Path) -> None:
+    tree, picture = planned("teuken7b")
+    page = read(tree, picture, tmp_path)
+    assert json.loads(page.code) == tree
+    figures = numbers_in([tree[key] for key in ("memory", "time", "bill", "layout")])
+    assert len(figures) > 60
+    assert all(re.search(rf"(?<![\d.]){re.escape(repr(n))}\b", page.code) for n in figures)
+
+
+def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -> None:
+    tree, picture = planned("teuken7b")
+    text = read(tree, picture, tmp_path).text
+    time, bill, memory = tree["time"], tree["bill"], tree["memory"]
+    for figure in (
+        f"{time['step_seconds']:.3g} s",
+        f"expected between {time['step_seconds_low']:.3g} and {time['step_seconds_high']:.3g}",
+        f"{time['tokens_per_second_per_device']:,.1f} a device",
+        *(f"{time[key]:.1%}" for key in ("mfu_full", "mfu_causal", "hfu")),
+        *(f"{seconds:.3g} s" for seconds in time["parts"].values()),
+        f"{bill['device_hours']:,.4g}",
+        f"{bill['site_units']:,.4g} {bill['site_unit']}",
+        f"{bill['energy_kwh']:,.4g} kWh",
+        f"{bill['days']:.3g}",
+        f"{bill['jobs']} jobs of {bill['queue']}",
+        f"{memory['peak_bytes'] / 2**30:.1f} GiB",
+        *(f"{stage['peak_bytes'] / 2**30:.2f}" for stage in memory["by_stage"]),
+        "6,000,000,000,000",
+        tree["assumed"]["warmup_tokens"]["reason"],
+        tree["missing"][0]["remedy"],
+        "d1 t1 p1",
+        "why not?",
+    ):
+        assert figure in text, figure
+
+
+def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
+    page = read(*planned("teuken7b"), tmp_path)
+    assert page.links == []
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert (tmp_path / "plan.html").stat().st_size < 6_000_000
+
+
+def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    tree, picture = planned("playbook3b")
+    tree["recipe"] = "</script><img src=x>"
+    page = read(tree, picture, tmp_path)
+    assert "img" not in page.tags
+    assert "</script><img src=x>" in page.text
+
+
+def test_without_a_pipeline_the_page_has_no_timeline(tmp_path: Path) -> None:
+    text = read(*planned("playbook1b"), tmp_path).text
+    assert "Timeline" not in text
+    assert "Layout" in text
+
+
+def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
+    text = read(*planned("bloom1b7"), tmp_path).text
+    assert "not predicted: see what is missing" in text
+    assert "Timeline" not in text
+    assert "gemm_teraflops.float16" in text
+
+
+def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
+    tree, picture = planned("playbook469b")
+    assert tree["memory"]["verdict"] == "does_not_fit"
+    assert '<p class="warning">does not fit</p>' in write_plan(
+        tree, picture, why="", destination=tmp_path / "plan.html"
+    ).read_text("utf-8")
+
+
+def test_refuses_a_folder_as_destination(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is a folder"):
+        write_plan(*planned("teuken7b"), why="", destination=tmp_path)
+
+
+def drawn(pipeline: int, microbatches: int) -> Timeline:
+    listed = orders(schedule="1f1b", pipeline=pipeline, microbatches=microbatches, stages=1)
+    return simulate(listed, [PassSeconds(forward=1.0, backward=2.0)] * pipeline)
+
+
+def test_the_chart_has_a_bar_for_every_pass_where_it_happens() -> None:
+    timeline = drawn(2, 3)
+    bars = {
+        (trace.name, rank, number): (base, width)
+        for trace in timeline_figure(timeline).data
+        for rank, base, width, (number, _, _) in zip(
+            trace.y, trace.base, trace.x, trace.customdata, strict=True
+        )
+    }
+    assert len(bars) == 2 * 2 * 3
+    assert bars["forward", 1, 0] == (1.0, 1.0)
+    assert bars["backward", 0, 2] == (10.0, 2.0)
+    assert timeline.seconds == 12.0
+
+
+def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:
+    assert cut_microbatches(drawn(4, 64)) is None
+    timeline = drawn(32, 512)
+    assert len(drawn_blocks(timeline)) <= MOST_BLOCKS
+    assert cut_microbatches(timeline) == (78, 433)
+
+
+def test_the_memory_chart_adds_up_to_the_peaks() -> None:
+    memory = planned("teuken7b")[0]["memory"]
+    stepping = dict.fromkeys(memory["by_stage"][0], 0) | {
+        "weights_bytes": 2**30,
+        "casts_bytes": 2**28,
+        "step_bytes": 2**29,
+    }
+    stages = [*memory["by_stage"], stepping]
+    figure = memory_figure({**memory, "by_stage": stages})
+    sums = [sum(trace.x[rank] for trace in figure.data) for rank in range(3)]
+    peaks = [stage["peak_bytes"] / 2**30 for stage in memory["by_stage"]]
+    assert sums == pytest.approx([*peaks, 1.5], rel=1e-5)
