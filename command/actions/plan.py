@@ -2,14 +2,17 @@
 
 import json
 import sys
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from command.arguments import Arguments
+from command.bill_rows import bill_rows
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from components.planner.bill import BILL_KEYS
 from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
@@ -60,7 +63,7 @@ def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
             "by_stage": [rank.parts() for rank in plan.memory.ranks],
         },
         "time": _time(plan),
-        "bill": plan.bill.as_json() if plan.bill else dict.fromkeys(_BILL),
+        "bill": plan.bill.as_json() if plan.bill else dict.fromkeys(BILL_KEYS),
     }
     tree["published"] = {
         name: {**item.model_dump(mode="json"), **_compare(tree, name, item.value)}
@@ -76,7 +79,6 @@ def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     return tree
 
 
-_BILL = ("device_hours", "site_units", "site_unit", "energy_kwh", "days", "queue", "jobs")
 _TIME = ("tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
 
@@ -171,8 +173,8 @@ def _time_table(tree: dict[str, Any]) -> Table:
     table.add_row(f"bill, {costs['site_unit']}", f"{costs['site_units']:,.4g}")
     if costs["energy_kwh"] is not None:
         table.add_row("energy of the devices", f"{costs['energy_kwh']:,.4g} kWh")
-    chain = f", {costs['jobs']:,} jobs of {costs['queue']}" if costs["jobs"] else ""
-    table.add_row("days, without waiting", f"{costs['days']:.3g}{chain}")
+    for row in bill_rows(costs, datetime.now().astimezone()):
+        table.add_row(*row)
     return table
 
 
