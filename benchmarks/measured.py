@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.errors import RecipeError
 from components.planner.job import Job, Layout
+from components.spec.derived import FlopsPerToken
 from components.spec.shape import (
     AttentionShape,
     MLPShape,
@@ -18,6 +19,7 @@ from components.spec.shape import (
 )
 
 DEVICES_PER_NODE = 8
+DEVICE_GIB, PEAK_TERAFLOPS = 80, 989.0  # H100-80GB, NVIDIA's data sheet: no row can have more
 DEGREES = ("dp", "tp", "pp", "grad_accumulation", "micro_batch", "sequence_length")
 SIZES = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size")
 OTHERS = ("nodes", "zero_stage", "newer_pipeline_code", "status", "tied_embeddings")
@@ -55,13 +57,21 @@ def read_rows(file: Path) -> list[Row]:
             if missing:
                 problem = f"the columns {', '.join(missing)} are missing"
                 raise RecipeError(str(file), problem, f"needed are {', '.join(COLUMNS)}")
-            return [
-                _row(f"{file}:{table.line_num}", cells)
-                for cells in table
-                if cells["status"] in OUTCOMES
-            ]
-    except OSError as error:
-        raise RecipeError(str(file), f"cannot be read: {error}", "give --measured") from error
+            return [row for cells in table if (row := _read(file, table.line_num, cells))]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecipeError(
+            str(file), f"cannot be read: {error}", "give --measured a CSV file"
+        ) from error
+
+
+def _read(file: Path, line: int, cells: Mapping[str | None, str | None]) -> Row | None:
+    """Read one row, or nothing where its run neither ended nor ran out of memory."""
+    where = f"{file}:{line}"
+    filled = {key: value for key, value in cells.items() if key and value is not None}
+    if len(filled) != len(cells):
+        problem = f"{'more' if None in cells else 'fewer'} cells than the head has"
+        raise RecipeError(where, problem, "mend the row")
+    return _row(where, filled) if filled["status"] in OUTCOMES else None
 
 
 def _row(where: str, cells: Mapping[str, str]) -> Row:
@@ -74,16 +84,37 @@ def _row(where: str, cells: Mapping[str, str]) -> Row:
         problem = f"zero_stage {cells['zero_stage']!r} was not measured"
         raise RecipeError(where, problem, "use 0 or 1")
     ran = cells["status"] == "Success"
-    job = _job(counts, cells)
-    tokens = _rate(where, MEASURES[0], cells[MEASURES[0]]) if ran else 0.0
+    job = _job(where, counts, cells)
+    tokens, gib = (_rate(where, name, cells[name]) for name in MEASURES) if ran else (0.0, 0.0)
+    _check_possible(where, job, tokens, gib)
     return Row(
         job=job,
         nodes=counts["nodes"],
-        newer_pipeline_code=cells["newer_pipeline_code"] == "True",
+        newer_pipeline_code=_flag(where, "newer_pipeline_code", cells),
         ran=ran,
         seconds=job.tokens_per_step / (tokens * ranks) if ran else 0.0,
-        reserved_bytes=_rate(where, MEASURES[1], cells[MEASURES[1]]) * 2**30 if ran else 0.0,
+        reserved_bytes=gib * 2**30,
     )
+
+
+def _check_possible(where: str, job: Job, tokens: float, gib: float) -> None:
+    """Hold what no device does; attention counts as if a causal mask saved half of it."""
+    if gib > DEVICE_GIB:
+        problem = f"reserved_gib {gib:g} on devices of {DEVICE_GIB} GiB"
+        raise RecipeError(where, problem, "mend the row")
+    flops = FlopsPerToken.of(job.shape, job.sequence_length).causal
+    if (teraflops := flops * tokens / 1e12) > PEAK_TERAFLOPS:
+        problem = (
+            f"{MEASURES[0]} {tokens:g} are {teraflops:,.0f} TFLOP/s a device, more than its "
+            f"peak of {PEAK_TERAFLOPS:g}"
+        )
+        raise RecipeError(where, problem, "mend the row")
+
+
+def _flag(where: str, name: str, cells: Mapping[str, str]) -> bool:
+    if cells[name] not in {"True", "False"}:
+        raise RecipeError(where, f"{name} {cells[name]!r} is no flag", "use True or False")
+    return cells[name] == "True"
 
 
 def _count(where: str, name: str, text: str) -> int:
@@ -103,12 +134,12 @@ def _rate(where: str, name: str, text: str) -> float:
     return value
 
 
-def _job(counts: Mapping[str, int], cells: Mapping[str, str]) -> Job:
+def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Job:
     """Take nanotron's precision: bfloat16; float32 accumulation, master copy and moments.
 
     Without other data ranks no gradient is kept beside the float32 sum.
     """
-    shape = _shape(counts, cells)
+    shape = _shape(where, counts, cells)
     layers, head = cut_by_cost(shape, counts["pp"])
     layout = Layout(
         data=counts["dp"],
@@ -147,16 +178,23 @@ def _job(counts: Mapping[str, int], cells: Mapping[str, str]) -> Job:
     )
 
 
-def _shape(counts: Mapping[str, int], cells: Mapping[str, str]) -> ModelShape:
+def _shape(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> ModelShape:
     """Llama's block; ``kv_heads`` is empty where a run did not log it: as many as heads."""
     heads = counts["num_heads"]
-    groups = int(float(cells["kv_heads"])) if cells["kv_heads"] else heads
+    groups = _count(where, "kv_heads", cells["kv_heads"]) if cells["kv_heads"] else heads
+    for name, whole, parts in (
+        ("dim", counts["dim"], heads),
+        ("num_heads", heads, groups),
+    ):
+        if whole % parts:
+            problem = f"{name} {whole} does not divide into {parts} equal parts"
+            raise RecipeError(where, problem, "mend the row")
     return ModelShape(
         dim=counts["dim"],
         num_layers=counts["num_layers"],
         vocab_size=counts["vocab_size"],
         padded_vocab_size=counts["vocab_size"],
-        tied_embeddings=cells["tied_embeddings"] == "True",
+        tied_embeddings=_flag(where, "tied_embeddings", cells),
         attention=AttentionShape(
             num_heads=heads,
             num_kv_heads=groups,

@@ -37,8 +37,12 @@ def main(words: Sequence[str]) -> int:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(prog="planner_accuracy")
     parser.add_argument("--measured", type=Path, default=DATA / "h100_layouts.csv")
+    file = parser.parse_args(words).measured
     try:
-        rows = read_rows(parser.parse_args(words).measured)
+        rows = read_rows(file)
+        if not rows:
+            problem = "no row ended in Success or OOM"
+            raise RecipeError(str(file), problem, "measure one layout at least")
     except RecipeError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -1,6 +1,7 @@
 """The plan in the terminal: tables, the layout on nodes, the pipeline's timeline."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import IO, Any
 
 from rich.console import Console
@@ -18,8 +19,8 @@ _MOST_NODES, _NODES_BEFORE_CUT = 8, 4
 Tree = Mapping[str, Any]
 
 
-def print_plan(tree: Tree, picture: Picture, file: IO[str]) -> None:
-    """Print what ``output=json`` says, and the picture."""
+def print_plan(tree: Tree, picture: Picture, file: IO[str], *, now: datetime | None) -> None:
+    """Print what ``output=json`` says, and the picture; ``now`` dates the end of the run."""
     console = Console(file=file, width=None if file.isatty() else PLAIN_WIDTH)
     console.print(_memory_table(tree))
     console.print()
@@ -30,7 +31,7 @@ def print_plan(tree: Tree, picture: Picture, file: IO[str]) -> None:
         for row in timeline_rows(picture.timeline, console.width - 1):
             console.print(f" {row}", markup=False, highlight=False, no_wrap=True)
         console.print()
-    for sheet in (time_sheet(tree), published_sheet(tree)):
+    for sheet in (time_sheet(tree, now=now), published_sheet(tree)):
         console.print(_table(sheet))
         console.print()
     for name, item in tree["assumed"].items():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
 from command.plan_text import print_plan
+from components.planner.bill import BILL_KEYS
 from components.planner.picture import picture_of
 from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe
@@ -37,7 +39,7 @@ def run(arguments: Arguments) -> Outcome:
     if arguments.output == "json":
         sys.stdout.write(json.dumps(tree) + "\n")
     else:
-        print_plan(tree, picture_of(plan), sys.stdout)
+        print_plan(tree, picture_of(plan), sys.stdout, now=datetime.now().astimezone())
     if page is not None:
         # With output=json, standard output is one object and nothing else.
         (sys.stderr if arguments.output == "json" else sys.stdout).write(f"{page}\n")
@@ -69,7 +71,7 @@ def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
             "by_stage": [rank.parts() for rank in plan.memory.ranks],
         },
         "time": _time(plan),
-        "bill": plan.bill.as_json() if plan.bill else dict.fromkeys(_BILL),
+        "bill": plan.bill.as_json() if plan.bill else dict.fromkeys(BILL_KEYS),
     }
     tree["published"] = {
         name: {**item.model_dump(mode="json"), **_compare(tree, name, item.value)}
@@ -85,7 +87,6 @@ def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     return tree
 
 
-_BILL = ("device_hours", "site_units", "site_unit", "energy_kwh", "days", "queue", "jobs")
 _TIME = ("tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
 

@@ -80,13 +80,13 @@ def node_rate(across: Network, nodes: int, devices_per_node: int) -> float:
             across.peak_gigabytes_per_second, "across"
         )
         return rate * devices_per_node
-    counts = [count for count, _ in across.by_nodes]
-    nodes = min(max(nodes, counts[0]), counts[-1])
-    after = next(i for i, count in enumerate(counts) if count >= nodes)
-    high, top = across.by_nodes[after]
+    measured = sorted(across.by_nodes)
+    nodes = min(max(nodes, measured[0][0]), measured[-1][0])
+    after = next(i for i, (count, _) in enumerate(measured) if count >= nodes)
+    high, top = measured[after]
     if high == nodes:
         return top
-    low, bottom = across.by_nodes[after - 1]
+    low, bottom = measured[after - 1]
     part = log(nodes / low) / log(high / low)
     return exp(log(bottom) + part * log(top / bottom))
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from components.errors import RecipeError
 from components.planner.bill import Bill, bill
+from components.planner.course import plan_course
 from components.planner.job import Job, job_of
 from components.planner.memory import Memory, plan_memory
 from components.planner.rates import Rates, rates
@@ -19,7 +20,11 @@ ERROR_FRACTION, MISSING_FACTOR = 0.33, 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Predictions of one recipe; without ``time`` where the profile lacks what it needs."""
+    """Predictions of one recipe; without ``time`` where the profile lacks what it needs.
+
+    ``missing`` names every figure that the plan went on without, ``is_guess`` says whether the
+    time of a step needed one of them.
+    """
 
     job: Job
     hardware: Hardware
@@ -28,10 +33,11 @@ class Plan:
     rates: Rates | None
     bill: Bill | None
     missing: tuple[RecipeError, ...]
+    is_guess: bool
 
     @property
     def error_fraction(self) -> float:
-        return ERROR_FRACTION * (MISSING_FACTOR if self.missing else 1.0)
+        return ERROR_FRACTION * (MISSING_FACTOR if self.is_guess else 1.0)
 
 
 def plan_recipe(recipe: Recipe) -> Plan:
@@ -54,19 +60,16 @@ def plan_recipe(recipe: Recipe) -> Plan:
         time = plan_time(job, hardware, software.speed)
     except RecipeError as error:
         return _untimed(job, hardware, memory, (error, *missing))
+    course = plan_course(recipe, job, time, hardware, software)
     return Plan(
         job=job,
         hardware=hardware,
         memory=memory,
         time=time,
         rates=rates(job, hardware, time.total),
-        bill=bill(
-            step_seconds=time.total,
-            steps=recipe.budget.total_tokens / recipe.budget.global_batch_tokens,
-            cluster=recipe.cluster,
-            hardware=hardware,
-        ),
-        missing=missing,
+        bill=bill(course=course, cluster=recipe.cluster, hardware=hardware),
+        missing=(*missing, *course.missing),
+        is_guess=bool(missing),
     )
 
 
@@ -81,6 +84,7 @@ def _untimed(
         rates=None,
         bill=None,
         missing=missing,
+        is_guess=True,
     )
 
 

@@ -5,7 +5,10 @@ The terminal and the page set the same cells, so that they cannot say different 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+
+from components.planner.bill_rows import bill_rows
 
 Tree = Mapping[str, Any]
 
@@ -42,8 +45,8 @@ def memory_sheet(tree: Tree) -> Sheet:
     return Sheet(title=title, columns=("stage", *PARTS, "peak"), rows=tuple(rows))
 
 
-def time_sheet(tree: Tree) -> Sheet:
-    """Lay out the step, its parts and rates, and what all steps cost."""
+def time_sheet(tree: Tree, *, now: datetime | None) -> Sheet:
+    """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
     layout = tree["layout"]
     degrees = " x ".join(
         f"{name} {layout[name]}" for name in ("data", "expert", "context", "tensor", "pipeline")
@@ -52,7 +55,7 @@ def time_sheet(tree: Tree) -> Sheet:
     if tree["time"]["step_seconds"] is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
-        rows += [*_step_rows(tree["time"]), *_bill_rows(tree["bill"])]
+        rows += [*_step_rows(tree["time"]), *_bill_rows(tree["bill"], now)]
     return Sheet(title="", columns=("time and bill", ""), rows=tuple(rows))
 
 
@@ -70,15 +73,14 @@ def _step_rows(time: Tree) -> list[tuple[str, str]]:
     ]
 
 
-def _bill_rows(costs: Tree) -> list[tuple[str, str]]:
+def _bill_rows(costs: Tree, now: datetime | None) -> list[tuple[str, str]]:
     rows = [
         ("device-hours", f"{costs['device_hours']:,.4g}"),
         (f"bill, {costs['site_unit']}", f"{costs['site_units']:,.4g}"),
     ]
     if costs["energy_kwh"] is not None:
         rows.append(("energy of the devices", f"{costs['energy_kwh']:,.4g} kWh"))
-    chain = f", {costs['jobs']:,} jobs of {costs['queue']}" if costs["jobs"] else ""
-    return [*rows, ("days, without waiting", f"{costs['days']:.3g}{chain}")]
+    return [*rows, *bill_rows(costs, now)]
 
 
 def published_sheet(tree: Tree) -> Sheet:

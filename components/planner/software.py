@@ -1,8 +1,10 @@
 """What of memory and time is the software's choice, not the model's nor the machine's."""
 
 from pathlib import Path
+from typing import Annotated
 
 import yaml
+from pydantic import Field
 
 from components.spec.recipe import read_section
 from components.spec.section import Section
@@ -58,11 +60,24 @@ class SoftwareSpeed(Section):
     step_latencies: float
 
 
+class SoftwareRun(Section):
+    """Figures of one training program between its steps.
+
+    A job reaches its first step after ``start_up_seconds`` and ``start_up_rank_seconds`` more
+    for each rank. One process hashes ``hash_gigabytes_per_second`` of a checkpoint's files.
+    """
+
+    start_up_seconds: float
+    start_up_rank_seconds: float
+    hash_gigabytes_per_second: Annotated[float, Field(gt=0)]
+
+
 class Software(Section):
-    """One training program, as far as the planner knows it."""
+    """One training program, as far as the planner knows it; without ``run`` only its steps."""
 
     memory: SoftwareMemory
     speed: SoftwareSpeed
+    run: SoftwareRun | None
 
 
 def read_software(file: Path) -> Software:

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 
 from components.errors import RecipeError
 from components.planner.bubble import bubble_fraction
-from components.planner.communication import (
-    gather_bandwidth,
-    group_of,
-    latency,
-    reduce_bandwidth,
-)
+from components.planner.communication import group_of, latency, reduce_bandwidth
+from components.planner.exchanges import context_seconds, expert_seconds, tensor_seconds
 from components.planner.job import Job
 from components.planner.parameters import Held, held
 from components.planner.products import (
@@ -58,7 +54,7 @@ def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
         RecipeError: the profile lacks a figure that this needs.
     """
     layout = job.layout
-    busy = [rank_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
+    busy = _busy(job, hardware, speed)
     slowest = max(busy)
     fraction = bubble_fraction(
         schedule=layout.schedule,
@@ -79,6 +75,19 @@ def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
             optimizer_seconds(job, rank, hardware, speed) for rank in {0, layout.pipeline - 1}
         ),
     )
+
+
+def _busy(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+    """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
+    layout, known, busy = job.layout, dict[tuple[int, int, bool], float](), []
+    for rank in range(layout.pipeline):
+        stages = range(rank, len(layout.layers), layout.pipeline)
+        layers = sum(layout.layers[stage] for stage in stages)
+        kind = (layers, len(stages), layout.head_stage in stages)
+        if kind not in known:
+            known[kind] = rank_seconds(job, rank, hardware, speed)
+        busy.append(known[kind])
+    return busy
 
 
 def reached_teraflops(job: Job, hardware: Hardware) -> float:
@@ -112,10 +121,11 @@ def rank_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) 
     if layout.head_stage in stages:
         device += _head_seconds(job, hardware, speed)
     messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
-    return max(device, layers * _host_seconds(job, speed)) + messages
+    return max(device, layers * host_seconds(job, speed)) + messages
 
 
-def _host_seconds(job: Job, speed: SoftwareSpeed) -> float:
+def host_seconds(job: Job, speed: SoftwareSpeed) -> float:
+    """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
         return speed.layer_seconds
     seconds = speed.tensor_layer_seconds
@@ -135,8 +145,9 @@ def _layer_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
         inner * (3 + again[0])
         + core * (3 + again[1])
         + traffic_seconds(job, hardware, speed) * (1 + (again[0] + again[1]) / 6)
-        + _tensor_seconds(job, hardware, speed) * (1 + again[0] / 3)
-        + _expert_seconds(job, hardware, speed)
+        + tensor_seconds(job, hardware, speed) * (1 + again[0] / 3)
+        + expert_seconds(job, hardware)
+        + context_seconds(job, hardware) * (2 + again[1])
     )
 
 
@@ -159,29 +170,6 @@ def _head_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
     rate = reached_teraflops(job, hardware)
     product = product_seconds((head_product(job),), rate, speed, hardware.compute_units)
     return 3 * product + head_traffic_seconds(job, hardware, speed)
-
-
-def _tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    """Gather and scatter hidden states: 4 of each in Korthikanti et al., section 4.2.2."""
-    layout = job.layout
-    if layout.tensor == 1:
-        return 0.0
-    where = group_of(layout, "tensor")
-    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.tensor - 1) / layout.tensor
-    each = speed.exposed_fraction * sent / rate + latency(hardware, where)
-    return speed.tensor_collectives * each
-
-
-def _expert_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    """Gather tokens for experts and scatter their results, forward and backward."""
-    layout = job.layout
-    if layout.expert == 1:
-        return 0.0
-    where = group_of(layout, "expert")
-    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.expert - 1)
-    return 4 * (sent / rate + latency(hardware, where))
 
 
 def _parameters(job: Job, rank: int) -> Held:

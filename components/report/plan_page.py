@@ -101,7 +101,7 @@ def _charts(tree: Tree, timeline: Timeline | None) -> dict[str, str | None]:
 def _tables(tree: Tree, timeline: Timeline | None) -> dict[str, Grid]:
     return {
         "memory": _grid(sheets.memory_sheet(tree)),
-        "time": _grid(sheets.time_sheet(tree)),
+        "time": _grid(sheets.time_sheet(tree, now=None)),
         "published": _grid(sheets.published_sheet(tree)),
         "assumed": _grid(sheets.assumed_sheet(tree)),
         "missing": _grid(sheets.missing_sheet(tree)),

@@ -60,6 +60,23 @@ class Hardware(Section):
     power_watts: Rate | None
 
 
+class Storage(Section):
+    """The file system that checkpoints go to, as all nodes of one job together see it.
+
+    ``peak`` is what the site states of it, for all its users; the other two are measured.
+    """
+
+    peak_gigabytes_per_second: Rate | None
+    write_gigabytes_per_second: Rate | None
+    read_gigabytes_per_second: Rate | None
+
+
+class Failures(Section):
+    """How many hours nodes run, added up, between two failures that end a job."""
+
+    node_hours_between: Rate | None
+
+
 class Accounting(Section):
     """The unit in which a site counts, and how many of it an hour of a node costs."""
 

@@ -31,6 +31,7 @@ from components.spec.sections import (
 from components.spec.shape import ModelShape
 from components.spec.stages import stage_layers
 from components.spec.targets import check_nodes, nearest
+from components.spec.union_errors import of_what_was_meant
 
 S = TypeVar("S", bound=BaseModel)
 MATHEMATICS = ("model", "tokenizer", "data", "budget", "optimizer", "schedule", "precision")
@@ -143,7 +144,8 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
-        lines = [_sentence(error, kind, path) for error in failure.errors()]
+        errors = of_what_was_meant(failure.errors())
+        lines = [_sentence(error, kind, path) for error in errors]
     first, _, rest = lines[0].partition(": ")
     raise RecipeError(first, "\n".join([rest, *lines[1:]]))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
-from components.spec.hardware import Bill, Machine, Queue
+from components.spec.hardware import Bill, Failures, Machine, Queue, Storage
 from components.spec.section import Count, Fraction, Section
 from components.spec.stages import Balance
 
@@ -127,7 +127,8 @@ class Evaluation(Section):
 class Cluster(Section):
     """The machine: how many nodes of how many devices, behind which scheduler.
 
-    The planner alone reads ``hardware``, ``accounting`` and ``queues``.
+    The planner alone reads what follows ``ranks``. ``waiting_hours`` is what the user expects
+    each job of a chain to wait in its queue.
     """
 
     name: str
@@ -137,8 +138,11 @@ class Cluster(Section):
     nodes: Count
     ranks: Count
     hardware: Machine
+    storage: Storage
+    failures: Failures
     accounting: Bill
     queues: Annotated[tuple[Queue, ...], Field(strict=False)]
+    waiting_hours: Annotated[float, Field(ge=0)]
 
 
 class Published(Section):

@@ -57,6 +57,17 @@ def changed(folder: Path, column: str, value: str) -> Path:
         ("tp", "1.5", r"tp '1.5' is no whole number"),
         ("nodes", "3", r"dp x tp x pp = 8 ranks on 3 nodes"),
         ("zero_stage", "3", r"zero_stage '3' was not measured"),
+        ("kv_heads", "many", r"table.csv:2: kv_heads 'many' is no positive number"),
+        ("kv_heads", "3", r"num_heads 32 does not divide into 3 equal parts"),
+        ("num_heads", "7", r"dim 2048 does not divide into 7 equal parts"),
+        (
+            "tied_embeddings",
+            "maybe",
+            r"tied_embeddings 'maybe' is no flag\n  use True or False",
+        ),
+        ("newer_pipeline_code", "", r"newer_pipeline_code '' is no flag"),
+        ("reserved_gib", "81", r"reserved_gib 81 on devices of 80 GiB"),
+        ("tokens_per_second_per_gpu", "1e6", r"1e\+06 are [\d,]+ TFLOP/s a device, more than"),
     ],
 )
 def test_an_impossible_value_names_its_line(
@@ -64,6 +75,30 @@ def test_an_impossible_value_names_its_line(
 ) -> None:
     with pytest.raises(RecipeError, match=message):
         read_rows(changed(tmp_path, column, value))
+
+
+@pytest.mark.parametrize(("cells", "which"), [("1,2,3", "fewer"), ("1," * 99, "more")])
+def test_a_row_of_another_length_names_its_line(tmp_path: Path, cells: str, which: str) -> None:
+    file = tmp_path / "table.csv"
+    file.write_text(f"{TABLE.read_text('utf-8').splitlines()[0]}\n{cells}\n", "utf-8")
+    with pytest.raises(RecipeError, match=f"table.csv:2: {which} cells than the head has"):
+        read_rows(file)
+
+
+def test_a_table_without_a_run_that_says_anything_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--measured", str(changed(tmp_path, "status", "Other"))]) == 2
+    seen = capsys.readouterr()
+    assert "no row ended in Success or OOM\n  measure one layout at least" in seen.err
+    assert seen.out == ""
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(bytes(range(128, 256)))
+    with pytest.raises(RecipeError, match=r"cannot be read: .*\n  give --measured a CSV file"):
+        read_rows(file)
 
 
 def test_a_run_that_crashed_is_left_out(tmp_path: Path) -> None:

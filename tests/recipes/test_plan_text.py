@@ -29,7 +29,7 @@ def printed(name: str, *words: str) -> str:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
     file = io.StringIO()
-    print_plan(as_json(recipe, plan), picture_of(plan), file)
+    print_plan(as_json(recipe, plan), picture_of(plan), file, now=None)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 

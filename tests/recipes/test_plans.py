@@ -79,7 +79,10 @@ def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]
     assert {"peak_bytes", "device_bytes", "verdict", "by_stage"} <= tree["memory"].keys()
     rates = {"step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu"}
     assert rates <= tree["time"].keys()
-    assert {"device_hours", "energy_kwh", "days"} <= tree["bill"].keys()
+    assert {"device_hours", "energy_kwh", "days", "jobs", "steps"} <= tree["bill"].keys()
+    parts = ("useful", "checkpoint", "failure", "evaluation", "chain")
+    days = sum(tree["bill"][f"{part}_days"] for part in parts)
+    assert days == pytest.approx(tree["bill"]["days"])
     assert tree["published"]["step_seconds"]["deviation"] == pytest.approx(
         tree["time"]["step_seconds"] / 105 - 1
     )
@@ -96,6 +99,7 @@ def test_the_tables_show_every_stage_and_what_is_missing(
     run(read_point(["recipe=gpt20b", "cluster=smng_p2", "action=plan"]))
     shown = capsys.readouterr().out
     assert "HFU, full attention, recomputation counted" in shown
+    assert "finish if it starts now" in shown
     assert "█" in shown
 
 

@@ -53,6 +53,8 @@ def test_bandwidth_between_measured_node_counts_lies_between_theirs() -> None:
     assert node_rate(across, 4, 8) == 161.1
     assert 95.5 < node_rate(across, 6, 8) < 161.1
     assert node_rate(across, 512, 8) == 13.3
+    shuffled = across.model_copy(update={"by_nodes": across.by_nodes[::-1]})
+    assert node_rate(shuffled, 6, 8) == node_rate(across, 6, 8)
 
 
 def test_a_product_of_whole_tiles_and_waves_loses_nothing() -> None:

@@ -21,6 +21,7 @@ from command.compose import compose_recipe
 from command.main import main
 from command.outcome import Status
 from components.errors import RecipeError
+from components.spec.hardware import Storage
 from components.spec.recipe import Recipe
 from components.spec.sections import Cluster
 from components.train import devices
@@ -70,8 +71,11 @@ def cluster(
         "nodes": 1,
         "ranks": ranks,
         "hardware": "none",
+        "storage": dict.fromkeys(Storage.model_fields),
+        "failures": {"node_hours_between": None},
         "accounting": "none",
         "queues": (),
+        "waiting_hours": 0.0,
     })
 
 

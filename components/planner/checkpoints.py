@@ -1,0 +1,96 @@
+"""Bytes of a checkpoint, and the seconds that a run stands still to write or to read one.
+
+Saving is synchronous (`components.train.checkpoint`): all ranks write their parts, then one
+process reads all files back and hashes them, and only then does the next step begin. Loading,
+every rank hashes every file before it takes its part.
+"""
+
+from dataclasses import dataclass
+
+from components.errors import RecipeError
+from components.planner.job import Job
+from components.planner.software import SoftwareRun
+from components.spec.sections import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointTime:
+    """One checkpoint; ``write`` is null where the profile has no rate of the storage."""
+
+    bytes: int
+    write: float | None
+    hashing: float
+    read: float
+
+    @property
+    def stall(self) -> float:
+        """Seconds between two steps, as far as they are known."""
+        return (self.write or 0.0) + self.hashing
+
+
+def checkpoint_bytes(job: Job) -> int:
+    """Count weights in the precision that is updated and both moments, each number once.
+
+    A mesh keeps one copy of the weights, DeepSpeed a master copy, and that one is written.
+    Padding rows are; gradients and casts are not.
+    """
+    shape = job.shape
+    parameters = shape.total_parameters + shape.padding_parameters
+    return parameters * ((job.master_bytes or job.weight_bytes) + job.moment_bytes)
+
+
+def checkpoint_time(job: Job, cluster: Cluster, run: SoftwareRun) -> CheckpointTime:
+    """Predict writing and reading by all nodes of the cluster's job."""
+    size = checkpoint_bytes(job)
+    storage = cluster.storage
+    write = job_rate(cluster, storage.write_gigabytes_per_second)
+    read = job_rate(cluster, storage.read_gigabytes_per_second)
+    hashing = size / (run.hash_gigabytes_per_second * 1e9)
+    # Ranks of a node hash the files side by side, and the node fetches each of them once.
+    fetched = cluster.nodes * size / read if read else 0.0
+    return CheckpointTime(
+        bytes=size,
+        write=size / write if write else None,
+        hashing=hashing,
+        read=max(fetched, hashing) + (size / read if read else 0.0),
+    )
+
+
+def job_rate(cluster: Cluster, measured: float | None) -> float | None:
+    """Return bytes a second between a job and the storage: measured, or at most the peak.
+
+    Few nodes cannot take more than their own network.
+    """
+    rate = measured or cluster.storage.peak_gigabytes_per_second
+    hardware = cluster.hardware
+    if rate is None or isinstance(hardware, str):
+        return None
+    link = hardware.across.peak_gigabytes_per_second
+    if link is not None:
+        rate = min(rate, link * cluster.devices_per_node * cluster.nodes)
+    return rate * 1e9
+
+
+def missing_rates(cluster: Cluster) -> list[RecipeError]:
+    """Name the rates of the storage that nobody measured, and how to measure them."""
+    storage, found = cluster.storage, []
+    peak = "not measured; the file system's peak is used, as if the job had it alone"
+    for key, rate, without, flag in (
+        (
+            "write_gigabytes_per_second",
+            storage.write_gigabytes_per_second,
+            "not measured; a checkpoint's stall is its hashing alone",
+            "-w",
+        ),
+        (
+            "read_gigabytes_per_second",
+            storage.read_gigabytes_per_second,
+            "not measured; a restart hashes its checkpoint as if it were at hand",
+            "-r",
+        ),
+    ):
+        if rate is None:
+            problem = peak if storage.peak_gigabytes_per_second else without
+            remedy = f"run ior {flag} -F -t 16m -b 4g with a process a device on as many nodes"
+            found.append(RecipeError(f"cluster.storage.{key}", problem, remedy))
+    return found

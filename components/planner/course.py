@@ -1,0 +1,179 @@
+"""The course of a whole run: its steps, and all that it stops for.
+
+Useful seconds are those of steps that count. Beside them a run stands still for checkpoints and
+evaluations, does again what failures lost, and starts one job after another.
+"""
+
+from dataclasses import dataclass
+
+from components.errors import RecipeError
+from components.planner.chain import Chain, chain_of, longest_queue
+from components.planner.checkpoints import CheckpointTime, checkpoint_time, missing_rates
+from components.planner.evaluation import evaluation_seconds
+from components.planner.failures import (
+    FailureTime,
+    best_interval,
+    expected_failures,
+    mean_seconds_between,
+)
+from components.planner.job import Job
+from components.planner.plateaus import crossings, steps_seconds, stretches
+from components.planner.software import Software, SoftwareRun
+from components.planner.time import StepTime
+from components.spec.hardware import Hardware
+from components.spec.recipe import Recipe
+from components.spec.sections import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A run that nothing interrupts; ``evaluation`` are the seconds of one of them."""
+
+    steps: int
+    useful: float
+    saving: CheckpointTime
+    checkpoints: int
+    evaluation: float
+    evaluations: int
+
+    @property
+    def seconds(self) -> float:
+        stalls = self.checkpoints * self.saving.stall
+        return self.useful + stalls + self.evaluations * self.evaluation
+
+    @property
+    def interval(self) -> float:
+        """Mean seconds from one checkpoint to the next."""
+        return self.seconds / self.checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Work, what failures add and the chain of jobs that holds it all.
+
+    ``failures`` and the best interval, in seconds and in tokens, are null where the profile
+    does not say how often nodes fail; ``chain`` where its jobs get nowhere.
+    """
+
+    work: Work
+    start_up: float
+    failures: FailureTime | None
+    best_interval: float | None
+    best_every_tokens: int | None
+    chain: Chain | None
+    missing: tuple[RecipeError, ...]
+
+    @property
+    def total(self) -> float:
+        lost = self.failures.total if self.failures else 0.0
+        return self.work.seconds + lost + (self.chain.seconds if self.chain else 0.0)
+
+
+def plan_course(
+    recipe: Recipe, job: Job, step: StepTime, hardware: Hardware, software: Software
+) -> Course:
+    """Predict the course of the whole token budget from the time of one full step."""
+    assert software.run is not None, "our own program's figures have them"
+    cluster = recipe.cluster
+    work = plan_work(recipe, job, step, hardware, software, software.run)
+    start_up = start_up_seconds(software.run, cluster.ranks)
+    missing = missing_rates(cluster)
+    failures = best = best_tokens = None
+    hours = cluster.failures.node_hours_between
+    if hours is None:
+        missing.append(_unknown_failures())
+    else:
+        between = mean_seconds_between(hours, cluster.nodes)
+        best = best_interval(stall=work.saving.stall, between=between)
+        best_tokens = round(best * job.tokens_per_step / step.total)
+        failures = expected_failures(
+            work=work.seconds,
+            interval=work.interval,
+            restart=start_up + work.saving.read,
+            between=between,
+        )
+        if failures is None:
+            missing.append(_never_ends(between, best_tokens))
+    chain = plan_chain(work, failures, start_up, cluster)
+    if chain is None:
+        missing.append(_too_short_jobs(start_up + work.saving.read + work.saving.stall))
+    return Course(
+        work=work,
+        start_up=start_up,
+        failures=failures,
+        best_interval=best,
+        best_every_tokens=best_tokens,
+        chain=chain,
+        missing=tuple(missing),
+    )
+
+
+def plan_work(
+    recipe: Recipe,
+    job: Job,
+    step: StepTime,
+    hardware: Hardware,
+    software: Software,
+    run: SoftwareRun,
+) -> Work:
+    """Add up all steps, and count the checkpoints and evaluations between them."""
+    parts, cadence = tuple(stretches(recipe)), recipe.evaluation
+    return Work(
+        steps=sum(part.steps for part in parts),
+        useful=steps_seconds(parts, job, step, hardware, software.speed),
+        saving=checkpoint_time(job, recipe.cluster, run),
+        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
+        evaluation=evaluation_seconds(
+            job,
+            hardware,
+            software.speed,
+            sources=sum(share > 0 for share in recipe.data.shares.values()),
+            windows_per_source=cadence.max_windows_per_source,
+        ),
+        evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step
+    )
+
+
+def plan_chain(
+    work: Work, failures: FailureTime | None, start_up: float, cluster: Cluster
+) -> Chain | None:
+    """Cut work and what failures add into the jobs of the longest queue."""
+    return chain_of(
+        work.seconds + (failures.total if failures else 0.0),
+        longest_queue(cluster),
+        start_up=start_up,
+        write=work.saving.stall,
+        read=work.saving.read,
+    )
+
+
+def start_up_seconds(run: SoftwareRun, ranks: int) -> float:
+    """Return the time from a job's start to its first step: it grows with the ranks."""
+    return run.start_up_seconds + run.start_up_rank_seconds * ranks
+
+
+def _unknown_failures() -> RecipeError:
+    return RecipeError(
+        "cluster.failures.node_hours_between",
+        "no source says how often nodes fail; no failure is counted",
+        "divide the node-hours of your jobs of some months by how many of them a node ended "
+        "(sacct -s NODE_FAIL, or the site's own records)",
+    )
+
+
+def _never_ends(between: float, best_tokens: int) -> RecipeError:
+    return RecipeError(
+        "checkpoint.every_tokens",
+        f"a failure comes every {between / 3_600:.3g} h and costs longer than that: the run "
+        "never ends, and no failure is counted",
+        f"checkpoint.every_tokens={best_tokens} loses least",
+    )
+
+
+def _too_short_jobs(overhead: float) -> RecipeError:
+    return RecipeError(
+        "cluster.queues",
+        f"starting, reading and writing a checkpoint take {overhead / 3_600:.3g} h, as long as "
+        "a job may run; no chain of jobs is counted",
+        "choose a number of nodes whose queue allows longer jobs",
+    )

@@ -1,0 +1,62 @@
+"""Seconds that one microbatch's ranks spend on each other's data, in one layer.
+
+The calls block: nothing of them is hidden behind computation but what
+``SoftwareSpeed.exposed_fraction`` says of tensor ranks.
+"""
+
+from components.planner.communication import gather_bandwidth, group_of, latency
+from components.planner.job import BYTES, Job
+from components.planner.software import SoftwareSpeed
+from components.spec.hardware import Hardware
+
+
+def tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Gather and scatter hidden states, forward and backward.
+
+    Four of each in Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2.2), half of them
+    forward.
+    """
+    layout = job.layout
+    if layout.tensor == 1:
+        return 0.0
+    where = group_of(layout, "tensor")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.tensor - 1) / layout.tensor
+    each = speed.exposed_fraction * sent / rate + latency(hardware, where)
+    return speed.tensor_collectives * each
+
+
+def expert_seconds(job: Job, hardware: Hardware) -> float:
+    """Gather tokens for experts and scatter their results, forward and backward."""
+    layout = job.layout
+    if layout.expert == 1:
+        return 0.0
+    where = group_of(layout, "expert")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.expert - 1)
+    return 4 * (sent / rate + latency(hardware, where))
+
+
+def context_seconds(job: Job, hardware: Hardware) -> float:
+    """Gather the keys and values of a sequence once, or scatter their gradients once.
+
+    `components.parallelism.context` gathers both in one call before attention; its backward
+    pass adds up gradients of the whole sequence and leaves each rank its part. A pass that is
+    computed twice gathers twice.
+    """
+    layout = job.layout
+    if layout.context == 1:
+        return 0.0
+    where = group_of(layout, "context")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    return (layout.context - 1) * key_value_bytes(job) / rate + latency(hardware, where)
+
+
+def key_value_bytes(job: Job) -> float:
+    """Count the keys and values of one context rank's part of a microbatch, in one layer.
+
+    Where there are fewer key/value heads than tensor ranks, ranks hold copies.
+    """
+    attention = job.shape.attention
+    heads = max(attention.num_kv_heads / job.layout.tensor, 1.0)
+    return 2 * heads * attention.head_dim * job.microbatch_tokens * BYTES[job.compute]

@@ -1,0 +1,157 @@
+"""What a checkpoint of ours holds, and how long a run stands still for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.build import build
+from components.parallelism.data import DataParallel
+from components.parallelism.mesh import build_mesh
+from components.planner.checkpoints import (
+    checkpoint_bytes,
+    checkpoint_time,
+    job_rate,
+    missing_rates,
+)
+from components.planner.job import job_of
+from components.planner.software import OURS, SoftwareRun, read_software
+from components.spec.recipe import Recipe
+from components.spec.sections import Cluster
+from components.train.checkpoint import Progress, ShardState, save_checkpoint
+from tests.components.parallelism.mesh_cases import ORDER, degrees_of
+
+DATA = "parallelism.data=8"
+
+
+@pytest.fixture
+def _world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def compose(*words: str) -> Recipe:
+    return compose_recipe(read_point(list(words)))
+
+
+def on_storage(cluster: Cluster, **rates: float | None) -> Cluster:
+    return cluster.model_copy(update={"storage": cluster.storage.model_copy(update=rates)})
+
+
+def run_figures(**changes: Any) -> SoftwareRun:
+    figures = read_software(OURS).run
+    assert figures is not None
+    return figures.model_copy(update=changes)
+
+
+def numbers_bytes(file: Path) -> int:
+    """Count a safetensors file without its header, whose length its first 8 bytes say."""
+    with file.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+    return file.stat().st_size - 8 - header
+
+
+@pytest.mark.usefixtures("_world_of_one")
+@pytest.mark.parametrize("name", ["teuken7b", "mula7b_a1b", "gpt3b6"])
+def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) -> None:
+    """Tied and untied ends, padding rows, experts and learned positions are all written."""
+    recipe = compose(f"recipe={name}", "model.dim=64")
+    decoder = build(recipe.model, "model")
+    mesh = build_mesh("cpu", degrees_of({}), ORDER, expert_aware=True)
+    parallel = DataParallel(
+        decoder.named_parameters(),
+        mesh,
+        zero=0,
+        accumulate_dtype=torch.float32,
+        reduce_dtype=torch.float32,
+        tied=(),
+        expert_divisor="ranks",
+    )
+    parameters = [(one.name, one.parameter) for one in parallel.shards]
+    optimizer = build(recipe.optimizer, "optimizer")(parameters=parameters)
+    state = ShardState(parallel.shards, optimizer)
+    folder = save_checkpoint(tmp_path, state, Progress(0, 0))
+    written = sum(numbers_bytes(file) for file in folder.glob("*.safetensors"))
+    counters = [one for name, one in state.tensors().items() if name.endswith(".step")]
+    assert written == checkpoint_bytes(job_of(recipe)) + 4 * len(counters)
+
+
+def test_bloom_s_checkpoint_has_12_bytes_a_parameter() -> None:
+    """Megatron's had 14, 2,294.8 GiB: it kept the rounded weights beside."""
+    job = job_of(compose("recipe=bloom176b", "cluster=jean_zay"))
+    assert checkpoint_bytes(job) == 12 * 176_247_271_424
+    assert checkpoint_bytes(job) / 12 * 14 / 2**30 == pytest.approx(2_298, abs=1)
+
+
+def test_either_engine_writes_the_weights_that_are_updated() -> None:
+    recipes = [
+        compose("recipe=gpt20b", "cluster=smng_p2", f"parallelism.engine={engine}", *words)
+        for engine, words in (
+            ("mesh", ()),
+            ("deepspeed", ("parallelism.pipeline=1", "parallelism.tensor=1", DATA)),
+        )
+    ]
+    mesh, deepspeed = (checkpoint_bytes(job_of(recipe)) for recipe in recipes)
+    assert mesh == deepspeed
+
+
+def test_a_stall_is_writing_by_all_and_hashing_by_one() -> None:
+    recipe = compose("recipe=bloom176b", "cluster=jean_zay")
+    cluster = on_storage(recipe.cluster, read_gigabytes_per_second=100.0)
+    job = job_of(recipe)
+    saving = checkpoint_time(job, cluster, run_figures(hash_gigabytes_per_second=2.0))
+    size = checkpoint_bytes(job)
+    assert saving.write == pytest.approx(size / 61.6e9)
+    assert saving.stall == pytest.approx(size / 61.6e9 + size / 2e9)
+    # 48 nodes fetch all of it to hash it, then it is read once more, by parts.
+    hashed = max(48 * size / 100e9, size / 2e9)
+    assert saving.read == pytest.approx(hashed + size / 100e9)
+
+
+def test_faster_storage_and_hashing_never_stall_longer() -> None:
+    recipe = compose("recipe=bloom176b", "cluster=jean_zay")
+    job, stalls = job_of(recipe), []
+    for rate in (1.0, 10.0, 100.0):
+        cluster = on_storage(recipe.cluster, write_gigabytes_per_second=rate)
+        stalls.append(checkpoint_time(job, cluster, run_figures()).stall)
+    assert stalls == sorted(stalls, reverse=True)
+    slow, fast = (run_figures(hash_gigabytes_per_second=rate) for rate in (1.0, 2.0))
+    assert checkpoint_time(job, recipe.cluster, fast).stall < stalls[0]
+    assert (
+        checkpoint_time(job, recipe.cluster, slow).hashing
+        == 2 * checkpoint_time(job, recipe.cluster, fast).hashing
+    )
+
+
+def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> None:
+    one = compose("recipe=gpt3b6", "cluster=smng_p2").cluster
+    assert one.nodes == 1
+    assert job_rate(one, None) == 8 * 6.25e9
+    many = one.model_copy(update={"nodes": 200})
+    assert job_rate(many, None) == 750e9
+    assert job_rate(many, 20.0) == 20e9
+
+
+def test_storage_that_nobody_measured_is_named_with_what_is_done_instead() -> None:
+    unknown = compose("recipe=teuken7b", "cluster=juwels").cluster
+    saving = checkpoint_time(
+        job_of(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures()
+    )
+    assert saving.write is None
+    assert saving.stall == saving.hashing == saving.read
+    write, read = missing_rates(unknown)
+    assert write.path == "cluster.storage.write_gigabytes_per_second"
+    assert "its hashing alone" in write.problem
+    assert "ior -w" in write.remedy
+    assert "as if it were at hand" in read.problem
+    peak, _ = missing_rates(on_storage(unknown, peak_gigabytes_per_second=400.0))
+    assert "the file system's peak is used" in peak.problem
+    known = on_storage(unknown, write_gigabytes_per_second=40.0, read_gigabytes_per_second=50.0)
+    assert missing_rates(known) == []

@@ -1,0 +1,94 @@
+"""Wrong input of a plan: status 2, one message, nothing on standard output."""
+
+import json
+
+import pytest
+
+from command.main import main
+
+TEUKEN = ("recipe=teuken7b", "cluster=juwels", "action=plan")
+PROFILE = "cluster.hardware"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("cluster.nodes=0",), "cluster.nodes: input should be greater than 0, got 0"),
+        (("parallelism.data=0",), "parallelism.data: input should be greater than 0, got 0"),
+        (("cluster.nodes=127",), "do not divide among 127 data ranks"),
+        (("parallelism.tensor=3",), "parallelism.tensor: 3 does not divide"),
+        (("parallelism.pipeline=64",), "parallelism.pipeline: "),
+        (("parallelism.context=3",), "parallelism.context"),
+        (("cluster.hardware=none",), "cluster.hardware: nobody has measured"),
+        (
+            (f"{PROFILE}.memory_bytes=0",),
+            "cluster.hardware.memory_bytes: input should be greater than 0, got 0",
+        ),
+        (
+            (f"{PROFILE}.inside.peak_gigabytes_per_second=-1",),
+            "cluster.hardware.inside.peak_gigabytes_per_second: input should be greater than 0",
+        ),
+        (("cluster.hardware=some",), "cluster.hardware: input should be 'none', got 'some'"),
+        (
+            ("cluster.storage.write_gigabytes_per_second=0",),
+            "cluster.storage.write_gigabytes_per_second: input should be greater than 0",
+        ),
+        (
+            ("cluster.failures.node_hours_between=-5",),
+            "cluster.failures.node_hours_between: input should be greater than 0, got -5",
+        ),
+        (("cluster.waiting_hours=-1",), "cluster.waiting_hours: input should be greater"),
+        (("checkpoint.every_tokens=0",), "checkpoint.every_tokens: input should be greater"),
+        (("cluster.storage.speed=3",), "cluster.storage.speed: unknown key"),
+    ],
+)
+def test_a_wrong_value_is_named_once(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TEUKEN, *words]) == 2
+    seen = capsys.readouterr()
+    assert message in seen.err
+    assert seen.err.count("cluster.hardware") <= 1
+    assert seen.out == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "figure", "how"),
+    [
+        (
+            f"{PROFILE}.gemm_teraflops={{}}",
+            f"{PROFILE}.gemm_teraflops.bfloat16",
+            "time torch.mm",
+        ),
+        (
+            f"{PROFILE}.inside.peak_gigabytes_per_second=null",
+            f"{PROFILE}.inside.peak_gigabytes_per_second",
+            "measure it with nccl-tests",
+        ),
+        (
+            f"{PROFILE}.across.peak_gigabytes_per_second=null",
+            f"{PROFILE}.across.peak_gigabytes_per_second",
+            "measure it with nccl-tests",
+        ),
+    ],
+)
+def test_a_profile_without_a_needed_figure_leaves_memory_and_says_how_to_measure_it(
+    word: str, figure: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TEUKEN, word, "output=json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    first = tree["missing"][0]
+    assert first["figure"] == figure
+    assert first["remedy"].startswith(how)
+    assert tree["memory"]["verdict"] == "tight"
+    assert tree["time"]["step_seconds"] is None
+    assert set(tree["bill"].values()) == {None}
+
+
+def test_a_bad_layout_of_a_sweep_is_reported_and_the_good_one_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *TEUKEN, "parallelism.tensor=2,3", "output=json"]) == 2
+    seen = capsys.readouterr()
+    assert json.loads(seen.out)["layout"]["tensor"] == 2
+    assert "parallelism.tensor=3 output=json] parallelism.tensor: 3 does not" in seen.err
