@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
-from components.spec.hardware import Bill, Machine, Queue
+from components.spec.hardware import Bill, Machine, Queue, Rate
 from components.spec.section import Count, Fraction, Section
+from components.spec.site import JobSite
 from components.spec.stages import Balance
 
 Part = Literal["attention", "mlp", "norms"]
@@ -127,7 +128,9 @@ class Evaluation(Section):
 class Cluster(Section):
     """The machine: how many nodes of how many devices, behind which scheduler.
 
-    The planner alone reads ``hardware``, ``accounting`` and ``queues``.
+    The planner alone reads ``hardware`` and ``accounting``, job scripts alone ``site``.
+    ``hours`` are what one job asks for, ``jobs`` how many the chain has at most; ``smoke`` is
+    one short job on two nodes, to see that everything starts.
     """
 
     name: str
@@ -139,6 +142,10 @@ class Cluster(Section):
     hardware: Machine
     accounting: Bill
     queues: Annotated[tuple[Queue, ...], Field(strict=False)]
+    hours: Literal["auto"] | Rate
+    jobs: Literal["auto"] | Count
+    smoke: bool
+    site: JobSite
 
 
 class Published(Section):

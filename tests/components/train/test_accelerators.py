@@ -72,6 +72,10 @@ def cluster(
         "hardware": "none",
         "accounting": "none",
         "queues": (),
+        "hours": "auto",
+        "jobs": "auto",
+        "smoke": False,
+        "site": "none",
     })
 
 
