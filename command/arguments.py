@@ -22,12 +22,16 @@ ACTIONS = (
 )
 OUTPUTS = ("text", "json")
 COMMAND_KEYS = ("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts")
+SITE = "site."
 PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """One point: what to do, with which choices of groups and which values of keys."""
+    """One point: what to do, with which choices of groups and which values of keys.
+
+    ``site`` is the user's own side of a cluster (``site.account=...``): no part of the recipe.
+    """
 
     words: tuple[str, ...]
     action: str = "auto"
@@ -38,6 +42,7 @@ class Arguments:
     recipe: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    site: dict[str, Any] = field(default_factory=dict)
 
 
 def groups() -> dict[str, list[str]]:
@@ -106,10 +111,12 @@ def read_point(words: Sequence[str]) -> Arguments:
     command: dict[str, Any] = {}
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
+    site: dict[str, Any] = {}
     for word in words:
         key, _, text = word.partition("=")
         kept = command if key in COMMAND_KEYS or key == "recipe" else values
         kept = choices if key in known and key != "recipe" else kept
+        kept = site if key.startswith(SITE) else kept
         if key in kept:
             raise RecipeError(key, "given twice", "keep one of them")
         raw = key in PATH_KEYS or key == "recipe"
@@ -129,6 +136,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         recipe=command.get("recipe"),
         choices=choices,
         values={key: _plain(value) for key, value in values.items()},
+        site={key.removeprefix(SITE): _plain(value) for key, value in site.items()},
     )
 
 

@@ -18,7 +18,10 @@ from components.spec.settle import settle
 from components.spec.targets import nearest, read_signature
 
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
-OPEN = ("data.shares", "data.sources", "schedule.phases", "published", "assumed")
+OPEN = (
+    *("data.shares", "data.sources", "schedule.phases", "published", "assumed"),
+    "cluster.site.environment",
+)
 WHOLE = re.compile(r"\$\{[\w.]+\}")
 SENT = "a_file_of_the_user"  # the name under which Hydra finds a recipe given as a path
 

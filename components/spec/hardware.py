@@ -85,12 +85,17 @@ class Accounting(Section):
 
 
 class Queue(Section):
-    """A queue's limits: jobs of so many nodes may run so long."""
+    """A queue's limits: jobs of so many nodes may run so long.
+
+    Jobs are handed to ``route`` where a site sorts them into its queues itself.
+    """
 
     name: str
     fewest_nodes: Count
     most_nodes: Count
     longest_hours: Rate
+    debug: bool = False
+    route: str | None = None
 
 
 Machine = Hardware | Literal["none"]

@@ -14,6 +14,34 @@ AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which
 OTHERS = AXES[1:]
 
 
+SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
+
+
+def settle_smoke(tree: Tree, named: Named) -> None:
+    """Give a smoke job two nodes, unless the user says how many.
+
+    Raises:
+        RecipeError: there is no scheduler, or a replica of the full-size layout needs more.
+    """
+    cluster, degrees = tree["cluster"], tree["parallelism"]
+    if not cluster["smoke"]:
+        return
+    if cluster["scheduler"] == "none":
+        problem = f"{cluster['name']} has no scheduler: there is no job to try"
+        raise RecipeError("cluster.smoke", problem, "leave it out, or name a cluster=...")
+    if any(named.covers(f"cluster.{key}") for key in ("nodes", "ranks")):
+        return
+    cluster["ranks"] = SMOKE_NODES * cluster["devices_per_node"]
+    others = prod(degrees[axis] for axis in OTHERS)
+    if tree["scale"]["shrink"] == "none" and cluster["ranks"] % others:
+        raise RecipeError(
+            "cluster.smoke",
+            f"two nodes of {cluster['name']} are {cluster['ranks']} ranks, one replica of this "
+            f"layout has {others}",
+            "add scale=mini: the same layout in twos; or set cluster.nodes=...",
+        )
+
+
 def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
     """Deal a miniature's ranks in twos to the axes that the recipe uses, round by round.
 

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
-from components.spec.hardware import Bill, Failures, Machine, Queue, Storage
+from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
 from components.spec.section import Count, Fraction, Section
+from components.spec.site import JobSite
 from components.spec.stages import Balance
 
 Part = Literal["attention", "mlp", "norms"]
@@ -127,8 +128,10 @@ class Evaluation(Section):
 class Cluster(Section):
     """The machine: how many nodes of how many devices, behind which scheduler.
 
-    The planner alone reads what follows ``ranks``. ``waiting_hours`` is what the user expects
-    each job of a chain to wait in its queue.
+    The planner alone reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
+    ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
+    ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
+    ``smoke`` is one short job on two nodes, to see that everything starts.
     """
 
     name: str
@@ -143,6 +146,10 @@ class Cluster(Section):
     accounting: Bill
     queues: Annotated[tuple[Queue, ...], Field(strict=False)]
     waiting_hours: Annotated[float, Field(ge=0)]
+    hours: Literal["auto"] | Rate
+    jobs: Literal["auto"] | Count
+    smoke: bool
+    site: JobSite
 
 
 class Published(Section):

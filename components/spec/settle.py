@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from components.errors import RecipeError
-from components.spec.layout import deal_ranks, settle_layout
+from components.spec.layout import deal_ranks, settle_layout, settle_smoke
 from components.spec.miniature import shrink
 from components.spec.named import Named, Tree, leaves
 from components.spec.recipe import Recipe, check_recipe, read_section
@@ -28,6 +28,7 @@ def settle(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
     check_nodes(tree)
     _check_sections(tree)
     _drop_unshared(tree, named)
+    settle_smoke(tree, named)
     scale = read_section(Scale, tree["scale"], "scale")
     if isinstance(scale.shrink, Shrink):
         shrink(tree, scale.shrink, named, full)

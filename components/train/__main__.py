@@ -4,12 +4,26 @@ A rank that saved and stopped ends with 0, or its launcher would call it a failu
 ended is in ``results.json``. An error goes to torchrun's error file, if there is one.
 """
 
+import os
 import sys
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from components.spec.recipe import read_recipe
 from components.train.fit import fit
+from components.train.ranks import rank_variables
+from components.train.run_folder import RunFolder
+
+
+def be_a_rank(path: Path) -> None:
+    """Train the run in ``path`` as the rank that whoever started this process says it is."""
+    cluster = read_recipe(RunFolder(path).recipe).cluster
+    os.environ |= rank_variables(
+        os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
+    )
+    fit(path)
+
 
 if __name__ == "__main__":
-    record(fit)(Path(sys.argv[1]))
+    record(be_a_rank)(Path(sys.argv[1]))

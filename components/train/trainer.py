@@ -31,6 +31,7 @@ def make_trainer(
     register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*num_workers.*")  # reading takes microseconds
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     return Trainer(
         accelerator=device_type(recipe.cluster.device),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("command", "components", "data_prep", "benchmarks")
+ROOMS = ("command", "cluster", "components", "data_prep", "benchmarks")
 SOURCES = sorted([
     ROOT / "run.py",
     *(file for room in ROOMS for file in (ROOT / room).rglob("*.py")),
@@ -13,6 +13,9 @@ SOURCES = sorted([
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
 MOST_YAML_LINES = 60
+MOST_PROFILE_LINES = (
+    120  # a machine has a line for each figure and each variable, with its reason
+)
 
 
 def test_the_sources_are_found() -> None:
@@ -44,10 +47,12 @@ def test_no_function_is_longer_than_a_screen() -> None:
 def test_recipes_and_groups_stay_short() -> None:
     files = [*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "conf").glob("*/*.yaml")]
     assert len(files) > 10
+    most = {"cluster": MOST_PROFILE_LINES}
     long = {
         file.name: lines
         for file in files
-        if (lines := len(file.read_text("utf-8").splitlines())) > MOST_YAML_LINES
+        if (lines := len(file.read_text("utf-8").splitlines()))
+        > most.get(file.parent.name, MOST_YAML_LINES)
     }
     assert long == {}
 

@@ -76,6 +76,10 @@ def cluster(
         "accounting": "none",
         "queues": (),
         "waiting_hours": 0.0,
+        "hours": "auto",
+        "jobs": "auto",
+        "smoke": False,
+        "site": "none",
     })
 
 

@@ -1,0 +1,1 @@
+"""The Python side of site profiles: job scripts for SLURM and PBS."""

@@ -1,0 +1,236 @@
+"""Everything that a job script may print, computed before a template sees it."""
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+from cluster.queues import choose_slot
+from cluster.user import PLAIN, User, unsaid
+from components.errors import RecipeError
+from components.planner.plan import Plan, plan_recipe
+from components.spec.recipe import Recipe
+from components.spec.site import Binding, Site, Step, Variable
+
+HOUR, MINUTE = 3_600, 60
+MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """One job of a run; texts in angle brackets stand for what the user has not said.
+
+    ``lead_seconds`` before the wall the run is told to stop: a step and a checkpoint fit in.
+    ``jobs`` is how many such jobs the run needs at most, by the plan; ``missing`` names what
+    the user has to say, with the file and the line to write; ``notes`` are worth knowing.
+    """
+
+    name: str
+    cluster: str
+    scheduler: str
+    nodes: int
+    ranks_per_node: int
+    queue_option: str
+    queue: str
+    account: str | None
+    mail: str | None
+    reservation: str | None
+    node_resources: str | None
+    directives: tuple[str, ...]
+    walltime_seconds: int
+    lead_seconds: int
+    jobs: int
+    modules: tuple[str, ...]
+    setup: tuple[Step, ...]
+    environment: tuple[tuple[str, Variable], ...]
+    proxy: str | None
+    venv: str | None
+    python: str
+    repository: str
+    run: str
+    host_suffix: str
+    binding: Binding
+    launch: tuple[str, ...]
+    missing: tuple[RecipeError, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def walltime(self) -> str:
+        """Hours, minutes and seconds, as both schedulers read them."""
+        minutes, seconds = divmod(self.walltime_seconds, MINUTE)
+        return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+
+    def check_complete(self) -> None:
+        """Refuse a script in which something stands in angle brackets: no scheduler takes it.
+
+        Raises:
+            RecipeError: the first of what is missing.
+        """
+        for error in self.missing:
+            raise error
+
+
+def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> JobSettings:
+    """Compute the job of ``recipe`` that works in the folder ``run``.
+
+    Raises:
+        RecipeError: the cluster has no scheduler or its profile no site, no queue takes the
+            nodes or the hours, or a path cannot stand in a script.
+    """
+    cluster, site = recipe.cluster, site_of(recipe)
+    plan = _plan(recipe)
+    slot = choose_slot(cluster, wanted=user.queue, needed_hours=_hours(plan))
+    walltime = round(slot.hours * HOUR)
+    lead = _lead_seconds(site, plan, walltime)
+    needed = _jobs(_hours(plan), walltime - lead)
+    account = f"{user.account or '<account>'}{site.account_suffix}"
+    return JobSettings(
+        name=recipe.name,
+        cluster=cluster.name,
+        scheduler=cluster.scheduler,
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.devices_per_node,
+        queue_option=site.queue_option,
+        queue=slot.queue or "<queue>",
+        account=account if user.account or site.account == "required" else None,
+        mail=user.mail,
+        reservation=user.reservation,
+        node_resources=site.node_resources,
+        directives=site.directives,
+        walltime_seconds=walltime,
+        lead_seconds=lead,
+        jobs=1 if cluster.smoke else _chain(cluster.jobs, needed),
+        modules=site.modules,
+        setup=site.setup,
+        environment=tuple(site.environment.items()),
+        proxy=site.proxy,
+        venv=None
+        if user.image
+        else _plain(user.venv or str(repository / ".venv"), "site.venv"),
+        python=_python(site, user),
+        repository=_plain(str(repository), "repository"),
+        run=_plain(str(run), "run"),
+        host_suffix=site.host_suffix,
+        binding=site.binding,
+        launch=site.launch,
+        missing=tuple(_missing(recipe, user, slot.queue)),
+        notes=() if cluster.smoke or cluster.jobs != "auto" else tuple(_notes(needed)),
+    )
+
+
+def site_of(recipe: Recipe) -> Site:
+    """Return the site of the recipe's cluster.
+
+    Raises:
+        RecipeError: there is no scheduler, or nobody has described the site.
+    """
+    cluster = recipe.cluster
+    if cluster.scheduler == "none":
+        raise RecipeError(
+            "cluster",
+            f"{cluster.name} has no scheduler, so there is no job script",
+            f"cluster={recipe.home} is this recipe's home; action=train trains here",
+        )
+    if isinstance(cluster.site, str):
+        raise RecipeError(
+            "cluster.site",
+            f"the profile of {cluster.name} does not describe its site",
+            "add the key site to it: docs/clusters.md lists what belongs there",
+        )
+    return cluster.site
+
+
+def run_folder(recipe: Recipe, user: User, named: Path | None, repository: Path) -> Path:
+    """Return the absolute folder of the run: the one named, else one below the user's runs."""
+    folder = (
+        named or Path(user.runs or repository / "runs") / f"{recipe.name}-{recipe.scale.name}"
+    )
+    return folder.absolute()
+
+
+def _plan(recipe: Recipe) -> Plan | None:
+    """Plan where the profile has figures; a job can be written without."""
+    return None if isinstance(recipe.cluster.hardware, str) else plan_recipe(recipe)
+
+
+def _hours(plan: Plan | None) -> float | None:
+    """The whole run's hours by the plan's upper bound."""
+    if plan is None or plan.bill is None:
+        return None
+    return plan.bill.days * 24 * (1 + plan.error_fraction)
+
+
+def _lead_seconds(site: Site, plan: Plan | None, walltime: int) -> int:
+    """Add a step to the site's time for saving: a run stops only after the step it is in.
+
+    Raises:
+        RecipeError: no time to train is left.
+    """
+    step = 0.0 if plan is None or plan.time is None else plan.time.total
+    step *= 1 if plan is None else 1 + plan.error_fraction
+    lead = site.spare_seconds + ceil(step / MINUTE) * MINUTE
+    if lead >= walltime:
+        raise RecipeError(
+            "cluster.hours",
+            f"{walltime:,} seconds, but a step and a checkpoint may take {lead:,} of them",
+            "ask for more hours, or set cluster.site.spare_seconds=...",
+        )
+    return lead
+
+
+def _jobs(needed_hours: float | None, useful_seconds: int) -> int | None:
+    """Count the jobs of the whole run; what is left of a chain at its end ends at once."""
+    if needed_hours is None:
+        return None
+    return max(1, ceil(needed_hours * HOUR / useful_seconds))
+
+
+def _chain(wanted: int | Literal["auto"], needed: int | None) -> int:
+    return min(MOST_JOBS, needed or 1) if isinstance(wanted, str) else wanted
+
+
+def _notes(needed: int | None) -> list[str]:
+    if needed is None:
+        return [
+            "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many "
+            "jobs the run needs; one is written, set cluster.jobs=... for a chain"
+        ]
+    if needed > MOST_JOBS:
+        return [
+            f"cluster.jobs: the run needs {needed:,} such jobs, an array has {MOST_JOBS:,} at "
+            "most; set cluster.hours=... or take more nodes"
+        ]
+    return []
+
+
+def _python(site: Site, user: User) -> str:
+    if user.image is None:
+        return "python"
+    if site.container is None:
+        raise RecipeError(
+            "site.image",
+            f"{user.image}, but the profile does not say how this site starts a container",
+            "set site.venv=..., or cluster.site.container='apptainer exec ...'",
+        )
+    return f"{site.container} {user.image} python"
+
+
+def _plain(text: str, path: str) -> str:
+    if not PLAIN.fullmatch(text):
+        remedy = "choose a path of letters, digits and _ . / @ % + = : , -"
+        raise RecipeError(path, f"{text!r} cannot stand in a job script", remedy)
+    return text
+
+
+def _missing(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
+    name, site = recipe.cluster.name, site_of(recipe)
+    found = []
+    if user.account is None and site.account == "required":
+        found.append(unsaid("account", name, f"{name} bills every job to an account"))
+    if queue is None:
+        found.append(unsaid("queue", name, f"the profile of {name} names no queue"))
+    return found

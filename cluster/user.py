@@ -1,0 +1,119 @@
+"""The user's side of a cluster: account, folders, environment. It never enters a recipe.
+
+It is read from ``site.yaml`` in the user's configuration folder, a mapping by cluster name, and
+from ``site.*`` on the command line, which wins.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.errors import RecipeError
+from components.spec.targets import nearest
+
+# What the shell and both schedulers take as it stands, without quotes.
+PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,-]+")
+PATHS = ("runs", "venv", "image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """What one user says of one cluster; ``None`` is unsaid.
+
+    ``runs`` is the folder for run folders, ``venv`` or ``image`` is where Python is, ``queue``
+    overrides the profile's choice.
+    """
+
+    account: str | None = None
+    mail: str | None = None
+    runs: str | None = None
+    venv: str | None = None
+    image: str | None = None
+    queue: str | None = None
+    reservation: str | None = None
+
+
+KEYS = tuple(field.name for field in fields(User))
+
+
+def site_file() -> Path:
+    """Return ``kochbuch/site.yaml`` in ``$XDG_CONFIG_HOME``, or else in ``~/.config``."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "kochbuch" / "site.yaml"
+
+
+def read_user(cluster: str, words: Mapping[str, Any]) -> User:
+    """Read what the user says of ``cluster``; ``words`` are the ``site.*`` of the command line.
+
+    Raises:
+        RecipeError: the file is no mapping of mappings, a key is unknown, a value is not plain
+            text, or both an image and a virtual environment are named.
+    """
+    from_file = _check(_read_file().get(cluster) or {}, f"{site_file()}: {cluster}")
+    from_words = _check(words, "site")
+    user = User(**from_file)
+    if from_words.keys() & {"image", "venv"}:  # a choice of one undoes the other of the file
+        user = replace(user, image=None, venv=None)
+    user = replace(user, **from_words)
+    if user.image and user.venv:
+        raise RecipeError(
+            "site.image",
+            f"both an image ({user.image}) and a virtual environment ({user.venv}) are named",
+            "keep one of them: Python comes from the one or from the other",
+        )
+    return user
+
+
+def unsaid(key: str, cluster: str, reason: str) -> RecipeError:
+    """Say that the user has to name ``key``, in which file, and with which line."""
+    return RecipeError(
+        f"site.{key}",
+        f"not set, and {reason}",
+        f"write in {site_file()}:\n    {cluster}:\n      {key}: ...\n"
+        f"  or add site.{key}=... to the command",
+    )
+
+
+def _read_file() -> Mapping[str, Any]:
+    file = site_file()
+    if not file.exists():
+        return {}
+    try:
+        tree = yaml.safe_load(file.read_text("utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise RecipeError(
+            str(file), f"cannot be read: {problem}", "it is a YAML mapping"
+        ) from None
+    if not isinstance(tree, dict):
+        raise RecipeError(str(file), f"{tree!r} is no mapping", "begin with a cluster's name:")
+    return tree
+
+
+def _check(section: Any, where: str) -> dict[str, str]:
+    if not isinstance(section, Mapping):
+        raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(KEYS)}")
+    for key in section:
+        if key not in KEYS:
+            raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), list(KEYS)))
+    return {key: _text(key, value, f"{where}.{key}") for key, value in section.items()}
+
+
+def _text(key: str, value: object, where: str) -> str:
+    """Fill in the shell's variables of a path; what is left goes into a script as it stands."""
+    if not isinstance(value, str):
+        raise RecipeError(where, f"{value!r} is no text", "quote it")
+    text = value
+    if key in PATHS:
+        text = os.path.expandvars(os.path.expanduser(value))  # noqa: PTH111 (~unknown stays)
+    if not PLAIN.fullmatch(text):
+        remedy = "a job script takes letters, digits and _ . / @ % + = : , -"
+        raise RecipeError(where, f"{text!r} cannot stand in a job script", remedy)
+    if key in PATHS and not Path(text).is_absolute():
+        raise RecipeError(where, f"{text!r} is no absolute path", "begin it with / or $SCRATCH")
+    return text

@@ -1,0 +1,47 @@
+"""Print the job script of a recipe on its cluster, or write it into ``file=FILE``."""
+
+import sys
+
+from cluster.job import JobSettings, job_settings, run_folder
+from cluster.render import render
+from cluster.user import read_user
+from command.arguments import ROOT, Arguments
+from command.compose import compose_recipe
+from command.outcome import Outcome
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from components.spec.warnings import warnings_of
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Render with what is known; what the user has yet to say is named on standard error."""
+    recipe = compose_recipe(arguments)
+    for warning in warnings_of(recipe):
+        sys.stderr.write(f"warning: {warning}\n")
+    settings = settings_of(recipe, arguments)
+    for note in settings.notes:
+        sys.stderr.write(f"note: {note}\n")
+    for error in settings.missing:
+        sys.stderr.write(f"missing: {error}\n")
+    script = render(settings)
+    if "file" not in arguments.folders:
+        sys.stdout.write(script)
+        return Outcome()
+    file = arguments.folders["file"]
+    try:
+        file.write_text(script, "utf-8")
+    except OSError as error:
+        raise RecipeError("file", f"cannot write {file}: {error}", "choose another") from None
+    sys.stdout.write(f"{file}\n")
+    return Outcome()
+
+
+def settings_of(recipe: Recipe, arguments: Arguments) -> JobSettings:
+    """Compute the job, with the user's own side of the cluster.
+
+    Raises:
+        RecipeError: there is no script for this cluster, or the user's own side is wrong.
+    """
+    user = read_user(recipe.cluster.name, arguments.site)
+    folder = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
+    return job_settings(recipe, user, repository=ROOT, run=folder)

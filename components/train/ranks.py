@@ -1,0 +1,66 @@
+"""Which rank a process is, whoever started it: torchrun's names, filled in from the launcher's.
+
+torch, Lightning and oneCCL read torchrun's variables. A cluster's launcher tells each process
+the same under names of its own.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from components.errors import RecipeError
+
+
+class Launcher(NamedTuple):
+    """Names under which a launcher tells rank, rank on the node, and how many there are."""
+
+    rank: str
+    local_rank: str
+    ranks: str | None
+
+
+LAUNCHERS = (
+    Launcher("PALS_RANKID", "PALS_LOCAL_RANKID", None),  # Cray's mpiexec
+    Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Launcher("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # Hydra's mpiexec: MPICH, Intel MPI
+    Launcher("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
+)
+
+
+def rank_variables(seen: Mapping[str, str], *, ranks: int, per_node: int) -> dict[str, str]:
+    """Return what torchrun would set; nothing where it has, or where one rank needs none.
+
+    Some launchers do not tell how many ranks there are: the recipe's ``ranks`` are meant then.
+
+    Raises:
+        RecipeError: no launcher says which rank this is, or it started another number of them.
+    """
+    if "RANK" in seen or ranks == 1:
+        return {}
+    launcher = next((each for each in LAUNCHERS if _told(each, seen)), None)
+    if launcher is None:
+        raise RecipeError(
+            "RANK",
+            f"not set, but the recipe has {ranks} ranks, and no launcher says which this is",
+            "start the ranks by srun, by mpiexec or by torchrun",
+        )
+    started = int(seen.get(launcher.ranks or "", ranks))
+    if started != ranks:
+        raise RecipeError(
+            str(launcher.ranks),
+            f"{started} ranks were started, but the recipe has {ranks}",
+            f"start {ranks} of them, {per_node} a node",
+        )
+    rank = int(seen[launcher.rank])
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": seen[launcher.local_rank],
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(rank // per_node),
+        # By this one Lightning takes the others, not the scheduler's, as torchrun's.
+        "TORCHELASTIC_RUN_ID": seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID") or "job",
+    }
+
+
+def _told(launcher: Launcher, seen: Mapping[str, str]) -> bool:
+    return launcher.rank in seen and launcher.local_rank in seen

@@ -1,0 +1,54 @@
+"""Jobs of recipes on clusters, as a user who has said a few things, or nothing, gets them."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.job import JobSettings, job_settings, run_folder
+from cluster.render import render
+from cluster.user import read_user
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.spec.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+CHECKOUT = Path("/path/to/kochbuch")
+
+
+def home_of(name: str) -> str:
+    tree: dict[str, Any] = yaml.safe_load(
+        (ROOT / "recipes" / f"{name}.yaml").read_text("utf-8")
+    )
+    return str(tree["home"])
+
+
+@cache
+def recipe_of(*words: str) -> Recipe:
+    return compose_recipe(read_point(list(words)))
+
+
+def job_of(*words: str, repository: Path = CHECKOUT) -> JobSettings:
+    arguments = read_point(list(words))
+    recipe = recipe_of(*(word for word in words if not word.startswith(("site.", "run="))))
+    user = read_user(recipe.cluster.name, arguments.site)
+    folder = run_folder(recipe, user, arguments.folders.get("run"), repository)
+    return job_settings(recipe, user, repository=repository, run=folder)
+
+
+def script_of(*words: str) -> str:
+    return render(job_of(*words))
+
+
+def scripts() -> dict[str, tuple[str, ...]]:
+    """Name the golden scripts: every recipe at home, and one that has moved to PBS."""
+    at_home = {
+        f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
+        for name in RECIPES
+    }
+    moved = ("recipe=teuken7b", "cluster=aurora", "parallelism.data=768")
+    batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 768 data ranks divide them
+    smoke = ("recipe=teuken7b", "cluster=juwels", "cluster.smoke=true")
+    return at_home | {"teuken7b-aurora": (*moved, batch), "teuken7b-juwels-smoke": smoke}

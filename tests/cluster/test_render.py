@@ -1,0 +1,182 @@
+"""The scripts run: bash executes them whole, with a scheduler and a Python that take notes."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.job import JobSettings
+from cluster.render import render, word
+from tests.cluster.directives import read_directives
+from tests.cluster.jobs import job_of, script_of
+
+TEUKEN = ("recipe=teuken7b", "cluster=juwels")
+MULA = ("recipe=mula1b", "cluster=aurora")
+
+# Stands for the environment's Python: it notes its words and ends as BEGIN and TRAIN say.
+PYTHON = """#!/bin/bash
+echo "python $*" >> "$NOTES"
+case "$2" in
+  cluster.begin) exit "${BEGIN:-0}" ;;
+  cluster.end) exit "$4" ;;
+esac
+echo "port $MASTER_PORT at $MASTER_ADDR" >> "$NOTES"
+for _ in $(seq "${PATIENCE:-0}"); do [ -e "$3/stop" ] && break; sleep 0.1; done
+exit "${TRAIN:-0}"
+"""
+# Launchers pass over their own options and start one task.
+LAUNCHER = """#!/bin/bash
+echo "$(basename "$0") $*" >> "$NOTES"
+while [ "$1" != python ]; do shift; done
+exec "$@"
+"""
+NOTING = '#!/bin/bash\necho "$(basename "$0") $*" >> "$NOTES"\n'
+HOSTS = "#!/bin/bash\nprintf 'node1\\nnode2\\n'\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """A folder of programs that come first on the path, and the job's own variables."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    texts = {"python": PYTHON, "srun": LAUNCHER, "mpiexec": LAUNCHER, "qsub": NOTING}
+    for name, text in {**texts, "scontrol": HOSTS, "module": NOTING}.items():
+        (programs / name).write_text(text, "utf-8")
+        (programs / name).chmod(0o755)
+    (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n', "utf-8")
+    (tmp_path / "nodes").write_text("node1\nnode2\n", "utf-8")
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "NOTES": str(tmp_path / "notes"),
+        "SLURM_JOB_ID": "123456",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_PER_TASK": "12",
+        "PBS_JOBID": "654321.server",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+    }
+
+
+def here(job: JobSettings, folder: Path) -> JobSettings:
+    return replace(job, repository=str(folder), venv=f"{folder}/venv", run=f"{folder}/run")
+
+
+def notes(machine: dict[str, str]) -> list[str]:
+    return Path(machine["NOTES"]).read_text("utf-8").splitlines()
+
+
+def run(
+    job: JobSettings, machine: dict[str, str], **says: str
+) -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-c", render(job)]
+    return subprocess.run(command, env=machine | says, text=True, capture_output=True)
+
+
+def test_a_job_begins_trains_and_ends_with_the_status_of_its_end(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*TEUKEN), tmp_path)
+    done = run(job, machine, TRAIN="7")
+    assert (done.returncode, done.stderr) == (7, "")
+    said = [line for line in notes(machine) if not line.startswith(("module", "srun"))]
+    assert said == [
+        f"python -m cluster.begin {job.run}",
+        f"python -m components.train {job.run}",
+        "port 23456 at node1i",  # the InfiniBand name of the first node
+        f"python -m cluster.end {job.run} 7",
+    ]
+    assert Path(job.run, "ranks").is_dir()
+
+
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_a_run_that_has_finished_ends_the_chain_before_any_rank_starts(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    done = run(here(job_of(*words), tmp_path), machine, BEGIN="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not any(line.startswith(("srun", "mpiexec", "qsub")) for line in notes(machine))
+
+
+@pytest.mark.parametrize("status", ["0", "7", "143"])
+def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kept(
+    status: str, machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*TEUKEN), tmp_path)
+    process = subprocess.Popen(
+        ["bash", "-c", render(job)], env=machine | {"PATIENCE": "100", "TRAIN": status}
+    )
+    for _ in range(100):
+        if Path(machine["NOTES"]).exists() and any("port" in line for line in notes(machine)):
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(10) == int(status)
+    assert Path(job.run, "stop").exists()
+    assert notes(machine)[-1] == f"python -m cluster.end {job.run} {status}"
+
+
+def test_pbs_gives_no_warning_so_the_script_watches_the_clock(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*MULA), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)
+    done = run(job, machine, PATIENCE="100")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(job.run, "stop").exists()
+
+
+def test_a_pbs_job_queues_its_successor_before_its_ranks_start(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*MULA), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    assert run(job, machine, TRAIN="3").returncode == 3
+    said = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
+    assert said[1:4] == [
+        f"python {job.run}",
+        f"qsub {job.run}/jobs/job.sh",
+        f"mpiexec {job.run}",
+    ]
+    assert f"qsub -W depend=afterany:654321.server {job.run}/jobs/job.sh" in notes(machine)
+    assert "port 24321 at node1" in notes(machine)
+
+
+def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:
+    chained, alone = job_of(*MULA), job_of(*MULA, "cluster.jobs=1")
+    assert read_directives(render(chained))["-r"] == ["n"]
+    assert read_directives(render(alone))["-r"] == ["y"]
+    assert "qsub" not in render(alone)
+
+
+def test_everything_the_user_says_is_in_the_script_and_it_still_fits() -> None:
+    said = ("site.account=abc", "site.mail=me@x.org", "site.reservation=night", "site.runs=/r")
+    slurm, pbs = script_of(*TEUKEN, *said), script_of(*MULA, *said)
+    assert read_directives(slurm)["--reservation"] == ["night"]
+    assert read_directives(slurm)["--mail-user"] == ["me@x.org"]
+    assert read_directives(slurm)["--output"] == ["/r/teuken7b-full/jobs/%A_%a.log"]
+    assert read_directives(pbs)["-q"] == ["night"]  # a reservation of PBS is a queue
+    assert read_directives(pbs)["-M"] == ["me@x.org"]
+    assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 60
+
+
+def test_cores_are_bound_where_a_profile_says_so() -> None:
+    assert "--cpu-bind list:2-4:10-12:" in script_of(*MULA)
+    assert "--cpu-bind" not in script_of(*TEUKEN)
+    bound = script_of(*TEUKEN, "cluster.site.binding.cores='map_ldom:3,1,7,5'")
+    assert "srun --kill-on-bad-exit=1 --cpu-bind=map_ldom:3,1,7,5 --output=" in bound
+
+
+def test_a_user_adds_a_variable_with_its_reason() -> None:
+    added = "cluster.site.environment.NCCL_DEBUG={value: INFO, reason: I look for a hang}"
+    assert "\nexport NCCL_DEBUG=INFO  # I look for a hang\n" in script_of(*TEUKEN, added)
+
+
+@pytest.mark.parametrize(
+    ("value", "quoted"),
+    [("0,1", "0,1"), ("a b", "'a b'"), ("", "''"), ("/tmp/$USER", '"/tmp/$USER"')],
+)
+def test_a_value_is_one_word_of_shell(value: str, quoted: str) -> None:
+    assert word(value) == quoted

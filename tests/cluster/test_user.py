@@ -1,0 +1,93 @@
+"""The user's side: read from a file and from the command line, refused where it is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.user import User, read_user, unsaid
+from components.errors import RecipeError
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text(text, "utf-8")
+
+
+def test_nobody_has_said_anything(site_file: Path) -> None:
+    assert read_user("juwels", {}) == User()
+
+
+def test_each_cluster_has_its_own_section_and_the_command_line_wins(site_file: Path) -> None:
+    write(site_file, "juwels: {account: mine, mail: me@x.org}\naurora: {account: other}\n")
+    assert read_user("juwels", {}) == User(account="mine", mail="me@x.org")
+    assert read_user("aurora", {"account": "third"}) == User(account="third")
+    assert read_user("hopper", {}) == User()
+
+
+def test_without_a_configuration_folder_the_file_is_below_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / ".config/kochbuch/site.yaml", "juwels: {account: mine}\n")
+    assert read_user("juwels", {}).account == "mine"
+
+
+def test_paths_are_filled_in_where_the_job_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    monkeypatch.setenv("HOME", "/home/me")
+    user = read_user("juwels", {"runs": "$SCRATCH/runs", "venv": "~/venv"})
+    assert (user.runs, user.venv) == ("/scratch/me/runs", "/home/me/venv")
+
+
+def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
+    site_file: Path,
+) -> None:
+    write(site_file, "juwels: {venv: /a}\n")
+    assert read_user("juwels", {"image": "/b.sif"}) == User(image="/b.sif")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("juwels: [account]", r"site.yaml: juwels: \['account'\] is no mapping"),
+        ("- juwels", r"site.yaml: \['juwels'\] is no mapping"),
+        ("juwels: {acount: x}", r"juwels\.acount: unknown key\n  did you mean account\?"),
+        ("juwels: {account: 12}", r"juwels\.account: 12 is no text"),
+        ("juwels: {venv: /a, image: /b}", "both an image .* and a virtual environment"),
+        ("juwels: {account: [", "cannot be read: while parsing"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(
+    text: str, message: str, site_file: Path
+) -> None:
+    write(site_file, text)
+    with pytest.raises(RecipeError, match=message):
+        read_user("juwels", {})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"acount": "x"}, r"site\.acount: unknown key\n  did you mean account\?"),
+        ({"account": "a; rm -rf x"}, "cannot stand in a job script"),
+        ({"account": "a\n#SBATCH --x"}, "cannot stand in a job script"),
+        ({"runs": "$NOWHERE/runs"}, "cannot stand in a job script"),
+        ({"venv": "~nobody_here/venv"}, "'~nobody_here/venv' cannot stand in a job script"),
+        ({"runs": "runs"}, "'runs' is no absolute path"),
+        ({"venv": "/a", "image": "/b"}, r"site\.image: both an image"),
+    ],
+)
+def test_wrong_words_are_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read_user("juwels", words)
+
+
+def test_what_is_missing_is_named_with_its_file_and_its_line(site_file: Path) -> None:
+    text = str(unsaid("account", "juwels", "jobs are billed"))
+    assert text.startswith("site.account: not set, and jobs are billed")
+    assert f"{site_file}:\n    juwels:\n      account: ..." in text
+    assert "site.account=..." in text

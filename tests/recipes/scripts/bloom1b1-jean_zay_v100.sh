@@ -1,0 +1,42 @@
+#!/bin/bash
+#SBATCH --job-name=bloom1b1
+#SBATCH --account=<account>@v100
+#SBATCH --qos=qos_gpu-t3
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=10
+#SBATCH --constraint=v100-32g
+#SBATCH --gres=gpu:4
+#SBATCH --hint=nomultithread
+#SBATCH --time=20:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/path/to/kochbuch/runs/bloom1b1-full/jobs/%j.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/jean_zay_v100.yaml.
+module purge
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+run=/path/to/kochbuch/runs/bloom1b1-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# This ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit 0
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 600 s before the wall: the run saves and stops
+
+# One task a rank. Network ports: left to NCCL.
+srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" \
+  python -m components.train "$run" &
+wait $!
+status=$?
+[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+
+python -m cluster.end "$run" "$status"  # says what happened; its status is the job's

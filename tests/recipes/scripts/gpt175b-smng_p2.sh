@@ -1,0 +1,53 @@
+#!/bin/bash
+#SBATCH --job-name=gpt175b
+#SBATCH --account=<account>
+#SBATCH --partition=general
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=14
+#SBATCH --export=NONE
+#SBATCH --ear=off
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:USR1@840
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --array=1-2%1
+#SBATCH --output=/path/to/kochbuch/runs/gpt175b-full/jobs/%A_%a.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/smng_p2.yaml.
+module load slurm_setup
+module switch stack/24.5.0
+module load intel-toolkit/2025.2.0
+ulimit -n hard  # hundreds of ranks open more sockets than the default allows (R)
+export ZE_FLAT_DEVICE_HIERARCHY=FLAT  # a rank is a tile (R, for torch without IPEX)
+export ZE_ENABLE_PCI_ID_DEVICE_ORDER=1  # the same order of tiles in every process (R)
+export SYCL_PI_LEVEL_ZERO_USE_IMMEDIATE_COMMANDLISTS=1  # the study's setting (R)
+export UR_L0_IN_ORDER_BARRIER_BY_SIGNAL=0  # a flaw of the driver (R)
+export CCL_OP_SYNC=1  # stable first; 0 would overlap (R)
+export CCL_ALLGATHERV_MEDIUM_SIZE_THRESHOLD=0  # a flaw of oneCCL, MLSL-2881 (R, ALCF)
+export PSM3_RDMA=1  # libfabric over InfiniBand (U)
+export PSM3_GPUDIRECT=0  # does not work there yet (U)
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+run=/path/to/kochbuch/runs/gpt175b-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# This ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit 0
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 840 s before the wall: the run saves and stops
+
+# One task a rank. Network ports: two ports for eight tiles; PSM3 chooses.
+srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" \
+  python -m components.train "$run" &
+wait $!
+status=$?
+[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+
+python -m cluster.end "$run" "$status"  # says what happened; its status is the job's

@@ -1,0 +1,38 @@
+#!/bin/bash
+#SBATCH --job-name=playbook3b
+#SBATCH --partition=hopper-prod
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --gres=gpu:8
+#SBATCH --time=00:40:00
+#SBATCH --signal=B:USR1@360
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/path/to/kochbuch/runs/playbook3b-full/jobs/%j.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/hopper.yaml.
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks that overlap (NT)
+export NCCL_DEBUG=WARN  # the campaign's setting (NT)
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+run=/path/to/kochbuch/runs/playbook3b-full
+mkdir -p "$run/ranks"
+
+# This ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit 0
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 360 s before the wall: the run saves and stops
+
+# One task a rank. Network ports: EFA; NCCL's plugin chooses.
+srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" \
+  python -m components.train "$run" &
+wait $!
+status=$?
+[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+
+python -m cluster.end "$run" "$status"  # says what happened; its status is the job's

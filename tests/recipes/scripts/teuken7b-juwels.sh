@@ -1,0 +1,49 @@
+#!/bin/bash
+#SBATCH --job-name=teuken7b
+#SBATCH --account=<account>
+#SBATCH --partition=booster
+#SBATCH --nodes=128
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=12
+#SBATCH --gres=gpu:4
+#SBATCH --hint=nomultithread
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@660
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --array=1-118%1
+#SBATCH --output=/path/to/kochbuch/runs/teuken7b-full/jobs/%A_%a.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/juwels.yaml.
+module load Stages/2025 GCC/13.3.0 Python/3.12.3 CUDA/12
+unset PYTHONPATH  # the stage's own packages would hide those of the environment (OEL)
+export NCCL_IB_TIMEOUT=50  # links flip on the Booster (JUB, TLL); Teuken's script has 20
+export UCX_RC_TIMEOUT=4s  # for the same flips (SB, JUB)
+export NCCL_IB_RETRY_CNT=10  # for the same flips (JUB)
+export NCCL_SOCKET_IFNAME=ib0  # host names with an i are addresses of this interface (SB)
+export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
+export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+run=/path/to/kochbuch/runs/teuken7b-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# This ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit 0
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)i  # as other nodes reach it
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
+
+# One task a rank. Network ports: each device shares a PCIe switch with one of four ports; NCCL finds it.
+srun --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" \
+  python -m components.train "$run" &
+wait $!
+status=$?
+[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+
+python -m cluster.end "$run" "$status"  # says what happened; its status is the job's
