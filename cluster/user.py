@@ -26,7 +26,8 @@ class User:
     """What one user says of one cluster; ``None`` is unsaid.
 
     ``runs`` is the folder for run folders, ``venv`` or ``image`` is where Python is, ``queue``
-    overrides the profile's choice.
+    overrides the profile's choice; no run is submitted that is planned to take more than
+    ``device_hours``.
     """
 
     account: str | None = None
@@ -36,6 +37,7 @@ class User:
     image: str | None = None
     queue: str | None = None
     reservation: str | None = None
+    device_hours: float | None = None
 
 
 KEYS = tuple(field.name for field in fields(User))
@@ -95,13 +97,22 @@ def _read_file() -> Mapping[str, Any]:
     return tree
 
 
-def _check(section: Any, where: str) -> dict[str, str]:
+def _check(section: Any, where: str) -> dict[str, Any]:
     if not isinstance(section, Mapping):
         raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(KEYS)}")
     for key in section:
         if key not in KEYS:
             raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), list(KEYS)))
-    return {key: _text(key, value, f"{where}.{key}") for key, value in section.items()}
+    return {
+        key: (_hours if key == "device_hours" else _text)(key, value, f"{where}.{key}")
+        for key, value in section.items()
+    }
+
+
+def _hours(key: str, value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise RecipeError(where, f"{value!r} is no number of hours", f"write {key}: 10_000")
+    return float(value)
 
 
 def _text(key: str, value: object, where: str) -> str:

@@ -21,7 +21,11 @@ ACTIONS = (
     *("export", "evaluate"),
 )
 OUTPUTS = ("text", "json")
-COMMAND_KEYS = ("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts")
+FLAGS = ("again", "force")
+COMMAND_KEYS = (
+    *("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts", "at_most"),
+    *FLAGS,
+)
 SITE = "site."
 PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
 
@@ -39,6 +43,9 @@ class Arguments:
     folders: dict[str, Path] = field(default_factory=dict)
     runs: tuple[Path, ...] = ()
     layouts: tuple[dict[str, Any], ...] = ()
+    at_most: int | None = None
+    again: bool = False
+    force: bool = False
     recipe: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -133,11 +140,26 @@ def read_point(words: Sequence[str]) -> Arguments:
         folders={key: _path(key, command[key]) for key in PATH_KEYS & command.keys()},
         runs=tuple(_path("runs", item) for item in _list(command.get("runs", []))),
         layouts=_layouts(command.get("layouts", [])),
+        at_most=_at_most(command.get("at_most")),
+        **{flag: _flag(flag, command.get(flag, False)) for flag in FLAGS},
         recipe=command.get("recipe"),
         choices=choices,
         values={key: _plain(value) for key, value in values.items()},
         site={key.removeprefix(SITE): _plain(value) for key, value in site.items()},
     )
+
+
+def _at_most(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    problem = f"{value!r} is no number of runs that may be queued at a time"
+    raise RecipeError("at_most", problem, "write at_most=4")
+
+
+def _flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise RecipeError(key, f"{value!r} is neither true nor false", f"write {key}=true")
+    return value
 
 
 def _option(group: str, value: object, options: list[str]) -> str:

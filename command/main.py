@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pkgutil import iter_modules
 
+import yaml
+
 from command import actions
-from command.arguments import Arguments, read_point, split_sweep
+from command.arguments import ROOT, Arguments, read_point, split_sweep
 from command.listing import list_recipes
 from command.outcome import Outcome, Status
 from components.errors import RecipeError
@@ -22,12 +24,25 @@ def main(words: Sequence[str]) -> int:
         return Status.DONE
     try:
         sweeping, points = split_sweep(words)
+        if sweeping and _submits(points):
+            from command.sweep import submit_all  # imports torch
+
+            return submit_all(points)
     except RecipeError as error:
         return _report(error, "")
     outcomes = [_run_point(point, " ".join(point) if sweeping else "") for point in points]
     if sweeping:
         _print_table(outcomes)
     return max(outcome.status for outcome in outcomes)
+
+
+def _submits(points: Sequence[Sequence[str]]) -> bool:
+    """Tell whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
+    arguments = read_point(points[0])
+    if arguments.action != "auto" or "cluster" not in arguments.choices:
+        return arguments.action == "submit"
+    profile = ROOT / "conf" / "cluster" / f"{arguments.choices['cluster']}.yaml"
+    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
 
 
 def _run_point(words: Sequence[str], label: str) -> Outcome:

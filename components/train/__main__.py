@@ -1,7 +1,8 @@
 """One rank: ``python -m components.train RUN_FOLDER``, as job scripts start it.
 
 A rank that saved and stopped ends with 0, or its launcher would call it a failure; how the run
-ended is in ``results.json``. An error goes to torchrun's error file, if there is one.
+ended is in ``results.json``. An error goes to torchrun's error file, in a job to a file below
+``ranks/``.
 """
 
 import os
@@ -22,6 +23,9 @@ def be_a_rank(path: Path) -> None:
     os.environ |= rank_variables(
         os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
     )
+    if cluster.scheduler != "none":  # where torchrun is, it has named such a file already
+        error = path / "ranks" / f"error-{os.environ.get('RANK', '0')}.json"
+        os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(error))
     fit(path)
 
 

@@ -77,9 +77,10 @@ class RunFolder:
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
-        beside = self.path / f".{name}.{os.getpid()}"
+        file = self.path / name
+        beside = file.with_name(f".{file.name}.{os.getpid()}")
         beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-        beside.replace(self.path / name)
+        beside.replace(file)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of the folder's files.

@@ -123,7 +123,7 @@ def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path:
         (("why=${oc.env:HOME}",), "why: '${oc.env:HOME}' is refused"),
         (("model.mlp._target_=os.system",), "model.mlp._target_: 'os.system' is refused"),
         (("run=",), "run: no path is given"),
-        (("cluster=juwels",), "action: submitting to a scheduler does not exist yet"),
+        (("cluster=juwels", "site.runs=nowhere"), "site.runs: 'nowhere' is no absolute path"),
         (("cluster=juwels", "action=train"), "128 nodes of juwels are not this machine"),
         (("scale=full", "action=prepare"), "data.sources.bg: no text is named for this source"),
         (("precision.compute=float16",), "precision.loss_scale: float16 gradients vanish"),

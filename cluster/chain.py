@@ -1,0 +1,136 @@
+"""A chain of jobs that ends by itself: what a job does before its ranks start, and after.
+
+A job goes on from the newest checkpoint, whatever ended the one before. The chain is over when
+the run has finished, when two jobs saved nothing, or when a mistake is found that another job
+would only repeat.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cluster.failures import find_failure
+from cluster.records import JobRecord, Jobs, saved_tokens
+from cluster.scheduler import Scheduler, SchedulerError
+from cluster.schedulers import scheduler_of
+from components.spec.recipe import read_recipe
+from components.train.run_folder import RunFolder
+
+OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
+WITHOUT_PROGRESS = 2
+MOST_EXCLUDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
+
+
+def begin(run: Path, seen: Mapping[str, str]) -> int:
+    """Note the job, and say whether it has anything to do: 0, or 3 if the chain is over."""
+    folder = RunFolder(run)
+    jobs = Jobs(folder)
+    scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
+    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+        _say("the run has finished: nothing is left for this job")
+        return OVER
+    place = scheduler.place(seen)
+    if stuck(jobs.since_submission(), saved_tokens(folder)):
+        _say(
+            f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: the chain ends here; "
+            f"why they ended is in {jobs.path}"
+        )
+        _end_chain(scheduler, place.job)
+        return OVER
+    folder.stop.unlink(missing_ok=True)
+    folder.results.unlink(missing_ok=True)
+    for file in (folder.path / "ranks").glob("error-*.json"):
+        file.unlink()
+    record = jobs.begin(place)
+    _say(
+        f"{heading(record)}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}"
+    )
+    return 0
+
+
+def stuck(records: list[JobRecord], saved: int) -> bool:
+    """Tell whether the last jobs all began where the run still is."""
+    last = records[-WITHOUT_PROGRESS:]
+    return len(last) == WITHOUT_PROGRESS and all(r.tokens_at_begin == saved for r in last)
+
+
+def end(run: Path, status: int) -> int:
+    """Note how the ranks ended, tidy the chain, and return the job's exit status."""
+    folder = RunFolder(run)
+    jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
+    scheduler = scheduler_of(recipe.cluster)
+    record = jobs.all()[-1]
+    if folder.results.exists():
+        ended = str(folder.read_json("results.json")["status"])
+        jobs.end(record, ended=ended, why="", bad_nodes=())
+        _say(f"{ended} at {saved_tokens(folder):,} tokens")
+        if ended == "finished":
+            _end_chain(scheduler, record.job)
+        return 0
+    failure = find_failure(
+        ranks=folder.path / "ranks",
+        log=_log(jobs, record, folder),
+        nodes=record.nodes,
+        per_node=recipe.cluster.devices_per_node,
+        status=status,
+    )
+    suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
+    jobs.end(record, ended="failed", why=failure.why, bad_nodes=suspect)
+    _say(f"failed: {failure.why}")
+    if failure.of_user:
+        _say("no other job would mend this: the chain ends here")
+        _end_chain(scheduler, record.job)
+    elif suspect:
+        _avoid(scheduler, record, jobs.since_submission())
+    return status or 1
+
+
+def _avoid(scheduler: Scheduler, record: JobRecord, records: list[JobRecord]) -> None:
+    """Keep the next job off all nodes that were suspected, unless these are too many."""
+    bad = tuple(dict.fromkeys(node for each in records for node in each.bad_nodes))
+    if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
+        _say(
+            f"{len(bad)} nodes are suspected by now, so it may be none of them: {' '.join(bad)}"
+        )
+    elif _done(lambda: scheduler.exclude(chain_of(record.job), bad)):
+        _say(f"the next job avoids {' '.join(bad)}")
+    else:
+        _say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
+
+
+def _end_chain(scheduler: Scheduler, job: str) -> None:
+    _done(lambda: scheduler.cancel(chain_of(job), running=False))
+
+
+def _done(act: Callable[[], object]) -> bool:
+    """Say whether it could be done: a job's own work counts, whatever the scheduler answers."""
+    try:
+        return act() is not False
+    except SchedulerError as error:
+        _say(str(error))
+        return False
+
+
+def chain_of(job: str) -> str:
+    """Name the chain of a job: an array's tasks are ``ID_NUMBER``."""
+    return job.partition("_")[0]
+
+
+def _log(jobs: Jobs, record: JobRecord, folder: RunFolder) -> str:
+    """Read what the launcher said in this attempt: in the job's log, PBS's with the ranks'."""
+    files = (
+        jobs.path / f"{record.job}.log",
+        folder.path / "ranks" / f"{record.job.partition('.')[0]}.log",
+    )
+    texts = [file.read_text("utf-8", errors="replace") for file in files if file.exists()]
+    return "\n".join(text.rpartition(heading(record))[2] for text in texts)
+
+
+def heading(record: JobRecord) -> str:
+    """Begin what a job says of itself in its log, to which each attempt appends."""
+    return f"job {record.job}, attempt {record.attempt}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

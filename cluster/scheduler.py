@@ -1,0 +1,99 @@
+"""What the house asks of a scheduler: take a script, say how jobs are, cancel, avoid nodes."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from components.errors import RecipeError
+
+ANSWERS_WITHIN_SECONDS = 60
+
+State = Literal["pending", "running"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """One job that the scheduler still knows; ``why`` is its reason for not running."""
+
+    job: str
+    state: State
+    why: str
+    nodes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where this process runs: in which job, for the how manieth time, on which nodes."""
+
+    job: str
+    attempt: int
+    nodes: tuple[str, ...]
+
+
+class Scheduler(Protocol):
+    """Commands of one scheduler; a chain is known by the id that `submit` returned."""
+
+    name: str
+    program: str
+
+    def check(self, script: Path) -> None:
+        """Ask whether the script would be taken, as far as the scheduler can say."""
+
+    def submit(self, script: Path, *, after: str | None) -> str:
+        """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
+
+    def states(self, chain: str) -> list[JobState]:
+        """List the jobs of a chain that wait or run."""
+
+    def cancel(self, chain: str, *, running: bool) -> None:
+        """Take back the jobs that wait, and end those that run if asked to."""
+
+    def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
+        """Keep the waiting jobs away from ``nodes``; say whether the scheduler can."""
+
+    def place(self, seen: Mapping[str, str]) -> Place:
+        """Read from a job's environment which job this is."""
+
+
+class SchedulerError(Exception):
+    """A scheduler's command failed; the message is what it said."""
+
+
+def ask(words: Sequence[str]) -> str:
+    """Run a scheduler's command and return what it prints.
+
+    Raises:
+        SchedulerError: it fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=ANSWERS_WITHIN_SECONDS
+        )
+    except subprocess.CalledProcessError as error:
+        said = " ".join(str(error.stderr or error.stdout).split())
+        raise SchedulerError(f"{words[0]}: {said}") from None
+    except subprocess.TimeoutExpired:
+        seconds = ANSWERS_WITHIN_SECONDS
+        raise SchedulerError(f"{words[0]}: no answer within {seconds} s") from None
+    return done.stdout
+
+
+def check_present(scheduler: Scheduler, script: Path | None) -> None:
+    """Refuse a machine on which the scheduler cannot be reached.
+
+    Raises:
+        RecipeError: its command is not found; ``script``, if written, is named.
+    """
+    if shutil.which(scheduler.program) is not None:
+        return
+    remedy = "run this on a login node of the cluster"
+    if script is not None:
+        remedy += f"; the job script is {script}, and is submitted by: {scheduler.program} it"
+    raise RecipeError(
+        "cluster.scheduler",
+        f"{scheduler.program} is not found: no {scheduler.name} here",
+        remedy,
+    )

@@ -1,0 +1,64 @@
+"""Slurm, by its own commands; a chain is one array whose tasks run one at a time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.scheduler import JobState, Place, SchedulerError, ask
+
+_RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+_GONE = "Invalid job id"  # what squeue says of jobs that ended some minutes ago
+
+
+class Slurm:
+    """Manual pages: https://slurm.schedmd.com/man_index.html."""
+
+    name = "Slurm"
+    program = "sbatch"
+
+    def check(self, script: Path) -> None:
+        ask(["sbatch", "--test-only", str(script)])
+
+    def submit(self, script: Path, *, after: str | None) -> str:
+        order = [] if after is None else [f"--dependency=afterany:{after}"]
+        answer = ask(["sbatch", "--parsable", *order, str(script)])
+        return answer.strip().partition(";")[0]  # a federation adds its cluster's name
+
+    def states(self, chain: str) -> list[JobState]:
+        words = ["squeue", "--noheader", "--array", f"--jobs={chain}", "--format=%i|%T|%r|%N"]
+        try:
+            lines = ask(words).splitlines()
+        except SchedulerError as error:
+            if _GONE in str(error):
+                return []
+            raise
+        found = [line.strip().split("|") for line in lines]
+        return [
+            JobState(
+                job=job,
+                state="running" if state in _RUNNING else "pending",
+                why="" if why == "None" else why,
+                nodes=nodes,
+            )
+            for job, state, why, nodes in found
+            if state in _RUNNING + _WAITING
+        ]
+
+    def cancel(self, chain: str, *, running: bool) -> None:
+        ask(["scancel", *([] if running else ["--state=PENDING"]), chain])
+
+    def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
+        if any(job.state == "pending" for job in self.states(chain)):
+            ask(["scontrol", "update", f"JobId={chain}", f"ExcNodeList={','.join(nodes)}"])
+        return True
+
+    def place(self, seen: Mapping[str, str]) -> Place:
+        job = seen["SLURM_JOB_ID"]
+        if "SLURM_ARRAY_JOB_ID" in seen:
+            job = f"{seen['SLURM_ARRAY_JOB_ID']}_{seen['SLURM_ARRAY_TASK_ID']}"
+        nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
+        return Place(
+            job=job,
+            attempt=int(seen.get("SLURM_RESTART_COUNT", "0")),
+            nodes=tuple(nodes.split()),
+        )

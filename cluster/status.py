@@ -1,0 +1,122 @@
+"""How a submitted run is: what the scheduler says of its jobs, and what they left."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.records import JobRecord, Jobs, saved_tokens
+from cluster.scheduler import JobState, Scheduler, SchedulerError
+from components.errors import RecipeError
+from components.spec.recipe import read_recipe
+from components.train.run_folder import RunFolder
+
+# Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
+REASONS: Mapping[str, str] = {
+    "Resources": "waits for nodes to become free",
+    "Priority": "waits behind jobs of higher priority",
+    "Dependency": "waits for the job before it",
+    "JobArrayTaskLimit": "waits for the job before it",
+    "BeginTime": "was put back into the queue and waits a little",
+    "PartitionTimeLimit": "will never start: it asks for more hours than the queue allows",
+    "PartitionNodeLimit": "will never start: it asks for more nodes than the queue allows",
+    "PartitionDown": "waits until the site opens the queue again",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "JobHeldUser": "was held by its user: scontrol release",
+    "JobHeldAdmin": "was held by the site: ask them",
+    "AssocGrpBillingMinutes": "will not start before the account has budget again",
+    "AssocGrpCPUMinutesLimit": "will not start before the account has budget again",
+    "QOSMaxJobsPerUserLimit": "waits until fewer of your jobs run",
+    "QOSMaxWallDurationPerJobLimit": "will never start: it asks for more hours than allowed",
+    "InvalidAccount": "will never start: the account is not known here",
+    "InvalidQOS": "will never start: the QoS is not known here",
+    "BadConstraints": "will never start: no nodes are as it asks for",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run at this moment; ``state`` is one word, ``why`` a sentence or nothing."""
+
+    run: str
+    recipe: str
+    state: str
+    why: str
+    tokens: int
+    total_tokens: int
+    chain: str | None
+    queued: tuple[JobState, ...] | None
+    jobs: tuple[JobRecord, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
+    """Ask about the run in ``path``; without a scheduler only its folder is asked.
+
+    Raises:
+        RecipeError: ``path`` is no run folder.
+    """
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        raise RecipeError("run", f"{path} is no run folder", "it needs a recipe.json")
+    recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
+    submissions, records = jobs.submissions(), tuple(jobs.all())
+    chain = submissions[-1]["chain"] if submissions else None
+    queued: tuple[JobState, ...] | None = None
+    trouble = "the scheduler is not reached from here"
+    if scheduler is not None and chain is not None:
+        try:
+            queued = tuple(scheduler.states(chain))
+        except SchedulerError as error:
+            trouble = str(error)
+    state, why = _state(folder, chain, queued, records, trouble)
+    return RunStatus(
+        run=str(path),
+        recipe=recipe.name,
+        state=state,
+        why=why,
+        tokens=saved_tokens(folder),
+        total_tokens=recipe.budget.total_tokens,
+        chain=chain,
+        queued=queued,
+        jobs=records,
+    )
+
+
+def _state(
+    folder: RunFolder,
+    chain: str | None,
+    queued: tuple[JobState, ...] | None,
+    records: tuple[JobRecord, ...],
+    trouble: str,
+) -> tuple[str, str]:
+    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+        return "finished", ""
+    if chain is None:
+        return "not submitted", ""
+    if queued is None:
+        return "unknown", trouble
+    running = [job for job in queued if job.state == "running"]
+    if running:
+        return "running", f"job {running[0].job} on {running[0].nodes}"
+    if queued:
+        return "pending", explain(queued[0].why)
+    return _ended(records)
+
+
+def _ended(records: tuple[JobRecord, ...]) -> tuple[str, str]:
+    if not records:
+        return "lost", "its jobs left the queue before any of them began: were they cancelled?"
+    last = records[-1]
+    if last.ended is None:
+        return "lost", f"job {last.job} ended without a word: jobs/{last.job}.log has its last"
+    return last.ended, last.why
+
+
+def explain(reason: str) -> str:
+    """Say in words what a scheduler's reason means, after the reason itself."""
+    code = reason.partition(",")[0].strip("() ")
+    meaning = REASONS.get(code)
+    return f"{code}: {meaning}" if meaning else reason

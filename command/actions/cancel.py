@@ -1,0 +1,55 @@
+"""Take back what waits, and stop what runs after it has saved."""
+
+import sys
+
+from cluster.records import Jobs
+from cluster.scheduler import SchedulerError, check_present
+from cluster.schedulers import scheduler_of
+from command.actions.status import find_runs
+from command.arguments import Arguments
+from command.outcome import Outcome
+from components.errors import RecipeError
+from components.spec.recipe import read_recipe
+from components.train.run_folder import RunFolder
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
+    for path in find_runs(arguments):
+        try:
+            _cancel(RunFolder(path), force=arguments.force)
+        except SchedulerError as error:
+            raise RecipeError("cluster.scheduler", str(error), "try again later") from None
+    return Outcome()
+
+
+def _cancel(folder: RunFolder, *, force: bool) -> None:
+    chain = _chain(folder)
+    scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
+    check_present(scheduler, None)
+    jobs = scheduler.states(chain)
+    scheduler.cancel(chain, running=force)
+    for job in jobs:
+        said = "cancelled"
+        if job.state == "running" and not force:
+            folder.stop.touch()
+            said = "saves after the step it is in, then ends"
+        sys.stdout.write(f"{job.job}: {said}\n")
+    if not jobs:
+        sys.stdout.write(f"{chain}: nothing of it waits or runs\n")
+
+
+def _chain(folder: RunFolder) -> str:
+    """Return the id of the run's last hand-over.
+
+    Raises:
+        RecipeError: it is no run folder, or was never submitted.
+    """
+    if not folder.recipe.is_file():
+        raise RecipeError("run", f"{folder.path} is no run folder", "it needs a recipe.json")
+    submissions = Jobs(folder).submissions()
+    if not submissions:
+        raise RecipeError(
+            "run", f"{folder.path} was never submitted", "Ctrl-C stops a run of this terminal"
+        )
+    return str(submissions[-1]["chain"])

@@ -1,0 +1,94 @@
+"""Ask how submitted runs are."""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.scheduler import Scheduler
+from cluster.schedulers import scheduler_of
+from cluster.status import RunStatus, status_of
+from command.arguments import Arguments
+from command.outcome import Outcome
+from components.errors import RecipeError
+from components.spec.recipe import read_recipe
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``."""
+    folders = find_runs(arguments)
+    single = folders == [arguments.folders.get("run")]
+    found = [status_of(folder, _scheduler(folder)) for folder in folders]
+    if arguments.output == "json":
+        tree = found[0].as_json() if single else {"runs": [one.as_json() for one in found]}
+        sys.stdout.write(json.dumps(tree) + "\n")
+        return Outcome()
+    _console().print(_runs(found))
+    if single:
+        _console().print(_jobs(found[0]))
+    return Outcome()
+
+
+def print_table(folders: Sequence[Path]) -> None:
+    """Print a row for each run folder."""
+    _console().print(_runs([status_of(folder, _scheduler(folder)) for folder in folders]))
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def find_runs(arguments: Arguments) -> list[Path]:
+    """List the run folders that are named; a folder of run folders stands for all of them.
+
+    Raises:
+        RecipeError: none is named, or there is none.
+    """
+    named = [*arguments.runs, *filter(None, [arguments.folders.get("run")])]
+    if not named:
+        raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
+    found = []
+    for folder in named:
+        inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
+        found += [folder] if (folder / "recipe.json").exists() or not inside else inside
+    return found
+
+
+def _scheduler(folder: Path) -> Scheduler | None:
+    """Find the scheduler of the run's cluster, if its commands are here."""
+    if not (folder / "recipe.json").is_file():
+        return None
+    cluster = read_recipe(folder / "recipe.json").cluster
+    if cluster.scheduler == "none":
+        return None
+    scheduler = scheduler_of(cluster)
+    return scheduler if shutil.which(scheduler.program) else None
+
+
+def _runs(found: Sequence[RunStatus]) -> Table:
+    table = Table("run", "recipe", "state", "tokens", "of the budget", "", box=None)
+    for one in found:
+        part = f"{one.tokens / one.total_tokens:.1%}"
+        table.add_row(one.run, one.recipe, one.state, f"{one.tokens:,}", part, one.why)
+    return table
+
+
+def _jobs(one: RunStatus) -> Table:
+    table = Table("job", "attempt", "state", "from tokens", "to tokens", "", box=None)
+    for record in one.jobs:
+        to = "" if record.tokens_at_end is None else f"{record.tokens_at_end:,}"
+        table.add_row(
+            record.job,
+            str(record.attempt),
+            record.ended or "not ended",
+            f"{record.tokens_at_begin:,}",
+            to,
+            record.why,
+        )
+    for job in one.queued or ():
+        table.add_row(job.job, "", job.state, "", "", job.why)
+    return table
