@@ -39,9 +39,6 @@ class Scheduler(Protocol):
     name: str
     program: str
 
-    def check(self, script: Path) -> None:
-        """Ask whether the script would be taken, as far as the scheduler can say."""
-
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
 

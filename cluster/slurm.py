@@ -16,9 +16,6 @@ class Slurm:
     name = "Slurm"
     program = "sbatch"
 
-    def check(self, script: Path) -> None:
-        ask(["sbatch", "--test-only", str(script)])
-
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
         answer = ask(["sbatch", "--parsable", *order, str(script)])

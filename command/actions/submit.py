@@ -89,7 +89,6 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     _write_script(jobs, ready.settings)
     check_present(ready.scheduler, jobs.script)
     try:
-        ready.scheduler.check(jobs.script)
         chain = ready.scheduler.submit(jobs.script, after=after)
     except SchedulerError as error:
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"

@@ -18,8 +18,8 @@ def site_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
-    """Three nodes like those of JUWELS Booster; where a cluster must be had, it is not skipped."""
+def slurm() -> Iterator[LocalSlurm]:
+    """Three nodes like those of JUWELS Booster; not skipped where a cluster must be had."""
     lack = what_lacks()
     if lack:
         assert "NEEDS_SLURM" not in os.environ, lack
