@@ -16,7 +16,7 @@ from command.main import main
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_500)]
 
 OWN = ("budget.total_tokens", "checkpoint.", "evaluation.", "parallelism.")
 SMALL = tuple(word for word in TINY if not word.startswith(OWN))
@@ -119,18 +119,18 @@ def test_over_the_wall_the_next_job_goes_on_and_the_chain_ends_at_the_budget(
         "budget.total_tokens=307_200",
         "checkpoint.every_tokens=102_400",
     )
-    hours = ("cluster.hours=0.0333", "cluster.jobs=6", "evaluation.every_tokens=153_600")
+    hours = ("cluster.hours=0.0333", "cluster.jobs=15", "evaluation.every_tokens=153_600")
     run = submit("walled", *words, *hours)
     assert "submitted " in capsys.readouterr().out
     wait_until(slurm, run, lambda: status(run).state == "running", 60)
     assert main([*SMALL, *HERE, *words, *hours, f"run={run}"]) == 2  # twice
     assert f"run: {run} is submitted: " in capsys.readouterr().err
 
-    end = finish(slurm, run, 700)
+    end = finish(slurm, run, 1_000)
     assert end.state == "finished"
     first, *others = end.jobs
     assert (first.ended, others[-1].ended) == ("stopped", "finished")
-    assert len(end.jobs) < 6  # those left were taken back
+    assert 1 < len(end.jobs) < 15  # those left were taken back
     for one, other in zip(end.jobs, end.jobs[1:], strict=False):
         assert one.tokens_at_end == other.tokens_at_begin > 0
     steps = [entry["step"] for entry in entries(run, "step")]
