@@ -109,33 +109,33 @@ def same_as_uninterrupted(
 
 
 def test_over_the_wall_the_next_job_goes_on_and_the_chain_ends_at_the_budget(
-    slurm: LocalSlurm,
-    submit: Submit,
-    same_as_uninterrupted: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
+    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (
         "cluster.nodes=2",
-        "budget.total_tokens=307_200",
-        "checkpoint.every_tokens=102_400",
+        "budget.total_tokens=614_400",
+        "checkpoint.every_tokens=204_800",
     )
-    hours = ("cluster.hours=0.0333", "cluster.jobs=15", "evaluation.every_tokens=153_600")
-    run = submit("walled", *words, *hours)
+    words += ("evaluation.every_tokens=307_200",)
+    short = ("cluster.hours=0.0333", "cluster.jobs=20")
+    run = submit("walled", *words, *short)
     assert "submitted " in capsys.readouterr().out
     wait_until(slurm, run, lambda: status(run).state == "running", 60)
-    assert main([*SMALL, *HERE, *words, *hours, f"run={run}"]) == 2  # twice
+    assert main([*SMALL, *HERE, *words, *short, f"run={run}"]) == 2  # twice
     assert f"run: {run} is submitted: " in capsys.readouterr().err
 
     end = finish(slurm, run, 1_000)
     assert end.state == "finished"
     first, *others = end.jobs
     assert (first.ended, others[-1].ended) == ("stopped", "finished")
-    assert 1 < len(end.jobs) < 15  # those left were taken back
+    assert len(end.jobs) < 20  # those left were taken back
     for one, other in zip(end.jobs, end.jobs[1:], strict=False):
         assert one.tokens_at_end == other.tokens_at_begin > 0
     steps = [entry["step"] for entry in entries(run, "step")]
-    assert steps == list(range(1, 601))  # no sample is lost, none is read twice
-    same_as_uninterrupted(run)
+    assert steps == list(range(1, 1_201))  # no sample is lost, none is read twice
+    whole = submit("whole", *words, "cluster.hours=0.5", "cluster.jobs=1")
+    assert finish(slurm, whole, 400).state == "finished"
+    assert losses(run) == losses(whole)  # to the last bit
 
 
 def begun(run: Path, kind: str = "step") -> Callable[[], bool]:
