@@ -70,16 +70,20 @@ def bare(name: str, cluster: str, batch: int) -> Recipe:
 
 
 def first_choice() -> dict[str, object]:
-    """Ask the search's order, memory and risk included, of measured layouts that it may take."""
+    """Take the regret of the search's order, and what its caution with memory adds to it."""
     campaign = yaml.safe_load((DATA / "h100_layouts.yaml").read_text("utf-8"))
     tree = yaml.safe_load((ROOT / campaign["profile"]).read_text("utf-8"))
     hardware = read_section(Hardware, tree["hardware"], campaign["profile"])
     software = read_software(ROOT / campaign["software"])
 
     def cost(row: Row) -> float:
-        seconds = plan_time(row.job, hardware, software.speed).total
         verdict = plan_memory(row.job, hardware, software.memory).verdict
-        return float("inf") if verdict == "does_not_fit" else weighed(seconds, verdict)
+        return weighed(seconds(row), verdict)
+
+    def seconds(row: Row) -> float:
+        verdict = plan_memory(row.job, hardware, software.memory).verdict
+        fits = verdict != "does_not_fit"
+        return plan_time(row.job, hardware, software.speed).total if fits else float("inf")
 
     rows = read_rows(DATA / "h100_layouts.csv")
     unseen = [r for r in rows if is_timed(r) and r.nodes not in campaign["fitted_nodes"]]
@@ -87,7 +91,7 @@ def first_choice() -> dict[str, object]:
         str(n): regret([row for row in unseen if row.nodes == n], cost)
         for n in sorted({row.nodes for row in unseen})
     }
-    return {**regret(unseen, cost), "by_nodes": by_nodes}
+    return {**regret(unseen, cost), "by_nodes": by_nodes, "by_time": regret(unseen, seconds)}
 
 
 if __name__ == "__main__":
