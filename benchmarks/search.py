@@ -12,8 +12,8 @@ from time import process_time
 
 import yaml
 
-from benchmarks.measured import read_rows
-from benchmarks.planner_accuracy import DATA, ROOT, Row, is_timed, regret
+from benchmarks.measured import Row, read_rows
+from benchmarks.planner_accuracy import DATA, ROOT, is_timed, regret
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.planner.memory import plan_memory

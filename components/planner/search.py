@@ -31,8 +31,8 @@ from components.spec.recipe import Recipe
 from components.spec.sections import Parallelism
 from components.spec.stages import Balance, stage_layers
 
-# Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that fit:
-# a tight layout has to be faster by a sixth before a run should be risked on it.
+# Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
+# fit: a tight layout has to be faster by a sixth before a run should be risked on it.
 TIGHT_RISK = 7 / 6
 BEST = 10
 

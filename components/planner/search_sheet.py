@@ -64,8 +64,8 @@ def search_sheet(tree: Tree) -> Sheet:
         f"layouts: {search['considered']:,} considered, {search['legal']:,} legal, "
         f"{search['fitting']:,} fit {search['best'][0]['nodes']:,} nodes"
     )
-    columns = ("", *AXES, "ZeRO", "sequences", "schedule", "recomputes")
-    columns += ("GiB", "", "step, s", "days")
+    settings = ("ZeRO", "sequences", "schedule", "recomputes")
+    columns = ("", *AXES, *settings, "GiB", "", "step, s", "days")
     return Sheet(title=title, columns=columns, rows=tuple(rows))
 
 

@@ -121,8 +121,8 @@ def test_what_does_not_fit_says_by_how_much_and_how_many_nodes_would_do() -> Non
 
 
 def test_a_named_key_that_keeps_it_from_fitting_may_be_left_out() -> None:
-    words = [*JUWELS, "cluster.nodes=1", "parallelism.zero=0"]
-    assert "leave parallelism.zero=0 out" in refused(*words)
+    words = [*JUWELS, "cluster.nodes=1", "parallelism.zero=0", "parallelism.tensor=1"]
+    assert "leave parallelism.tensor=1 out" in refused(*words, "parallelism.pipeline=1")
 
 
 def test_ranks_that_fill_no_nodes_are_refused() -> None:
