@@ -79,6 +79,7 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.moe
 	$(PY) -m benchmarks.planner_accuracy
 	$(PY) -m benchmarks.planner_blind
+	$(PY) -m benchmarks.search
 	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
 	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
 	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \

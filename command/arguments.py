@@ -24,9 +24,10 @@ OUTPUTS = ("text", "json")
 FLAGS = ("again", "force")
 COMMAND_KEYS = (
     *("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts", "at_most"),
-    *FLAGS,
+    *("within_days", *FLAGS),
 )
 SITE = "site."
+AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
 
 
@@ -35,6 +36,8 @@ class Arguments:
     """One point: what to do, with which choices of groups and which values of keys.
 
     ``site`` is the user's own side of a cluster (``site.account=...``): no part of the recipe.
+    ``searches`` says that the layout is to be found (``parallelism=auto``), ``within_days`` how
+    long the run may take on nodes that are found as well.
     """
 
     words: tuple[str, ...]
@@ -44,6 +47,8 @@ class Arguments:
     runs: tuple[Path, ...] = ()
     layouts: tuple[dict[str, Any], ...] = ()
     at_most: int | None = None
+    searches: bool = False
+    within_days: float | None = None
     again: bool = False
     force: bool = False
     recipe: str | None = None
@@ -131,6 +136,9 @@ def read_point(words: Sequence[str]) -> Arguments:
         if key in choices or kept is choices:
             value = _option(key, value, known[key])
         kept[key] = value
+    searches = choices.get("parallelism") == AUTO
+    if searches:
+        del choices["parallelism"]
     _check_choice("action", command.get("action", "auto"), ACTIONS)
     _check_choice("output", command.get("output", "text"), OUTPUTS)
     return Arguments(
@@ -141,6 +149,8 @@ def read_point(words: Sequence[str]) -> Arguments:
         runs=tuple(_path("runs", item) for item in _list(command.get("runs", []))),
         layouts=_layouts(command.get("layouts", [])),
         at_most=_at_most(command.get("at_most")),
+        searches=searches,
+        within_days=_within_days(command.get("within_days"), searches=searches),
         **{flag: _flag(flag, command.get(flag, False)) for flag in FLAGS},
         recipe=command.get("recipe"),
         choices=choices,
@@ -156,6 +166,18 @@ def _at_most(value: object) -> int | None:
     raise RecipeError("at_most", problem, "write at_most=4")
 
 
+def _within_days(value: object, *, searches: bool) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        remedy = "write within_days=30"
+        raise RecipeError("within_days", f"{value!r} is no positive number of days", remedy)
+    if not searches:
+        problem = f"{value:g}, but the number of nodes is only looked for with the layout"
+        raise RecipeError("within_days", problem, "add parallelism=auto")
+    return float(value)
+
+
 def _flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise RecipeError(key, f"{value!r} is neither true nor false", f"write {key}=true")
@@ -163,12 +185,8 @@ def _flag(key: str, value: object) -> bool:
 
 
 def _option(group: str, value: object, options: list[str]) -> str:
-    if group == "parallelism" and value == "auto":
-        raise RecipeError(
-            group,
-            "'auto' comes with a search over layouts, which does not exist yet",
-            "name the degrees: parallelism.tensor=..., parallelism.pipeline=...",
-        )
+    if group == "parallelism" and value == AUTO:
+        return AUTO
     if value not in options:
         raise RecipeError(group, f"there is no {group} {value!r}", nearest(str(value), options))
     return str(value)

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
 from command.recipe_file import STEM, check_interpolations, read_recipe_file
+from command.searched import Found, Question, find_layout
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.settle import settle
@@ -32,6 +33,25 @@ def compose_recipe(arguments: Arguments) -> Recipe:
     Raises:
         RecipeError: whatever the user can mend, with its path and the way out.
     """
+    if arguments.searches:
+        return compose_searched(arguments).recipe
+    settled, full = _compose_trees(arguments)
+    return settle(settled, arguments.values, full)
+
+
+def compose_searched(arguments: Arguments) -> Found:
+    """Compose the recipe with the best layout there is, and keep what was found beside it.
+
+    Raises:
+        RecipeError: as above, or no layout fits.
+    """
+    settled, full = _compose_trees(arguments)
+    question = Question(settled, arguments.values, full)
+    return find_layout(question, within_days=arguments.within_days)
+
+
+def _compose_trees(arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tree with the user's keys, and as it was before they went in."""
     option = _recipe_option(arguments.recipe)
     overrides = [f"{group}={choice}" for group, choice in sorted(arguments.choices.items())]
     try:
@@ -48,7 +68,7 @@ def compose_recipe(arguments: Arguments) -> Recipe:
         raise RecipeError(
             "recipe", str(error).strip().splitlines()[0], "see the file"
         ) from None
-    return settle(settled, arguments.values, full)
+    return settled, full
 
 
 def _resolve(tree: dict[str, Any]) -> dict[str, Any]:

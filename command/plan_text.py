@@ -10,6 +10,7 @@ from rich.table import Table
 from command.plan_timeline import timeline_rows
 from components.planner.picture import Picture
 from components.planner.placement import Device, label
+from components.planner.search_sheet import search_sheet
 from components.planner.sheets import Sheet, memory_sheet, published_sheet, time_sheet
 
 PLAIN_WIDTH = 130
@@ -22,6 +23,8 @@ Tree = Mapping[str, Any]
 def print_plan(tree: Tree, picture: Picture, file: IO[str], *, now: datetime | None) -> None:
     """Print what ``output=json`` says, and the picture; ``now`` dates the end of the run."""
     console = Console(file=file, width=None if file.isatty() else PLAIN_WIDTH)
+    if "search" in tree:
+        _print_search(tree, console)
     console.print(_memory_table(tree))
     console.print()
     console.print(f"layout: {picture.heading}", highlight=False)
@@ -39,6 +42,16 @@ def print_plan(tree: Tree, picture: Picture, file: IO[str], *, now: datetime | N
     for item in tree["missing"]:
         text = f"missing: {item['figure']}: {item['problem']}; {item['remedy']}"
         console.print(text, markup=False)
+
+
+def _print_search(tree: Tree, console: Console) -> None:
+    sheet = search_sheet(tree)
+    table = _table(sheet)
+    table.title, table.title_justify = sheet.title, "left"
+    console.print(table)
+    for reason in tree["search"]["why"]:
+        console.print(f" - {reason}", markup=False, highlight=False)
+    console.print()
 
 
 def _table(sheet: Sheet) -> Table:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.compose import compose_recipe
+from command.compose import compose_recipe, compose_searched
 from command.outcome import Outcome
 from command.plan_text import print_plan
 from components.planner.bill import BILL_KEYS
 from components.planner.picture import picture_of
 from components.planner.plan import Plan, plan_recipe
+from components.planner.search_sheet import search_tree
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
 
@@ -30,11 +31,14 @@ PREDICTED = {
 
 def run(arguments: Arguments) -> Outcome:
     """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well."""
-    recipe = compose_recipe(arguments)
+    found = compose_searched(arguments) if arguments.searches else None
+    recipe = found.recipe if found else compose_recipe(arguments)
     for warning in warnings_of(recipe):
         sys.stderr.write(f"warning: {warning}\n")
     plan = plan_recipe(recipe)
     tree = as_json(recipe, plan)
+    if found:
+        tree["search"] = search_tree(found.search, recipe, found.published, found.refusal)
     page = _write_page(recipe, plan, tree, arguments)
     if arguments.output == "json":
         sys.stdout.write(json.dumps(tree) + "\n")

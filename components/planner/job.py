@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.spec.recipe import Recipe
+from components.spec.sections import Parallelism
 from components.spec.shape import ModelShape
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -85,7 +86,11 @@ def job_of(recipe: Recipe) -> Job:
     sizes = _sizes(recipe.parallelism.engine, compute, precision.accumulate)
     return Job(
         shape=shape,
-        layout=_layout_of(recipe),
+        layout=layout_of(
+            recipe.parallelism,
+            layers=recipe.derived.layers_by_stage,
+            devices_per_node=recipe.cluster.devices_per_node,
+        ),
         sequence_length=recipe.budget.sequence_length,
         microbatch_sequences=recipe.parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
@@ -126,9 +131,10 @@ def _sizes(engine: str, compute: str, accumulate: str) -> dict[str, int]:
     }
 
 
-def _layout_of(recipe: Recipe) -> Layout:
-    degrees = recipe.parallelism
-    stages = recipe.derived.layers_by_stage
+def layout_of(
+    degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int
+) -> Layout:
+    """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     return Layout(
         data=degrees.data,
         data_shard=degrees.data_shard,
@@ -141,8 +147,8 @@ def _layout_of(recipe: Recipe) -> Layout:
         sequence_parallel=degrees.sequence_parallel,
         schedule=degrees.schedule,
         stages_per_rank=degrees.stages_per_rank if degrees.pipeline > 1 else 1,
-        layers=stages,
-        head_stage=len(stages) - 1,
+        layers=layers,
+        head_stage=len(layers) - 1,
         rank_order=degrees.rank_order,
-        devices_per_node=recipe.cluster.devices_per_node,
+        devices_per_node=devices_per_node,
     )

@@ -12,8 +12,8 @@ from components.planner.activations import (
     layer_bytes_per_token,
     microbatches_kept,
 )
-from components.planner.job import Job
-from components.planner.parameters import Held, held
+from components.planner.job import Job, Layout
+from components.planner.parameters import Held, rank_parameters
 from components.planner.software import SoftwareMemory
 from components.planner.states import States, states, step_bytes
 from components.spec.hardware import Hardware
@@ -91,23 +91,43 @@ def usable_bytes(hardware: Hardware) -> int:
 
 def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
     """Add up the stages that one pipeline rank holds."""
-    layout = job.layout
-    stages = range(rank, len(layout.layers), layout.pipeline)
-    counts = [held(job, stage) for stage in stages]
-    parameters = Held(
-        dense=sum(count.dense for count in counts),
-        expert=sum(count.expert for count in counts),
-    )
-    layers = sum(layout.layers[stage] for stage in stages)
+    parameters = rank_parameters(job, rank)
     return RankMemory(
         states=states(job, parameters),
-        casts=_casts(job, rank, parameters),
-        activations=_activations(job, rank, layers) * software.fragmentation,
-        loss=_loss(job, software) if layout.head_stage in stages else 0.0,
-        buffers=_buffers(job, software),
+        **_passes(job, rank, parameters, software),
         step=step_bytes(job, parameters, software),
         base=software.base_bytes,
     )
+
+
+def deciding_ranks(layout: Layout) -> tuple[int, ...]:
+    """Choose pipeline ranks among which the fullest is: of equal ones the first keeps most."""
+    first: dict[tuple[int, bool, bool], int] = {}
+    for rank in range(layout.pipeline):
+        stages = range(rank, len(layout.layers), layout.pipeline)
+        layers = sum(layout.layers[stage] for stage in stages)
+        first.setdefault((layers, rank == 0, layout.head_stage in stages), rank)
+    return tuple(first.values())
+
+
+def pass_bytes(job: Job, rank: int, software: SoftwareMemory) -> float:
+    """Add up what the passes need beside the states of one pipeline rank."""
+    passes = _passes(job, rank, rank_parameters(job, rank), software)
+    return sum(passes.values())
+
+
+def _passes(
+    job: Job, rank: int, parameters: Held, software: SoftwareMemory
+) -> dict[str, float]:
+    layout = job.layout
+    stages = range(rank, len(layout.layers), layout.pipeline)
+    layers = sum(layout.layers[stage] for stage in stages)
+    return {
+        "casts": _casts(job, rank, parameters),
+        "activations": _activations(job, rank, layers) * software.fragmentation,
+        "loss": _loss(job, software) if layout.head_stage in stages else 0.0,
+        "buffers": _buffers(job, software),
+    }
 
 
 def _casts(job: Job, rank: int, parameters: Held) -> float:

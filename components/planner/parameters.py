@@ -31,6 +31,16 @@ def held(job: Job, stage: int) -> Held:
     return Held(dense=dense, expert=layers * experts / tensor / layout.expert)
 
 
+def rank_parameters(job: Job, rank: int) -> Held:
+    """Add up the parameters of all stages of one pipeline rank."""
+    layout = job.layout
+    counts = [held(job, s) for s in range(rank, len(layout.layers), layout.pipeline)]
+    return Held(
+        dense=sum(count.dense for count in counts),
+        expert=sum(count.expert for count in counts),
+    )
+
+
 def _ends(job: Job, stage: int) -> float:
     """Count the embedding on the first stage and the head on its own."""
     shape, layout = job.shape, job.layout

@@ -4,6 +4,7 @@ Every microbatch takes the longer of what the device computes and what the host 
 slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from components.errors import RecipeError
@@ -11,7 +12,7 @@ from components.planner.bubble import bubble_fraction
 from components.planner.communication import group_of, latency, reduce_bandwidth
 from components.planner.exchanges import context_seconds, expert_seconds, tensor_seconds
 from components.planner.job import Job
-from components.planner.parameters import Held, held
+from components.planner.parameters import rank_parameters
 from components.planner.products import (
     attention_seconds,
     head_product,
@@ -53,20 +54,18 @@ def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
     Raises:
         RecipeError: the profile lacks a figure that this needs.
     """
+    return step_time(job, busy_seconds(job, hardware, speed), hardware, speed)
+
+
+def step_time(
+    job: Job, busy: Sequence[float], hardware: Hardware, speed: SoftwareSpeed
+) -> StepTime:
+    """Predict one step from what a microbatch keeps each pipeline rank busy."""
     layout = job.layout
-    busy = _busy(job, hardware, speed)
-    slowest = max(busy)
-    fraction = bubble_fraction(
-        schedule=layout.schedule,
-        pipeline=layout.pipeline,
-        microbatches=job.microbatches,
-        stages=layout.stages_per_rank,
-    )
-    # Filling and draining go through all ranks, the quicker ones too.
-    others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
+    microbatches, bubble = passes_seconds(job, busy)
     return StepTime(
-        microbatches=slowest * job.microbatches,
-        bubble=fraction * job.microbatches * others,
+        microbatches=microbatches,
+        bubble=bubble,
         reduction=max(
             reduction_seconds(job, rank, hardware, speed, busy[rank])
             for rank in {0, layout.pipeline - 1}
@@ -77,7 +76,21 @@ def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
     )
 
 
-def _busy(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+def passes_seconds(job: Job, busy: Sequence[float]) -> tuple[float, float]:
+    """Return how long the slowest rank computes in a step, and how long it waits."""
+    layout, slowest = job.layout, max(busy)
+    fraction = bubble_fraction(
+        schedule=layout.schedule,
+        pipeline=layout.pipeline,
+        microbatches=job.microbatches,
+        stages=layout.stages_per_rank,
+    )
+    # Filling and draining go through all ranks, the quicker ones too.
+    others = (sum(busy) - slowest) / max(layout.pipeline - 1, 1)
+    return slowest * job.microbatches, fraction * job.microbatches * others
+
+
+def busy_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
     layout, known, busy = job.layout, dict[tuple[int, int, bool], float](), []
     for rank in range(layout.pipeline):
@@ -135,20 +148,25 @@ def host_seconds(job: Job, speed: SoftwareSpeed) -> float:
 
 
 def _layer_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    """Add computation, memory traffic and exposed collectives: forward once, backward twice."""
+    return sum(layer_parts(job, hardware, speed).values())
+
+
+def layer_parts(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
+    """Name what a layer's passes consist of, forward once and backward twice, in seconds."""
     teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
     products = layer_products(job)
     inner = product_seconds(products, teraflops, speed, units)
     core = attention_seconds(job, teraflops, hardware, speed)
     again = again_fraction(job)
-    return (
-        inner * (3 + again[0])
-        + core * (3 + again[1])
-        + traffic_seconds(job, hardware, speed) * (1 + (again[0] + again[1]) / 6)
-        + tensor_seconds(job, hardware, speed) * (1 + again[0] / 3)
-        + expert_seconds(job, hardware)
-        + context_seconds(job, hardware) * (2 + again[1])
-    )
+    return {
+        "products": 3 * inner + 3 * core,
+        "recomputation": again[0] * inner + again[1] * core,
+        "memory traffic": traffic_seconds(job, hardware, speed)
+        * (1 + (again[0] + again[1]) / 6),
+        "tensor collectives": tensor_seconds(job, hardware, speed) * (1 + again[0] / 3),
+        "expert collectives": expert_seconds(job, hardware),
+        "context collectives": context_seconds(job, hardware) * (2 + again[1]),
+    }
 
 
 def again_fraction(job: Job) -> tuple[float, float]:
@@ -172,18 +190,11 @@ def _head_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
     return 3 * product + head_traffic_seconds(job, hardware, speed)
 
 
-def _parameters(job: Job, rank: int) -> Held:
-    stages = range(rank, len(job.layout.layers), job.layout.pipeline)
-    counts = [held(job, stage) for stage in stages]
-    dense, expert = sum(c.dense for c in counts), sum(c.expert for c in counts)
-    return Held(dense=dense, expert=expert)
-
-
 def reduction_seconds(
     job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
 ) -> float:
     """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
-    layout, parameters = job.layout, _parameters(job, rank)
+    layout, parameters = job.layout, rank_parameters(job, rank)
     where = group_of(layout, "dense")
     seconds = 0.0
     if where.size > 1:
@@ -200,18 +211,22 @@ def reduction_seconds(
 
 
 def _reduced_bytes(job: Job, parameters: float, size: int) -> float:
-    """Scatter gradients and gather them, or the weights instead; stage 3 does so twice."""
-    gradient = job.reduce_bytes
+    """Scatter gradients and gather them, or the weights instead.
+
+    From stage 2 on every microbatch's gradients are scattered, at stage 3 the weights gathered
+    twice for each as well (Rajbhandari et al. 2020, section 7.2).
+    """
+    gradient, zero = job.reduce_bytes, job.layout.zero
     each: float = 2 * gradient
-    if job.layout.zero in {1, 2}:
-        each = gradient + job.weight_bytes
-    if job.layout.zero == 3:
-        each = gradient + 2 * job.weight_bytes * job.microbatches
+    if zero in {1, 2}:
+        each = gradient * (job.microbatches if zero == 2 else 1) + job.weight_bytes
+    if zero == 3:
+        each = (gradient + 2 * job.weight_bytes) * job.microbatches
     return parameters * each * (size - 1) / size
 
 
 def optimizer_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
     """Read and write the state of this rank once, ``step_traffic`` times over."""
-    state = states(job, _parameters(job, rank))
+    state = states(job, rank_parameters(job, rank))
     moved = 2 * (state.master + state.optimizer) + state.gradients + state.weights
     return speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)

@@ -8,6 +8,7 @@ from typing import Any
 from components.planner import sheets
 from components.planner.picture import Picture
 from components.planner.placement import label
+from components.planner.search_sheet import search_sheet
 from components.planner.timeline import Timeline
 from components.report import numbers
 from components.report.cards import Card
@@ -99,13 +100,15 @@ def _charts(tree: Tree, timeline: Timeline | None) -> dict[str, str | None]:
 
 
 def _tables(tree: Tree, timeline: Timeline | None) -> dict[str, Grid]:
+    empty = Grid(columns=(), rows=())
     return {
+        "search": _grid(search_sheet(tree)) if "search" in tree else empty,
         "memory": _grid(sheets.memory_sheet(tree)),
         "time": _grid(sheets.time_sheet(tree, now=None)),
         "published": _grid(sheets.published_sheet(tree)),
         "assumed": _grid(sheets.assumed_sheet(tree)),
         "missing": _grid(sheets.missing_sheet(tree)),
-        "ranks": _ranks(timeline) if timeline else Grid(columns=(), rows=()),
+        "ranks": _ranks(timeline) if timeline else empty,
     }
 
 

@@ -26,16 +26,25 @@ def check_layout(recipe: "Recipe") -> None:
     Raises:
         RecipeError: the first rule that is broken.
     """
+    check_degrees(recipe)
+    check_microbatches(recipe)
+
+
+def check_degrees(recipe: "Recipe") -> None:
+    """Hold the rules that do not ask how a batch is cut into microbatches.
+
+    Raises:
+        RecipeError: the first rule that is broken.
+    """
     _check_ranks(recipe)
     _check_order(recipe.parallelism)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
     _check_context(recipe)
     check_experts(recipe)
-    _check_schedule(recipe.parallelism)
+    check_schedule(recipe.parallelism)
     _check_zero_bubble(recipe)
     _check_pipeline(recipe)
-    check_microbatches(recipe)
     check_engine(recipe)
 
 
@@ -103,17 +112,15 @@ def _share_groups(groups: int, tensor: int) -> bool:
 def _check_tensor(recipe: "Recipe") -> None:
     shape, tensor = recipe.shape, recipe.parallelism.tensor
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    fitting = [n for n in range(1, heads + 1) if tensor_fits(shape, n)]
-    remedy = f"values that fit the model: {', '.join(map(str, fitting))}"
     if heads % tensor:
         problem = f"{tensor} does not divide model.attention.num_heads {heads}"
-        raise RecipeError("parallelism.tensor", problem, remedy)
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
     if not _share_groups(groups, tensor):
         problem = f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other"
-        raise RecipeError("parallelism.tensor", problem, remedy)
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
     if shape.mlp.ffn_dim % tensor:
         problem = f"{tensor} does not divide model.mlp.ffn_dim {shape.mlp.ffn_dim:,}"
-        raise RecipeError("parallelism.tensor", problem, remedy)
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
     rows = shape.padded_vocab_size
     if rows % tensor:
         raise RecipeError(
@@ -129,6 +136,12 @@ def _check_tensor(recipe: "Recipe") -> None:
             "set sequence_parallel=false, or a sequence_length of "
             f"{length + tensor - length % tensor:,}",
         )
+
+
+def _fitting_tensor(shape: ModelShape) -> str:
+    heads = shape.attention.num_heads
+    fitting = [n for n in range(1, heads + 1) if tensor_fits(shape, n)]
+    return f"values that fit the model: {', '.join(map(str, fitting))}"
 
 
 def sequence_divisor(*, context: int, slices: int) -> int:
@@ -168,8 +181,12 @@ def _check_context(recipe: "Recipe") -> None:
         )
 
 
-def _check_schedule(degrees: Parallelism) -> None:
-    """One schedule has one stage on each rank, the other several; also on a single rank."""
+def check_schedule(degrees: Parallelism) -> None:
+    """Hold that one schedule has one stage on each rank, the other several; also on one rank.
+
+    Raises:
+        RecipeError: it is the other way round.
+    """
     schedule, stages = degrees.schedule, degrees.stages_per_rank
     several = schedule in {"interleaved", "zero_bubble"}
     if several and stages < 2:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from itertools import count
+from math import gcd
 from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
+from components.spec.ramp import BatchRamp
 from components.spec.sections import Parallelism
 
 if TYPE_CHECKING:
@@ -87,19 +89,38 @@ def _way_out(recipe: "Recipe", samples: int, microbatches: int) -> str:
     unit = ranks * degrees.microbatch_sequences * length
     counts = _nearest(microbatches, lambda number: _fits(number, degrees))
     tokens = " or ".join(f"{number * unit:,}" for number in counts)
-    sizes = [
-        size
-        for size in range(1, samples // ranks + 1)
-        if all(
-            plateau.samples % (ranks * size) == 0
-            and _fits(plateau.samples // (ranks * size), degrees)
-            for plateau in recipe.ramp.plateaus
-        )
-    ]
+    sizes = microbatch_sizes(
+        recipe.ramp, replicas=ranks, pipeline=degrees.pipeline, schedule=degrees.schedule
+    )
     way = f"batches that do: {tokens} tokens"
     if sizes:
         way += "; or parallelism.microbatch_sequences=" + " or ".join(map(str, sizes))
     return way
+
+
+def microbatch_sizes(
+    ramp: BatchRamp, *, replicas: int, pipeline: int, schedule: str
+) -> tuple[int, ...]:
+    """List the sequences that a microbatch may have for every batch of the run to divide.
+
+    ``replicas`` data ranks share a batch; a ramp-up's start and increments divide like it.
+    """
+    whole = [plateau.samples for plateau in ramp.plateaus]
+    helpings = gcd(*whole)
+    if ramp.ramp_samples:
+        helpings = gcd(helpings, ramp.start_samples, ramp.increment_samples)
+    share, rest = divmod(helpings, replicas)
+    if rest:
+        return ()
+    return tuple(
+        size
+        for size in range(1, share + 1)
+        if share % size == 0
+        and all(
+            fits_schedule(samples // (replicas * size), pipeline=pipeline, schedule=schedule)
+            for samples in whole
+        )
+    )
 
 
 def _nearest(microbatches: int, fits: Callable[[int], bool]) -> list[int]:

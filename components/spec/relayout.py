@@ -40,7 +40,7 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     _forget_derived(recipe, tree, named)
     settle_layout(tree, named)
     moved = check_recipe(tree)
-    _check_mathematics(recipe, moved)
+    check_mathematics(recipe, moved)
     assert moved.fingerprint() == recipe.fingerprint()
     return moved
 
@@ -91,8 +91,12 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: Named) -> None:
         named.put(tree, path, "auto")
 
 
-def _check_mathematics(before: Recipe, after: Recipe) -> None:
-    """Refuse the three keys of a layout that change what is computed."""
+def check_mathematics(before: Recipe, after: Recipe) -> None:
+    """Refuse the three keys of a layout that change what is computed.
+
+    Raises:
+        RecipeError: one of them differs.
+    """
     old, new = before.parallelism, after.parallelism
     if new.expert_divisor != old.expert_divisor:
         raise RecipeError(

@@ -37,6 +37,19 @@ def settle(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
     return check_recipe(tree)
 
 
+def settle_template(tree: Tree, named_keys: Iterable[str]) -> Recipe:
+    """Check all but the layout, for a search that will choose one; ``auto`` is 1 until then.
+
+    Raises:
+        RecipeError: a key or a type is wrong, with its YAML path.
+    """
+    _check_present(tree)
+    check_nodes(tree)
+    _check_sections(tree)
+    _drop_unshared(tree, Named(named_keys))
+    return read_section(Recipe, _without_auto(tree), "")
+
+
 def _check_present(tree: Tree) -> None:
     for path, value in leaves(tree):
         if value == MISSING:
@@ -55,6 +68,11 @@ def _drop_unshared(tree: Tree, named: Named) -> None:
 
 def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
+    read_section(Recipe, _without_auto(tree), "")
+    read_section(ModelShape, tree["model"], "model")
+
+
+def _without_auto(tree: Tree) -> Tree:
     tree = dict(tree)
     for name in ("parallelism", "cluster"):
         section = tree[name]
@@ -62,5 +80,4 @@ def _check_sections(tree: Tree) -> None:
             key: 1 if value == "auto" and key not in CHOICES else value
             for key, value in section.items()
         }
-    read_section(Recipe, tree, "")
-    read_section(ModelShape, tree["model"], "model")
+    return tree

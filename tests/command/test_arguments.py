@@ -1,4 +1,4 @@
-"""Words of the command line that are known and not yet granted."""
+"""Layouts on the command line: one is found, others are files."""
 
 import pytest
 
@@ -6,14 +6,12 @@ from command.arguments import read_point
 from components.errors import RecipeError
 
 
-def test_a_layout_by_itself_comes_with_the_planner() -> None:
-    with pytest.raises(
-        RecipeError,
-        match=r"^parallelism: 'auto' comes with a search over layouts, which does not exist "
-        r"yet\n"
-        r"  name the degrees: parallelism\.tensor=\.\.\., parallelism\.pipeline=\.\.\.$",
-    ):
-        read_point(["recipe=teuken7b", "parallelism=auto"])
+def test_a_layout_that_is_searched_for_is_no_file() -> None:
+    arguments = read_point(["recipe=teuken7b", "parallelism=auto", "within_days=30"])
+    assert arguments.searches
+    assert arguments.within_days == 30.0
+    assert arguments.choices == {}
+    assert not read_point(["recipe=teuken7b"]).searches
 
 
 def test_another_layout_is_unknown() -> None:

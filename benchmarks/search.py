@@ -1,0 +1,98 @@
+"""How long does a search over layouts take, and how good is its first choice?
+
+Seconds are of one core, on 1,024 nodes with the batch grown as in weak scaling, against five.
+The regret is that of `planner_accuracy`, on node counts that no constant has seen.
+
+    python -m benchmarks.search
+"""
+
+import json
+import sys
+from time import process_time
+
+import yaml
+
+from benchmarks.measured import Row, read_rows
+from benchmarks.planner_accuracy import DATA, ROOT, is_timed, regret
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.planner.memory import plan_memory
+from components.planner.search import search_layouts, weighed
+from components.planner.software import read_software
+from components.planner.time import plan_time
+from components.spec.hardware import Hardware
+from components.spec.recipe import Recipe, read_section
+
+LIMIT_SECONDS, NODES = 5.0, 1_024
+# Each with the global batch of its weak scaling to so many nodes.
+LARGE = {
+    "gpt175b": ("smng_p2", 39_321_600),
+    "mula220b_a10b": ("aurora", 25_165_824),
+    "teuken7b": ("juwels", 33_554_432),
+}
+
+
+def main() -> int:
+    """Print one JSON object."""
+    print(json.dumps({"searches": searches(), "first_choice": first_choice()}, indent=1))
+    return 0
+
+
+def searches() -> dict[str, dict[str, float]]:
+    """Time a search of each large recipe, without composing it."""
+    found = {}
+    for name, (cluster, batch) in LARGE.items():
+        recipe = bare(name, cluster, batch)
+        begun = process_time()
+        search = search_layouts(
+            recipe, ranks=NODES * recipe.cluster.devices_per_node, fixed=frozenset()
+        )
+        seconds = process_time() - begun
+        found[name] = {
+            "seconds": seconds,
+            "of_limit": seconds / LIMIT_SECONDS,
+            "considered": search.considered,
+            "legal": search.legal,
+            "fitting": search.fitting,
+        }
+    return found
+
+
+def bare(name: str, cluster: str, batch: int) -> Recipe:
+    """Compose a recipe whose batch and tokens are those of the large run."""
+    words = [f"recipe={name}", f"cluster={cluster}"]
+    tokens = compose_recipe(read_point(words)).budget.total_tokens
+    words += [
+        f"budget.global_batch_tokens={batch}",
+        f"budget.total_tokens={max(tokens, batch)}",
+    ]
+    return compose_recipe(read_point(words)).model_copy()
+
+
+def first_choice() -> dict[str, object]:
+    """Take the regret of the search's order, and what its caution with memory adds to it."""
+    campaign = yaml.safe_load((DATA / "h100_layouts.yaml").read_text("utf-8"))
+    tree = yaml.safe_load((ROOT / campaign["profile"]).read_text("utf-8"))
+    hardware = read_section(Hardware, tree["hardware"], campaign["profile"])
+    software = read_software(ROOT / campaign["software"])
+
+    def cost(row: Row) -> float:
+        verdict = plan_memory(row.job, hardware, software.memory).verdict
+        return weighed(seconds(row), verdict)
+
+    def seconds(row: Row) -> float:
+        verdict = plan_memory(row.job, hardware, software.memory).verdict
+        fits = verdict != "does_not_fit"
+        return plan_time(row.job, hardware, software.speed).total if fits else float("inf")
+
+    rows = read_rows(DATA / "h100_layouts.csv")
+    unseen = [r for r in rows if is_timed(r) and r.nodes not in campaign["fitted_nodes"]]
+    by_nodes = {
+        str(n): regret([row for row in unseen if row.nodes == n], cost)
+        for n in sorted({row.nodes for row in unseen})
+    }
+    return {**regret(unseen, cost), "by_nodes": by_nodes, "by_time": regret(unseen, seconds)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The best layouts of a recipe on given nodes, by the plan's own memory and time.
+
+All legal layouts are asked whether they fit; parts that layouts share are computed once. Of
+those that fit, the passes alone are a bound from below on a step: the rest of the step is added
+in the order of this bound, until no layout that is left can be among the best.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import nsmallest
+from operator import attrgetter
+from time import perf_counter
+
+from components.errors import RecipeError
+from components.planner.job import Job, job_of, layout_of
+from components.planner.layouts import SEARCHED, Family, Layouts
+from components.planner.memory import (
+    TIGHT_FRACTION,
+    Verdict,
+    deciding_ranks,
+    pass_bytes,
+    usable_bytes,
+)
+from components.planner.parameters import rank_parameters
+from components.planner.software import OURS, read_software
+from components.planner.states import states, step_bytes
+from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
+from components.spec.hardware import Hardware
+from components.spec.recipe import Recipe
+from components.spec.sections import Parallelism
+from components.spec.stages import Balance, stage_layers
+
+# Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
+# fit: a tight layout has to be faster by a sixth before a run should be risked on it.
+TIGHT_RISK = 7 / 6
+BEST = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One layout with its fullest rank, its step, and what it is ranked by."""
+
+    degrees: Parallelism
+    job: Job
+    peak: float
+    verdict: Verdict
+    time: StepTime
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a step, a tight layout's weighed with its risk."""
+        return weighed(self.time.total, self.verdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What was looked at, in how many seconds, and the best, best first.
+
+    ``nearest`` needs the least memory of all legal layouts.
+    """
+
+    ranks: int
+    considered: int
+    legal: int
+    fitting: int
+    seconds: float
+    usable_bytes: int
+    best: tuple[Choice, ...]
+    nearest: tuple[Parallelism, float] | None
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    bound: float
+    job: Job
+    busy: tuple[float, ...]
+    degrees: Parallelism
+    peak: float
+    verdict: Verdict
+
+
+def weighed(seconds: float, verdict: Verdict) -> float:
+    """Weigh a step with the risk that its layout does not fit after all."""
+    return seconds * (TIGHT_RISK if verdict == "tight" else 1.0)
+
+
+def hardware_of(template: Recipe) -> Hardware:
+    """Return the physical profile.
+
+    Raises:
+        RecipeError: the cluster has none.
+    """
+    hardware = template.cluster.hardware
+    if isinstance(hardware, str):
+        raise RecipeError(
+            "parallelism",
+            f"auto, but nobody has measured the cluster {template.cluster.name!r}: no layout "
+            "of it has a price",
+            f"leave parallelism=auto out, or search on a cluster with a profile: "
+            f"cluster={template.home}",
+        )
+    return hardware
+
+
+def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> Search:
+    """Rank the legal layouts of ``template`` on ``ranks``; keys in ``fixed`` keep their values.
+
+    Nothing is refused where no layout is legal or fits: ``best`` is empty then.
+
+    Raises:
+        RecipeError: the cluster has no profile, or it lacks what a time needs.
+    """
+    begun = perf_counter()
+    layouts = Layouts(template, ranks=ranks, fixed=fixed)
+    prices = Prices(template)
+    found = [one for family in layouts.families() for one in prices.fitting(family)]
+    best = prices.best(found)
+    return Search(
+        ranks=ranks,
+        considered=layouts.considered,
+        legal=layouts.legal,
+        fitting=len(found),
+        seconds=perf_counter() - begun,
+        usable_bytes=prices.usable,
+        best=tuple(best),
+        nearest=prices.nearest,
+    )
+
+
+class Prices:
+    """Memory and time of layouts of one recipe, each shared part computed once."""
+
+    def __init__(self, template: Recipe) -> None:
+        self._hardware = hardware_of(template)
+        self._software = read_software(OURS)
+        self._kept = template.parallelism
+        # A copy: the template must not remember what follows from its own degrees.
+        self._base = job_of(template.model_copy())
+        self._samples = template.ramp.full_samples
+        self._devices = template.cluster.devices_per_node
+        self._passes: dict[object, tuple[float, ...]] = {}
+        self._busy: dict[object, tuple[float, ...]] = {}
+        self._layers = cache(self._count_layers)
+        self.usable = usable_bytes(self._hardware)
+        self.nearest: tuple[Parallelism, float] | None = None
+
+    def fitting(self, family: Family) -> Iterator[_Fitting]:
+        """Yield the layouts that fit; larger microbatches than one that does not are left."""
+        base = self.job(family.degrees, 1)
+        ranks = deciding_ranks(base.layout)
+        held = [self._states(base, rank) for rank in ranks]
+        least = max(state for state, _ in held)
+        if least > self.usable:
+            self._remember(family.degrees, family.sizes[0], least)
+            return
+        for size in family.sizes:
+            job = self._with_size(base, size)
+            passes = self._pass_bytes(job, ranks)
+            peak = max(
+                state + max(moment, step)
+                for (state, step), moment in zip(held, passes, strict=True)
+            )
+            if peak > self.usable:
+                self._remember(family.degrees, size, peak)
+                return
+            yield self._bounded(job, family.degrees, peak)
+
+    def best(self, found: list[_Fitting]) -> list[Choice]:
+        """Add what the bound leaves out, until no other can be among the best."""
+        best: list[Choice] = []
+        for one in sorted(found, key=attrgetter("bound")):
+            if len(best) >= BEST and one.bound > best[-1].cost:
+                break
+            best = self._keep([*best, self._choice(one)])
+        return best
+
+    def _bounded(self, job: Job, degrees: Parallelism, peak: float) -> _Fitting:
+        verdict: Verdict = "fits" if peak <= TIGHT_FRACTION * self.usable else "tight"
+        busy = self._busy_seconds(job)
+        bound = weighed(sum(passes_seconds(job, busy)), verdict)
+        return _Fitting(bound, job, busy, degrees, peak, verdict)
+
+    def _choice(self, one: _Fitting) -> Choice:
+        size = {"microbatch_sequences": one.job.microbatch_sequences}
+        return Choice(
+            degrees=one.degrees.model_copy(update=size),
+            job=one.job,
+            peak=one.peak,
+            verdict=one.verdict,
+            time=step_time(one.job, one.busy, self._hardware, self._software.speed),
+        )
+
+    def _remember(self, degrees: Parallelism, size: int, peak: float) -> None:
+        if self.nearest is None or peak < self.nearest[1]:
+            chosen = degrees.model_copy(update={"microbatch_sequences": size})
+            self.nearest = chosen, peak
+
+    def job(self, degrees: Parallelism, size: int) -> Job:
+        """Put a layout into the job of the recipe."""
+        stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
+        layers = self._layers(stages, degrees.stage_balance)
+        layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
+        job = replace(self._base, layout=layout, recompute=degrees.recompute)
+        return self._with_size(job, size)
+
+    def _with_size(self, job: Job, size: int) -> Job:
+        count = self._samples // (job.layout.data * job.layout.expert * size)
+        return replace(job, microbatch_sequences=size, microbatches=count)
+
+    def _count_layers(self, stages: int, balance: Balance) -> tuple[int, ...]:
+        cut = stage_layers(self._base.shape.num_layers, stages, balance)
+        return tuple(len(layers) for layers in cut)
+
+    def _states(self, job: Job, rank: int) -> tuple[float, float]:
+        """Return the state of one rank with what is there before anything, and its step's."""
+        parameters, software = rank_parameters(job, rank), self._software.memory
+        state = states(job, parameters).total + software.base_bytes
+        return state, step_bytes(job, parameters, software)
+
+    def _pass_bytes(self, job: Job, ranks: tuple[int, ...]) -> tuple[float, ...]:
+        key = _pass_key(job)
+        if key not in self._passes:
+            software = self._software.memory
+            self._passes[key] = tuple(pass_bytes(job, rank, software) for rank in ranks)
+        return self._passes[key]
+
+    def _busy_seconds(self, job: Job) -> tuple[float, ...]:
+        key = job.layout.data, *_shared_key(job)
+        if key not in self._busy:
+            seconds = busy_seconds(job, self._hardware, self._software.speed)
+            self._busy[key] = tuple(seconds)
+        return self._busy[key]
+
+    def _keep(self, choices: list[Choice]) -> list[Choice]:
+        """Sort; of layouts that cost the same, keep the one that is most like the recipe's."""
+        different: dict[float, Choice] = {}
+        for choice in sorted(choices, key=self._strangeness):
+            different.setdefault(round(choice.cost, 9), choice)
+        return nsmallest(BEST, different.values(), key=lambda one: one.cost)
+
+    def _strangeness(self, choice: Choice) -> tuple[int, float]:
+        return len(changes(self._kept, choice.degrees)), choice.peak
+
+
+def changes(before: Parallelism, after: Parallelism) -> tuple[str, ...]:
+    """Name the searched keys whose values differ."""
+    return tuple(key for key in SEARCHED if getattr(before, key) != getattr(after, key))
+
+
+def _shared_key(job: Job) -> tuple[object, ...]:
+    """Name what one microbatch's passes through one rank depend on, whatever the data ranks."""
+    layout = job.layout
+    return (
+        *(layout.tensor, layout.pipeline, layout.expert, layout.context),
+        *(layout.sequence_parallel, layout.stages_per_rank),
+        *(job.microbatch_sequences, job.recompute),
+    )
+
+
+def _pass_key(job: Job) -> tuple[object, ...]:
+    """Add what says how many microbatches a rank keeps: 1F1B has as many as it has ranks."""
+    schedule = job.layout.schedule
+    return schedule, 0 if schedule == "1f1b" else job.microbatches, *_shared_key(job)

@@ -1,0 +1,162 @@
+"""``parallelism=auto``: what it freezes, how it is narrowed, what it refuses."""
+
+import json
+
+import pytest
+
+from command.actions.render import run as render
+from command.actions.show import run as show
+from command.arguments import read_point
+from command.compose import compose_recipe, compose_searched
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+from components.spec.recipe import Recipe
+
+JUWELS = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto"]
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point([*words]))
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        composed(*words)
+    return str(caught.value)
+
+
+def test_nodes_are_those_of_the_published_ranks_unless_named() -> None:
+    assert composed(*JUWELS).cluster.nodes == 128
+    assert composed(*JUWELS, "cluster.nodes=16").cluster.nodes == 16
+    assert composed(*JUWELS, "cluster.ranks=64").cluster.nodes == 16
+
+
+def test_published_ranks_that_fill_no_nodes_give_the_best_number_around() -> None:
+    cluster = composed("recipe=teuken7b", "cluster=aurora", "parallelism=auto").cluster
+    assert 32 <= cluster.nodes <= 53
+    assert cluster.ranks == 12 * cluster.nodes
+
+
+@pytest.mark.parametrize(
+    "key", ["tensor=4", "pipeline=1", "zero=2", "recompute=full", "data=32"]
+)
+def test_a_named_key_is_final_and_the_rest_is_searched(key: str) -> None:
+    name, _, value = key.partition("=")
+    free, narrowed = (
+        composed(*JUWELS),
+        compose_searched(read_point([*JUWELS, f"parallelism.{key}"])),
+    )
+    assert str(getattr(narrowed.recipe.parallelism, name)) == value
+    assert narrowed.recipe.fingerprint() == free.fingerprint()
+    best, wide = plan_recipe(narrowed.recipe).time, plan_recipe(free).time
+    assert best is not None
+    assert wide is not None
+    assert best.total >= wide.total
+
+
+def test_gpipe_is_searched_only_where_it_is_named() -> None:
+    degrees = composed(
+        *JUWELS, "parallelism.schedule=gpipe", "parallelism.pipeline=4"
+    ).parallelism
+    assert (degrees.schedule, degrees.stages_per_rank) == ("gpipe", 1)
+
+
+def test_show_freezes_the_degrees_that_were_found(capsys: pytest.CaptureFixture[str]) -> None:
+    show(read_point([*JUWELS, "output=json"]))
+    shown = json.loads(capsys.readouterr().out)["recipe"]["parallelism"]
+    assert shown == composed(*JUWELS).parallelism.model_dump(mode="json")
+    assert "auto" not in shown.values()
+
+
+def test_render_asks_for_the_nodes_that_were_found(capsys: pytest.CaptureFixture[str]) -> None:
+    render(read_point([*JUWELS, "cluster.nodes=16", "action=render", "site.account=me"]))
+    assert "#SBATCH --nodes=16" in capsys.readouterr().out
+
+
+def test_the_fewest_nodes_in_time_are_found() -> None:
+    found = compose_searched(read_point([*JUWELS, "within_days=300"])).recipe
+    bill = plan_recipe(found).bill
+    assert bill is not None
+    assert bill.days <= 300
+    assert found.cluster.nodes < 128
+    for nodes in range(found.cluster.nodes * 3 // 4, found.cluster.nodes):
+        try:
+            fewer = plan_recipe(composed(*JUWELS, f"cluster.nodes={nodes}")).bill
+        except RecipeError:
+            continue
+        assert fewer is not None
+        assert fewer.days > 300
+
+
+def test_a_machine_that_nobody_measured_is_refused() -> None:
+    text = refused("recipe=teuken7b", "parallelism=auto")
+    assert text.startswith("parallelism: auto, but nobody has measured the cluster 'local'")
+    assert text.endswith("on a cluster with a profile: cluster=juwels")
+
+
+def test_a_miniature_is_dealt_by_rule() -> None:
+    text = refused(*JUWELS, "scale=mini")
+    assert text.startswith("parallelism: auto, but at scale=mini ranks are dealt by rule")
+
+
+def test_named_keys_that_leave_nothing_are_named() -> None:
+    text = refused(*JUWELS, "parallelism.tensor=3", "parallelism.zero=1")
+    assert "with parallelism.tensor=3 no layout is legal on 128 nodes of juwels" in text
+    assert text.endswith("leave one of these out: parallelism.tensor=3")
+
+
+def test_nodes_without_a_legal_layout_have_neighbours_that_have_one() -> None:
+    text = refused(*JUWELS, "cluster.nodes=127")
+    assert "auto: no layout is legal on 127 nodes of juwels (508 ranks)" in text
+    assert text.endswith("cluster.nodes=120, 124, 128")
+
+
+def test_what_does_not_fit_says_by_how_much_and_how_many_nodes_would_do() -> None:
+    words = ["recipe=gpt175b", "cluster=smng_p2", "parallelism=auto"]
+    text = refused(*words, "cluster.nodes=2")
+    assert "legal layouts fits 2 nodes of smng_p2 (16 ranks); the nearest, " in text
+    assert "GiB a device of 64.0" in text
+    assert text.endswith("what fits: cluster.nodes=6")
+    assert composed(*words, "cluster.nodes=6").cluster.nodes == 6
+
+
+def test_a_named_key_that_keeps_it_from_fitting_may_be_left_out() -> None:
+    words = [*JUWELS, "cluster.nodes=1", "parallelism.zero=0", "parallelism.tensor=1"]
+    assert "leave parallelism.tensor=1 out" in refused(*words, "parallelism.pipeline=1")
+
+
+def test_ranks_that_fill_no_nodes_are_refused() -> None:
+    text = refused(*JUWELS, "cluster.ranks=510")
+    assert text.startswith("cluster.ranks: 510 ranks do not fill nodes of 4 devices")
+    assert text.endswith("the nearest that do: 508 and 512")
+
+
+def test_days_that_no_number_of_nodes_reaches_name_the_quickest() -> None:
+    text = refused(*JUWELS, "within_days=3")
+    assert text.startswith("within_days: 3: no number of nodes of juwels gets there")
+    assert "set within_days=" in text
+
+
+def test_days_without_any_layout_that_fits_say_so() -> None:
+    words = ["recipe=gpt175b", "cluster=juwels", "parallelism=auto", "within_days=30"]
+    text = refused(
+        *words, "parallelism.zero=0", "parallelism.tensor=1", "parallelism.pipeline=1"
+    )
+    assert "no layout fits any number of nodes of juwels up to 936" in text
+
+
+@pytest.mark.parametrize("key", ["cluster.nodes=8", "cluster.ranks=32"])
+def test_days_and_nodes_exclude_each_other(key: str) -> None:
+    text = refused(*JUWELS, "within_days=30", key)
+    assert text.startswith(f"within_days: 30, but {key.partition('=')[0]} says how many nodes")
+
+
+def test_days_need_a_search() -> None:
+    with pytest.raises(RecipeError, match=r"^within_days: 30, but .*\n  add parallelism=auto$"):
+        read_point(["recipe=teuken7b", "cluster=juwels", "within_days=30"])
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "true"])
+def test_days_are_a_positive_number(value: str) -> None:
+    with pytest.raises(RecipeError, match=r"^within_days: .* is no positive number of days"):
+        read_point([*JUWELS, f"within_days={value}"])

@@ -1,0 +1,101 @@
+"""The search's order is the plan's, its first choice never worse than what is published."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe, compose_searched
+from command.searched import Found
+from components.planner.communication import group_of
+from components.planner.layouts import Layouts
+from components.planner.memory import deciding_ranks, plan_memory, rank_memory
+from components.planner.plan import plan_recipe
+from components.planner.search import BEST, Prices, search_layouts, weighed
+from components.planner.software import OURS, read_software
+from components.planner.time import plan_time
+from components.spec.recipe import Recipe
+from tests.recipes.test_plans import RECIPES
+
+# Of V100s nobody has measured a matrix product.
+UNTIMED = {"bloom560m", "bloom1b1", "bloom1b7", "bloom3b", "bloom7b1"}
+TIMED = [name for name in RECIPES if name not in UNTIMED]
+
+
+def searched(name: str, *words: str) -> Found:
+    home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).home
+    point = [f"recipe={name}", f"cluster={home}", "parallelism=auto", *words]
+    return compose_searched(read_point(point))
+
+
+def settled(recipe: Recipe) -> Recipe:
+    bare = recipe.model_copy()
+    for name in ("derived", "stages"):
+        bare.__dict__.pop(name, None)
+    return bare
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name: str) -> None:
+    found = searched(name)
+    published = found.published
+    assert published is not None
+    assert found.recipe.fingerprint() == published.fingerprint()
+    best, paper = plan_recipe(found.recipe), plan_recipe(published)
+    assert best.time is not None
+    assert paper.time is not None
+    assert best.time.total == pytest.approx(found.search.best[0].time.total)
+    assert best.memory.peak == pytest.approx(found.search.best[0].peak)
+    if paper.memory.verdict != "does_not_fit":
+        assert found.search.best[0].cost <= weighed(paper.time.total, paper.memory.verdict)
+    if paper.memory.verdict == "fits":
+        assert best.time.total <= paper.time.total
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
+    name: str,
+) -> None:
+    layout = plan_recipe(searched(name).recipe).job.layout
+    assert group_of(layout, "tensor").nodes == 1
+    more_than_a_node = layout.ranks > layout.devices_per_node
+    if layout.pipeline > 1 and more_than_a_node and layout.rank_order[0] == "pipeline":
+        assert group_of(layout, "pipeline").nodes > 1
+
+
+def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() -> None:
+    recipe = settled(compose_recipe(read_point(["recipe=playbook8b", "cluster=hopper"])))
+    hardware, software = recipe.cluster.hardware, read_software(OURS)
+    assert not isinstance(hardware, str)
+    search = search_layouts(recipe, ranks=32, fixed=frozenset({"recompute"}))
+    prices, costs, fitting = Prices(recipe), set(), 0
+    layouts = Layouts(recipe, ranks=32, fixed=frozenset({"recompute"}))
+    for family in layouts.families():
+        for size in family.sizes:
+            job = prices.job(family.degrees, size)
+            memory = plan_memory(job, hardware, software.memory)
+            if memory.verdict != "does_not_fit":
+                fitting += 1
+                seconds = plan_time(job, hardware, software.speed).total
+                costs.add(round(weighed(seconds, memory.verdict), 9))
+    assert search.fitting == fitting
+    assert [round(one.cost, 9) for one in search.best] == sorted(costs)[:BEST]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_the_fullest_rank_is_among_the_deciding_ones(schedule: str) -> None:
+    stages = 1 if schedule in {"gpipe", "1f1b"} else 2
+    words = [f"parallelism.schedule={schedule}", f"parallelism.stages_per_rank={stages}"]
+    words += ["parallelism.recompute=none", "parallelism.pipeline=8", "cluster.nodes=32"]
+    recipe = compose_recipe(
+        read_point(["recipe=bloom176b", "cluster=jean_zay", "budget.ramp_up=none", *words])
+    )
+    plan, software = plan_recipe(recipe), read_software(OURS)
+    some = [
+        rank_memory(plan.job, rank, software.memory) for rank in deciding_ranks(plan.job.layout)
+    ]
+    assert len(some) < plan.job.layout.pipeline
+    assert max(rank.peak for rank in some) == plan.memory.peak
+
+
+def test_a_tight_layout_comes_first_only_where_it_is_a_sixth_faster() -> None:
+    assert weighed(6.0, "tight") == pytest.approx(7.0)
+    assert weighed(6.0, "fits") == 6.0

@@ -1,0 +1,117 @@
+"""What a search finds for two recipes on machines of others, and how it is said."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.actions.plan import run
+from command.arguments import read_point
+from command.compose import compose_recipe, compose_searched
+from components.planner.communication import group_of
+from components.planner.comparison import describe, step_parts
+from components.planner.plan import plan_recipe
+from components.planner.search_sheet import search_tree
+from tests.recipes.test_plans import at_home, rounded
+
+SEARCHES = Path(__file__).parent / "searches"
+ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
+
+
+def found_abroad(name: str, cluster: str, *words: str) -> dict[str, Any]:
+    point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
+    found = compose_searched(read_point(point))
+    return search_tree(found.search, found.recipe, found.published, found.refusal)
+
+
+@pytest.mark.parametrize(("name", "cluster"), ABROAD)
+def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
+    tree = found_abroad(name, cluster)
+    assert tree.pop("seconds") > 0
+    tree["best"] = [{key: one[key] for key in one if key != "layout"} for one in tree["best"]]
+    tree["paper"].pop("layout", None)
+    text = yaml.safe_dump(rounded(tree), sort_keys=False, width=110)
+    file = SEARCHES / f"{name}_{cluster}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        SEARCHES.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    assert file.read_text("utf-8") == text, "read the difference, then `make golden`"
+
+
+def test_no_search_is_left_without_its_recipe() -> None:
+    assert {file.stem for file in SEARCHES.iterdir()} == {"_".join(pair) for pair in ABROAD}
+
+
+def test_the_plan_prints_the_best_ten_beside_the_published_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.html"
+    words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=plan"]
+    assert run(read_point([*words, f"file={file}"])).status == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("layouts: ")
+    assert [line.split()[0] for line in shown[2:13]] == [*map(str, range(1, 11)), "paper"]
+    assert shown[13].startswith(" - a step of ")
+    page = file.read_text("utf-8")
+    assert "<h2>Layouts found</h2>" in page
+    assert "waiting in the pipeline" in page
+
+
+def test_json_has_the_search_and_its_best_layout_is_the_planned_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["recipe=bloom176b", "cluster=jean_zay", "parallelism=auto", "action=plan"]
+    run(read_point([*words, "output=json"]))
+    tree = json.loads(capsys.readouterr().out)
+    search = tree["search"]
+    assert search["considered"] >= search["legal"] >= search["fitting"] >= len(search["best"])
+    best = search["best"][0]
+    assert len(search["best"]) == 10
+    assert best["step_seconds"] == tree["time"]["step_seconds"]
+    assert best["peak_bytes"] == tree["memory"]["peak_bytes"]
+    assert best["days"] == tree["bill"]["days"]
+    assert search["paper"]["text"].startswith("data 8 x tensor 4 x pipeline 12, ZeRO 1")
+    assert search["why"][0].startswith("a step of ")
+
+
+def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    run(read_point(["recipe=teuken7b", "cluster=juwels", "action=plan", f"file={file}"]))
+    assert "Layouts found" not in file.read_text("utf-8")
+
+
+@pytest.mark.parametrize(("name", "cluster"), ABROAD)
+def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
+    words = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto"]
+    layout = plan_recipe(compose_recipe(read_point(words))).job.layout
+    assert group_of(layout, "tensor").nodes == 1
+    assert group_of(layout, "pipeline").nodes > 1
+
+
+@pytest.mark.parametrize("name", ["teuken7b", "bloom176b", "mula20b_a2b"])
+def test_the_named_parts_of_a_step_add_up_to_it(name: str) -> None:
+    plan = plan_recipe(at_home(name))
+    parts = step_parts(plan)
+    assert plan.time is not None
+    assert sum(parts.values()) == pytest.approx(plan.time.total)
+    assert min(parts.values()) >= 0
+
+
+def test_the_published_layout_found_best_is_said_to_be_so() -> None:
+    keys = ["data", "tensor", "pipeline", "zero", "sequence_parallel", "microbatch_sequences"]
+    values = [128, 2, 2, 1, "true", 1]
+    words = [f"parallelism.{key}={value}" for key, value in zip(keys, values, strict=True)]
+    words += ["parallelism.schedule=1f1b", "parallelism.recompute=none"]
+    why = found_abroad("teuken7b", "juwels", *words)["why"]
+    assert why[0] == "the published layout is the best one found"
+
+
+def test_a_layout_is_described_by_what_it_uses() -> None:
+    recipe = compose_recipe(read_point(["recipe=mula220b_a10b", "cluster=aurora"]))
+    assert describe(recipe.parallelism) == (
+        "data 32 x pipeline 8 x expert 12, ZeRO 1, microbatches of 1, 1f1b, "
+        "recomputes attention and mlp and norms"
+    )
