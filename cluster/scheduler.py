@@ -38,6 +38,7 @@ class Scheduler(Protocol):
 
     name: str
     program: str
+    arrays: bool  # a chain is one array, for whose end another can wait
 
     def check(self, script: Path) -> None:
         """Ask whether the script would be taken, as far as the scheduler can say."""
