@@ -18,7 +18,7 @@ EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test check fix golden recipes parity moved bench lock clean
+.PHONY: help setup run test cluster check fix golden recipes parity moved bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -37,7 +37,10 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster"
+
+cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (15 minutes)
+	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
 
 check: setup ## style, types, imports: what must hold in every commit
 	$(PY) -m ruff check --quiet --output-format concise .

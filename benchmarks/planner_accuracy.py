@@ -59,6 +59,7 @@ def accuracy(rows: Sequence[Row]) -> dict[str, object]:
     fitted = campaign["fitted_nodes"]
     judged = [row for row in rows if row.nodes not in fitted] or list(rows)
     timed = [row for row in rows if is_timed(row)]
+    unseen = [row for row in judged if is_timed(row)]
 
     def seconds(row: Row) -> float:
         return plan_time(row.job, hardware, software.speed).total
@@ -69,9 +70,9 @@ def accuracy(rows: Sequence[Row]) -> dict[str, object]:
         "noise_of_timed": noise(timed),
         "fits": fits(judged, hardware, software),
         "memory": memory(judged, rows, software),
-        "time": times([row for row in judged if is_timed(row)], timed, seconds),
-        "rank": rank(timed, seconds),
-        "regret": regret(timed, seconds),
+        "time": times(unseen, timed, seconds),
+        "rank": rank(unseen, seconds),
+        "regret": regret(unseen, seconds),
     }
 
 

@@ -21,9 +21,6 @@ class Pbs:
     program = "qsub"
     arrays = False
 
-    def check(self, script: Path) -> None:
-        """PBS has no way to try a script: `qsub` itself refuses what it does not like."""
-
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else ["-W", f"depend=afterany:{after}"]
         return ask(["qsub", *order, str(script)]).strip()

@@ -40,9 +40,6 @@ class Scheduler(Protocol):
     program: str
     arrays: bool  # a chain is one array, for whose end another can wait
 
-    def check(self, script: Path) -> None:
-        """Ask whether the script would be taken, as far as the scheduler can say."""
-
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
 

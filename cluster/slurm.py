@@ -17,9 +17,6 @@ class Slurm:
     program = "sbatch"
     arrays = True
 
-    def check(self, script: Path) -> None:
-        ask(["sbatch", "--test-only", str(script)])
-
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
         answer = ask(["sbatch", "--parsable", *order, str(script)])

@@ -91,7 +91,6 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     jobs.cancelled.unlink(missing_ok=True)
     at = now()
     try:
-        ready.scheduler.check(jobs.script)
         chain = ready.scheduler.submit(jobs.script, after=after)
     except SchedulerError as error:
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"

@@ -1,8 +1,8 @@
 """Bytes of a checkpoint, and the seconds that a run stands still to write or to read one.
 
-Saving is synchronous (`components.train.checkpoint`): all ranks write their parts, then one
-process reads all files back and hashes them, and only then does the next step begin. Loading,
-every rank hashes every file before it takes its part.
+Saving is synchronous (`components.train.checkpoint`): each rank writes its part, reads it back
+and hashes it, and only then does the next step begin. Loading, the files are dealt to the
+ranks; each hashes its share, and then takes its part.
 """
 
 from dataclasses import dataclass
@@ -40,19 +40,18 @@ def checkpoint_bytes(job: Job) -> int:
 
 
 def checkpoint_time(job: Job, cluster: Cluster, run: SoftwareRun) -> CheckpointTime:
-    """Predict writing and reading by all nodes of the cluster's job."""
+    """Predict writing and reading by all ranks of the cluster's job, in equal shares."""
     size = checkpoint_bytes(job)
     storage = cluster.storage
     write = job_rate(cluster, storage.write_gigabytes_per_second)
     read = job_rate(cluster, storage.read_gigabytes_per_second)
-    hashing = size / (run.hash_gigabytes_per_second * 1e9)
-    # Ranks of a node hash the files side by side, and the node fetches each of them once.
-    fetched = cluster.nodes * size / read if read else 0.0
+    hashing = size / (run.hash_gigabytes_per_second * 1e9 * job.layout.ranks)
+    fetched = size / read if read else 0.0
     return CheckpointTime(
         bytes=size,
         write=size / write if write else None,
         hashing=hashing,
-        read=max(fetched, hashing) + (size / read if read else 0.0),
+        read=max(fetched, hashing) + fetched,  # once to hash it, once to take it
     )
 
 

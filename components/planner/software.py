@@ -64,7 +64,7 @@ class SoftwareRun(Section):
     """Figures of one training program between its steps.
 
     A job reaches its first step after ``start_up_seconds`` and ``start_up_rank_seconds`` more
-    for each rank. One process hashes ``hash_gigabytes_per_second`` of a checkpoint's files.
+    for each rank. Each rank hashes ``hash_gigabytes_per_second`` of a checkpoint's files.
     """
 
     start_up_seconds: float

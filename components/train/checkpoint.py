@@ -2,10 +2,9 @@
 
 The tensors go through torch's distributed checkpoint, so that any layout can write and read
 them, but into safetensors files: its default format keeps a pickle. What is no tensor (step,
-tokens) is one small JSON file, written last.
+tokens) is one small JSON file, written last, with the digests of all others.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from components.errors import RecipeError
 from components.parallelism.shards import WeightShard
+from components.train.agreement import together
+from components.train.digests import NotingWriter, check_files, check_names, hash_files
 
 MARKER = "progress.json"
 
@@ -98,22 +96,43 @@ class ShardState:
 
 
 def save_checkpoint(folder: Path, state: State, progress: Progress) -> Path:
-    """Write a checkpoint beside, mark it, rename it to its place; every rank calls this."""
+    """Write a checkpoint beside, mark it, rename it to its place; every rank calls this.
+
+    Raises:
+        RecipeError: what a rank wrote cannot be read back, or the marker not be written; all
+            ranks raise it, and the checkpoint is not there.
+    """
     target = folder / f"tokens-{progress.tokens:015d}"
     beside = folder / f".{target.name}"
     if dist.get_rank() == 0:
         shutil.rmtree(beside, ignore_errors=True)
     dist.barrier()
-    writer = HuggingFaceStorageWriter(str(beside), save_distributed=True)
+    writer = NotingWriter(folder=beside)
     save(state.tensors(), storage_writer=writer)
-    if dist.get_rank() == 0:
-        hashes = {file.name: _sha256(file) for file in sorted(beside.glob("*.safetensors"))}
-        marker = asdict(progress) | {"files": hashes}
+    digests: dict[str, str] = {}
+    for of_rank in together(lambda: hash_files(beside, writer.written)):
+        digests |= of_rank
+
+    def complete() -> None:
+        if dist.get_rank() == 0:
+            _complete(beside, target, progress, digests)
+
+    together(complete)
+    return target
+
+
+def _complete(beside: Path, target: Path, progress: Progress, digests: dict[str, str]) -> None:
+    try:
+        check_names(beside, digests)
+        marker = asdict(progress) | {"files": dict(sorted(digests.items()))}
         (beside / MARKER).write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
         shutil.rmtree(target, ignore_errors=True)
         beside.rename(target)
-    dist.barrier()
-    return target
+    except OSError as error:
+        remedy = "mend the file system, then resume the run: the checkpoint before is whole"
+        raise RecipeError(
+            str(target), f"cannot be completed: {error.strerror}", remedy
+        ) from error
 
 
 def load_checkpoint(checkpoint: Path, state: State) -> Progress:
@@ -121,9 +140,10 @@ def load_checkpoint(checkpoint: Path, state: State) -> Progress:
 
     Raises:
         RecipeError: a file of the checkpoint is missing, was changed or added, or its tensors
-            are those of another model or optimizer.
+            are those of another model or optimizer; all ranks raise it.
     """
-    progress = read_progress(checkpoint)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    progress, *_ = together(lambda: _read_share(checkpoint, rank=rank, ranks=ranks))
     reader = HuggingFaceStorageReader(str(checkpoint))
     found = {
         name: tuple(getattr(entry, "size", ()))
@@ -133,7 +153,7 @@ def load_checkpoint(checkpoint: Path, state: State) -> Progress:
 
     def read(tensors: dict[str, Tensor]) -> None:
         expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        _check_alike(checkpoint, expected, found)
+        together(lambda: _check_alike(checkpoint, expected, found))
         taken.update(expected)
         load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
 
@@ -155,9 +175,7 @@ def _check_alike(checkpoint: Path, expected: Shapes, found: Shapes) -> None:
 
 def _check_all_taken(checkpoint: Path, taken: set[str], found: Shapes) -> None:
     """Ask all ranks: each stage takes its own layers."""
-    everyones: list[set[str]] = [taken] * dist.get_world_size()
-    dist.all_gather_object(everyones, taken)
-    if left := sorted(set(found).difference(*everyones)):
+    if left := sorted(set(found).difference(*together(lambda: taken))):
         raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
 
 
@@ -185,27 +203,22 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """Check the files against the marker and return where the run was.
+    """Check all files against the marker, alone, and return where the run was.
 
     Raises:
         RecipeError: a file is missing or too many, or its contents are not what was written.
     """
-    marker = json.loads((checkpoint / MARKER).read_text("utf-8"))
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        if file.name not in marker["files"]:
-            problem, remedy = "was not written with this checkpoint", "move it elsewhere"
-            raise RecipeError(str(file), problem, remedy)
-    for name, sha256 in marker["files"].items():
-        file = checkpoint / name
-        if not file.is_file() or _sha256(file) != sha256:
-            what = "was changed after it was written" if file.is_file() else "is missing"
-            remedy = f"remove {checkpoint}: the checkpoint before it is taken then"
-            raise RecipeError(str(file), what, remedy)
+    return _read_share(checkpoint, rank=0, ranks=1)
+
+
+def _read_share(checkpoint: Path, *, rank: int, ranks: int) -> Progress:
+    file = checkpoint / MARKER
+    try:
+        marker = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = f"remove {checkpoint}: the checkpoint before it is taken then"
+        raise RecipeError(str(file), f"cannot be read: {error}", remedy) from error
+    check_files(checkpoint, marker["files"], rank=rank, ranks=ranks)
     return Progress(
         step=marker["step"], tokens=marker["tokens"], loss_scale=marker.get("loss_scale")
     )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

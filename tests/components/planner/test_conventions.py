@@ -71,3 +71,16 @@ def test_of_206_9_teraflops_with_selective_recomputation_155_were_the_model_s() 
     assert flops["megatron_logged"] * rate / 1e12 == pytest.approx(155.2, rel=2e-3)
     assert flops["full"] * rate / 1e12 == pytest.approx(155.2, rel=5e-3)
     assert flops["fourfold"] == flops["full"] * 4 / 3
+
+
+@pytest.mark.parametrize(("seconds", "printed"), [(105.22, 149.02), (104.70, 149.77)])
+def test_bloom_s_formula_gives_the_teraflops_of_its_log(seconds: float, printed: float) -> None:
+    """Megatron-DeepSpeed's 96 B s L h^2 (1 + s / 6 h + V / 16 L h), on 384 A100s of 312."""
+    recipe = compose_recipe(read_point(["recipe=bloom176b", "scale=full"]))
+    tokens = recipe.budget.global_batch_tokens
+    flops = flops_by_convention(recipe.shape, recipe.budget.sequence_length, pipeline=12)
+    logged = flops["megatron_logged_fourfold"] * tokens / seconds / 384 / 1e12
+    assert logged == pytest.approx(printed, rel=1e-4)
+    assert round(logged / 312, 3) == {105.22: 0.478, 104.70: 0.48}[seconds]
+    model = flops["megatron_logged"] * tokens / seconds / 384 / 1e12
+    assert round(model / 312, 3) == {105.22: 0.358, 104.70: 0.36}[seconds]

@@ -37,6 +37,7 @@ from tests.components.train.checkpoint_cases import (
     train,
     train_alone,
 )
+from tests.components.train.digest_cases import refused
 
 # One row in three of the MLP's, 31 of the embedding's on a tensor rank: nothing divides.
 PARTS = Parts(
@@ -265,6 +266,14 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(
     message = re.escape(f"is of another model or optimizer: {difference}")
     with pytest.raises(RecipeError, match=message):
         load(other, ALONE, only_checkpoint(tmp_path))
+
+
+def test_what_one_stage_misses_stops_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    save(PARTS, ALONE, tmp_path, STEPS)
+    taller = PARTS._replace(num_layers=3)
+    layout, checkpoint = LAYOUTS["tied stages, tensor"], only_checkpoint(tmp_path)
+    (said,) = set(ranks(refused, load, taller, layout, checkpoint))
+    assert "it lacks model.layers.2.attention.key.bias (48,)" in said
 
 
 def test_a_file_too_many_is_refused(tmp_path: Path) -> None:

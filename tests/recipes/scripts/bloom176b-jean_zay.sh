@@ -13,7 +13,7 @@
 #SBATCH --signal=B:USR1@2040
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-55%1
+#SBATCH --array=1-49%1
 #SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
@@ -26,8 +26,8 @@ run=/path/to/kochbuch/runs/bloom176b-full
 mkdir -p "$run/ranks"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
 
-# This ends the chain: the run has finished, or two jobs made no progress.
-python -m cluster.begin "$run" || exit 0
+# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))

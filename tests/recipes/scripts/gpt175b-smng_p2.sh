@@ -11,8 +11,7 @@
 #SBATCH --signal=B:USR1@840
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-2%1
-#SBATCH --output=/path/to/kochbuch/runs/gpt175b-full/jobs/%A_%a.log
+#SBATCH --output=/path/to/kochbuch/runs/gpt175b-full/jobs/%j.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
 # The sources in brackets are those of conf/cluster/smng_p2.yaml.
@@ -34,8 +33,8 @@ run=/path/to/kochbuch/runs/gpt175b-full
 mkdir -p "$run/ranks"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
 
-# This ends the chain: the run has finished, or two jobs made no progress.
-python -m cluster.begin "$run" || exit 0
+# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))

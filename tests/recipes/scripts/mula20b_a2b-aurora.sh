@@ -33,8 +33,8 @@ cd /path/to/kochbuch || exit
 run=/path/to/kochbuch/runs/mula20b_a2b-full
 mkdir -p "$run/ranks"
 
-# This ends the chain: the run has finished, or two jobs made no progress.
-python -m cluster.begin "$run" || exit 0
+# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
 
 # The next job is queued now, while nothing can have killed this one: PBS has no arrays whose jobs
 # wait for one another. This one is never run again (-r n): it would queue a second successor.

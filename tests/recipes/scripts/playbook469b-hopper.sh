@@ -8,8 +8,7 @@
 #SBATCH --signal=B:USR1@360
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --array=1-3%1
-#SBATCH --output=/path/to/kochbuch/runs/playbook469b-full/jobs/%A_%a.log
+#SBATCH --output=/path/to/kochbuch/runs/playbook469b-full/jobs/%j.log
 # What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
 
 # The sources in brackets are those of conf/cluster/hopper.yaml.
@@ -20,8 +19,8 @@ cd /path/to/kochbuch || exit
 run=/path/to/kochbuch/runs/playbook469b-full
 mkdir -p "$run/ranks"
 
-# This ends the chain: the run has finished, or two jobs made no progress.
-python -m cluster.begin "$run" || exit 0
+# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))

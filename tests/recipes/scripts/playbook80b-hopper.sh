@@ -19,8 +19,8 @@ cd /path/to/kochbuch || exit
 run=/path/to/kochbuch/runs/playbook80b-full
 mkdir -p "$run/ranks"
 
-# This ends the chain: the run has finished, or two jobs made no progress.
-python -m cluster.begin "$run" || exit 0
+# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))

@@ -1,0 +1,266 @@
+"""Runs on a real Slurm: over the wall, a requeue, a killed rank, a lost node, a drained one."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.slurm import Slurm
+from cluster.status import RunStatus, status_of
+from command.main import main
+from tests.cluster.slurm import LocalSlurm
+from tests.life.conftest import TINY
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_500)]
+
+OWN = ("budget.total_tokens", "checkpoint.", "evaluation.", "parallelism.")
+SMALL = tuple(word for word in TINY if not word.startswith(OWN))
+# JUWELS Booster, but for what this host does not have: GPUs, modules, InfiniBand.
+HERE = (
+    *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
+    *("cluster.site.modules=[]", "cluster.site.environment={}", "cluster.site.host_suffix=''"),
+    *("cluster.site.binding.cores_per_rank=1", "parallelism.microbatch_sequences=1"),
+    *("site.account=kitchen", "cluster.site.spare_seconds=40"),
+)
+Submit = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def submit(slurm: LocalSlurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """Submit a run by the command and return its folder."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def act(name: str, *words: str) -> Path:
+        assert main([*SMALL, *HERE, *words, f"run={home / name}"]) == 0
+        return home / name
+
+    return act
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Read a journal whose last line may be half written."""
+    file = run / "metrics.jsonl"
+    text = file.read_text() if file.exists() else ""
+    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def status(run: Path) -> RunStatus:
+    return status_of(run, Slurm())
+
+
+def wait_until(slurm: LocalSlurm, run: Path, holds: Callable[[], bool], seconds: float) -> None:
+    try:
+        slurm.wait_for(holds, seconds)
+    except AssertionError:
+        logs = sorted([*(run / "jobs").glob("*.log"), *(run / "ranks").glob("*.log")])
+        said = "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
+        pytest.fail(f"{status(run)}\n{said}")
+
+
+def finish(slurm: LocalSlurm, run: Path, seconds: float = 300) -> RunStatus:
+    wait_until(slurm, run, lambda: status(run).state in {"finished", "failed", "lost"}, seconds)
+    wait_until(slurm, run, lambda: not status(run).queued, 60)
+    return status(run)
+
+
+def losses(run: Path) -> dict[int, tuple[str, float]]:
+    """Return digest of the samples and loss of each step, as last computed."""
+    steps = entries(run, "step")
+    return {entry["step"]: (entry["samples_digest"], entry["loss"]) for entry in steps}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[int, Path]:
+    """The runs that were trained whole, by their number of ranks."""
+    return {}
+
+
+@pytest.fixture
+def same_as_uninterrupted(
+    home: Path, submit: Submit, uninterrupted: dict[int, Path]
+) -> Callable[[Path], None]:
+    """Compare a run, bit by bit, with the same ranks under torchrun on this machine."""
+
+    def compare(run: Path) -> None:
+        ranks = json.loads((run / "derived.json").read_text())["ranks"]
+        if ranks not in uninterrupted:
+            (submission,) = json.loads((run / "jobs/submitted.json").read_text())["submissions"]
+            own = [word for word in submission["words"] if word.startswith(OWN)]
+            whole = home / f"whole-{ranks}"
+            assert main([*SMALL, *own, f"cluster.ranks={ranks}", f"run={whole}"]) == 0
+            uninterrupted[ranks] = whole
+        assert losses(run) == losses(uninterrupted[ranks])
+
+    return compare
+
+
+def test_over_the_wall_the_next_job_goes_on_and_the_chain_ends_at_the_budget(
+    slurm: LocalSlurm,
+    submit: Submit,
+    same_as_uninterrupted: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (
+        "cluster.nodes=2",
+        "budget.total_tokens=307_200",
+        "checkpoint.every_tokens=102_400",
+    )
+    hours = ("cluster.hours=0.0333", "cluster.jobs=15", "evaluation.every_tokens=153_600")
+    run = submit("walled", *words, *hours)
+    assert "submitted " in capsys.readouterr().out
+    wait_until(slurm, run, lambda: status(run).state == "running", 60)
+    assert main([*SMALL, *HERE, *words, *hours, f"run={run}"]) == 2  # twice
+    assert f"run: {run} is submitted: " in capsys.readouterr().err
+
+    end = finish(slurm, run, 1_000)
+    assert end.state == "finished"
+    first, *others = end.jobs
+    assert (first.ended, others[-1].ended) == ("stopped", "finished")
+    assert 1 < len(end.jobs) < 15  # those left were taken back
+    for one, other in zip(end.jobs, end.jobs[1:], strict=False):
+        assert one.tokens_at_end == other.tokens_at_begin > 0
+    steps = [entry["step"] for entry in entries(run, "step")]
+    assert steps == list(range(1, 601))  # no sample is lost, none is read twice
+    same_as_uninterrupted(run)
+
+
+def begun(run: Path, kind: str = "step") -> Callable[[], bool]:
+    return lambda: bool(entries(run, kind))
+
+
+TWO_RANKS = (
+    *("cluster.nodes=2", "cluster.devices_per_node=1", "cluster.site.directives=[]"),
+    *("cluster.hours=0.5", "cluster.jobs=3", "evaluation.every_tokens=51_200"),
+    *("budget.total_tokens=102_400", "checkpoint.every_tokens=10_240"),
+)
+
+
+def test_a_requeued_job_goes_on_from_its_checkpoint(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
+) -> None:
+    words = (word for word in TWO_RANKS if not word.startswith("cluster.jobs"))
+    run = submit("requeued", *words, "cluster.jobs=1")
+    wait_until(slurm, run, begun(run, "checkpoint"), 120)
+    slurm.call("scontrol", "requeue", status(run).jobs[-1].job)
+    wait_until(slurm, run, lambda: status(run).why.startswith("BeginTime: was put back"), 60)
+    end = finish(slurm, run)
+    assert end.state == "finished"
+    assert [(job.attempt, job.ended) for job in end.jobs] == [(0, None), (1, "finished")]
+    assert end.jobs[1].tokens_at_begin >= 10_240
+    same_as_uninterrupted(run)
+
+
+def rank_on(node: str, run: Path) -> int:
+    """Find the process id of the run's rank on a node, among all processes of this host."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            seen = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        here = f"SLURMD_NODENAME={node}".encode() in seen
+        if here and words[1:4] == [b"-m", b"components.train", str(run).encode()]:
+            return int(folder.name)
+    pytest.fail(f"no rank of {run} on {node}")
+
+
+def test_a_killed_rank_is_named_and_the_next_job_avoids_its_node(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
+) -> None:
+    run = submit("killed", *TWO_RANKS)
+    wait_until(slurm, run, begun(run, "checkpoint"), 120)
+    node = status(run).jobs[-1].nodes[1]
+    os.kill(rank_on(node, run), signal.SIGKILL)
+    end = finish(slurm, run)
+    failed, last = end.jobs
+    assert failed.ended == "failed"
+    assert failed.why == f"rank 1 on {node}: Killed"
+    assert failed.bad_nodes == (node,)
+    assert node not in last.nodes
+    assert end.state == "finished"
+    same_as_uninterrupted(run)
+
+
+def end_node(slurm: LocalSlurm, node: str, run: Path) -> None:
+    """Let a node die: its daemon, and all that runs on it, without a word."""
+    slurm.stop(node, signal.SIGKILL)
+    rank = rank_on(node, run)
+    parent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    for process in (parent, rank):
+        os.kill(process, signal.SIGKILL)
+
+
+def test_when_a_node_dies_the_job_is_put_back_and_goes_on_without_it(
+    slurm: LocalSlurm, submit: Submit, same_as_uninterrupted: Callable[[Path], None]
+) -> None:
+    run = submit("lost", *TWO_RANKS)
+    wait_until(slurm, run, begun(run, "checkpoint"), 120)
+    node = status(run).jobs[-1].nodes[1]  # the script runs on the first
+    end_node(slurm, node, run)
+    try:
+        end = finish(slurm, run, 400)
+    finally:
+        slurm.start_node(node)
+    assert end.state == "finished"
+    assert len(end.jobs) >= 2
+    assert node not in end.jobs[-1].nodes
+    same_as_uninterrupted(run)
+    slurm.wait_for(lambda: slurm.idle() == set(slurm.nodes), 60)
+
+
+def test_a_job_that_cannot_start_says_what_it_waits_for(
+    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drained = slurm.nodes[:2]
+    for node in drained:
+        slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    try:
+        run = submit("waiting", *TWO_RANKS)
+        wait_until(slurm, run, lambda: "drained" in status(run).why, 60)
+        assert main(["action=cancel", f"run={run}"]) == 0
+        assert "cancelled" in capsys.readouterr().out
+        wait_until(slurm, run, lambda: status(run).state == "lost", 60)
+    finally:
+        for node in drained:
+            slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def test_what_the_scheduler_refuses_is_told_in_its_words(
+    slurm: LocalSlurm, submit: Submit, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, *HERE, *TWO_RANKS, "site.queue=nowhere", f"run={home / 'refused'}"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "cluster.scheduler: sbatch: " in said
+    assert "invalid partition" in said
+
+
+def test_cancelled_while_it_runs_a_run_saves_first(
+    slurm: LocalSlurm, submit: Submit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (word for word in TWO_RANKS if not word.startswith("budget.total"))
+    run = submit("cancelled", *words, "budget.total_tokens=5_120_000")
+    wait_until(slurm, run, begun(run), 120)
+    assert main(["action=cancel", f"run={run}"]) == 0
+    assert "saves after the step it is in, then ends" in capsys.readouterr().out
+    wait_until(slurm, run, lambda: not status(run).queued, 120)
+    end = status(run)
+    assert end.state == "stopped"
+    assert end.tokens == entries(run, "step")[-1]["tokens"] > 0
+    time.sleep(1)
+    assert main(["action=status", f"run={run}", "output=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "stopped"

@@ -1,0 +1,191 @@
+"""Every file is hashed once, by one rank, and what is wrong with it stops all of them."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from components.errors import RecipeError
+from components.train.checkpoint import MARKER, newest_checkpoint, read_progress
+from tests.components.parallelism.ranks import Ranks
+from tests.components.train import digest_cases as cases
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+COUNTS = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[int, Ranks]]:
+    with ExitStack() as stack:
+        yield {count: stack.enter_context(Ranks(count)) for count in COUNTS}
+
+
+@pytest.fixture(params=COUNTS[1:])
+def ranks(groups: dict[int, Ranks], request: pytest.FixtureRequest) -> tuple[Ranks, int]:
+    return groups[request.param], request.param
+
+
+def saved_by(ranks: Ranks, count: int, folder: Path) -> Path:
+    ranks(cases.save, folder, count)
+    (checkpoint,) = folder.iterdir()
+    return checkpoint
+
+
+def names_in(checkpoint: Path) -> list[str]:
+    return sorted(file.name for file in checkpoint.glob("*.safetensors"))
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_marker_has_the_digest_of_every_file(
+    groups: dict[int, Ranks], count: int, tmp_path: Path
+) -> None:
+    checkpoint = saved_by(groups[count], count, tmp_path)
+    digests = {
+        name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+        for name in names_in(checkpoint)
+    }
+    assert len(digests) == count
+    marker = {"step": 2, "tokens": 20, "loss_scale": {"scale": 8.0}, "files": digests}
+    assert (checkpoint / MARKER).read_text() == json.dumps(marker, indent=1) + "\n"
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_rank_hashes_what_it_wrote_and_nothing_else(
+    groups: dict[int, Ranks], count: int, tmp_path: Path
+) -> None:
+    hashed = groups[count](cases.save, tmp_path, count)
+    (checkpoint,) = tmp_path.iterdir()
+    for rank, (name,) in enumerate(hashed):
+        with safe_open(checkpoint / name, "pt") as file:
+            assert f"of.{rank}" in file.keys()  # noqa: SIM118  # it is no dictionary
+
+
+def test_ranks_that_wrote_nothing_hash_nothing(
+    groups: dict[int, Ranks], tmp_path: Path
+) -> None:
+    hashed = groups[4](cases.save, tmp_path, 0)
+    (checkpoint,) = tmp_path.iterdir()
+    assert sorted(map(len, hashed)) == [0, 0, 0, 1]
+    assert [*chain(*hashed)] == names_in(checkpoint)
+    assert [*chain(*groups[4](cases.load, checkpoint, 0))] == names_in(checkpoint)
+
+
+@pytest.mark.parametrize("readers", COUNTS)
+@pytest.mark.parametrize("writers", COUNTS)
+def test_loading_hashes_every_file_once_in_even_shares(
+    groups: dict[int, Ranks], writers: int, readers: int, tmp_path: Path
+) -> None:
+    checkpoint = saved_by(groups[writers], writers, tmp_path)
+    hashed = groups[readers](cases.load, checkpoint, writers)
+    assert sorted(chain(*hashed)) == names_in(checkpoint)
+    assert max(map(len, hashed)) == max(1, writers // readers)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_byte_stops_all_ranks_with_the_same_words(
+    ranks: tuple[Ranks, int], number: int, tmp_path: Path
+) -> None:
+    some, count = ranks
+    checkpoint = saved_by(some, count, tmp_path)
+    file = checkpoint / names_in(checkpoint)[number % count]
+    damage(file)
+    said = some(cases.refused, cases.load, checkpoint, count)
+    assert said == count * [
+        f"{file}: was changed after it was written\n"
+        f"  remove {checkpoint}: the checkpoint before it is taken then"
+    ]
+    with pytest.raises(RecipeError, match="was changed after it was written") as alone:
+        read_progress(checkpoint)
+    assert str(alone.value) == said[0]
+
+
+def test_of_two_damaged_files_all_ranks_name_the_same(
+    groups: dict[int, Ranks], tmp_path: Path
+) -> None:
+    checkpoint = saved_by(groups[4], 4, tmp_path)
+    first, *_, last = names_in(checkpoint)
+    damage(checkpoint / first)
+    (checkpoint / last).unlink()
+    said = groups[4](cases.refused, cases.load, checkpoint, 4)
+    assert set(said) == {said[0]}
+    assert said[0].startswith(f"{checkpoint / first}: was changed")
+
+
+def test_a_missing_file_and_one_too_many_stop_all_ranks(
+    ranks: tuple[Ranks, int], tmp_path: Path
+) -> None:
+    some, count = ranks
+    checkpoint = saved_by(some, count, tmp_path)
+    last = checkpoint / names_in(checkpoint)[-1]
+    last.rename(checkpoint / "other.safetensors")
+    (said,) = set(some(cases.refused, cases.load, checkpoint, count))
+    assert said.startswith(f"{checkpoint / 'other.safetensors'}: was not written with this")
+    (checkpoint / "other.safetensors").unlink()
+    (said,) = set(some(cases.refused, cases.load, checkpoint, count))
+    assert said.startswith(f"{last}: is missing")
+
+
+def test_a_marker_cut_short_stops_all_ranks(ranks: tuple[Ranks, int], tmp_path: Path) -> None:
+    some, count = ranks
+    checkpoint = saved_by(some, count, tmp_path)
+    marker = checkpoint / MARKER
+    marker.write_text(marker.read_text()[:-9])
+    (said,) = set(some(cases.refused, cases.load, checkpoint, count))
+    assert said.startswith(f"{marker}: cannot be read: ")
+    assert f"remove {checkpoint}" in said
+
+
+@pytest.mark.parametrize("loser", range(4))
+def test_a_rank_that_cannot_read_back_its_file_leaves_no_checkpoint(
+    ranks: tuple[Ranks, int], loser: int, tmp_path: Path
+) -> None:
+    some, count = ranks
+    (said,) = set(
+        some(cases.refused, cases.save_while_a_file_vanishes, tmp_path, loser % count)
+    )
+    assert "cannot be read: No such file or directory\n  mend the file system" in said
+    assert not list(tmp_path.rglob(MARKER))
+    assert newest_checkpoint(tmp_path) is None
+    checkpoint = saved_by(some, count, tmp_path)  # what was left beside is in nobody's way
+    some(cases.load, checkpoint, count)
+
+
+def test_folders_that_ranks_do_not_share_are_no_checkpoint(
+    ranks: tuple[Ranks, int], tmp_path: Path
+) -> None:
+    some, _ = ranks
+    (said,) = set(some(cases.refused, cases.save_into_folders_of_their_own, tmp_path))
+    assert "was written by a rank, but rank 0 does not see it\n  put the run on a file" in said
+    assert not list(tmp_path.rglob(MARKER))
+
+
+def test_a_file_that_nobody_wrote_is_not_marked(
+    ranks: tuple[Ranks, int], tmp_path: Path
+) -> None:
+    some, _ = ranks
+    (said,) = set(some(cases.refused, cases.save_beside_a_stranger, tmp_path))
+    assert "stranger.safetensors: was written by no rank\n  move it elsewhere" in said
+    assert not list(tmp_path.rglob(MARKER))
+
+
+def test_a_checkpoint_that_cannot_take_its_place_stops_all_ranks(
+    ranks: tuple[Ranks, int], tmp_path: Path
+) -> None:
+    some, count = ranks
+    (tmp_path / "tokens-000000000000020").touch()  # no folder can replace a file
+    (said,) = set(some(cases.refused, cases.save, tmp_path, count))
+    assert "tokens-000000000000020: cannot be completed: Not a directory" in said
+    assert newest_checkpoint(tmp_path) is None
