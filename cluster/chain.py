@@ -1,8 +1,8 @@
 """A chain of jobs that ends by itself: what a job does before its ranks start, and after.
 
 A job goes on from the newest checkpoint, whatever ended the one before. The chain is over when
-the run has finished, when two jobs saved nothing, or when a mistake is found that another job
-would only repeat.
+the run has finished or was cancelled, when two jobs saved nothing, or when a mistake is found
+that another job would only repeat.
 """
 
 import sys
@@ -29,6 +29,9 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
         _say("the run has finished: nothing is left for this job")
         return OVER
+    if jobs.cancelled.exists():
+        _say("the run was cancelled: this job ends")
+        return OVER
     place = scheduler.place(seen)
     if stuck(jobs.since_submission(), saved_tokens(folder)):
         _say(
@@ -42,10 +45,23 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     for file in (folder.path / "ranks").glob("error-*.json"):
         file.unlink()
     record = jobs.begin(place)
-    _say(
-        f"{heading(record)}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}"
-    )
+    title = heading(record)
+    _say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
+    _mark_last(jobs)
+    if (log := _ranks_log(folder, record)).exists():  # of an earlier attempt
+        with log.open("a", encoding="utf-8") as again:
+            again.write(f"{title}\n")
     return 0
+
+
+def _mark_last(jobs: Jobs) -> None:
+    """Say whether the chain has as many jobs as it may: who submits by hand sets no limit."""
+    submissions = jobs.submissions()
+    begun = len({record.job for record in jobs.since_submission()})
+    if submissions and begun >= submissions[-1]["jobs"]:
+        jobs.last.touch()
+    else:
+        jobs.last.unlink(missing_ok=True)
 
 
 def stuck(records: list[JobRecord], saved: int) -> bool:
@@ -118,12 +134,14 @@ def chain_of(job: str) -> str:
 
 def _log(jobs: Jobs, record: JobRecord, folder: RunFolder) -> str:
     """Read what the launcher said in this attempt: in the job's log, PBS's with the ranks'."""
-    files = (
-        jobs.path / f"{record.job}.log",
-        folder.path / "ranks" / f"{record.job.partition('.')[0]}.log",
-    )
+    files = (jobs.path / f"{record.job}.log", _ranks_log(folder, record))
     texts = [file.read_text("utf-8", errors="replace") for file in files if file.exists()]
     return "\n".join(text.rpartition(heading(record))[2] for text in texts)
+
+
+def _ranks_log(folder: RunFolder, record: JobRecord) -> Path:
+    """Where all ranks of a PBS job write; on Slurm each has a file of its own."""
+    return folder.path / "ranks" / f"{record.job.partition('.')[0]}.log"
 
 
 def heading(record: JobRecord) -> str:

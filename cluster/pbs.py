@@ -9,14 +9,17 @@ from cluster.scheduler import JobState, Place, SchedulerError, ask
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING = ("R", "E", "B")
 _WAITING = ("Q", "H", "W", "T", "S", "U", "M")
-_GONE = ("Unknown Job Id", "Job has finished")
+_GONE = ("Unknown Job", "has finished")
+_NO_HISTORY = "job history"  # what qstat -x says where the site keeps none
+Tree = Mapping[str, object]
 
 
 class Pbs:
-    """Manual: https://openpbs.org. Of a chain the first job's id leads to the others."""
+    """Manual: https://openpbs.org. Of a chain any job's id leads to those after it."""
 
     name = "PBS"
     program = "qsub"
+    arrays = False
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else ["-W", f"depend=afterany:{after}"]
@@ -40,48 +43,73 @@ class Pbs:
     def cancel(self, chain: str, *, running: bool) -> None:
         jobs = [job for job in self.states(chain) if running or job.state == "pending"]
         if jobs:
-            # The last first: one that waits for another would begin when that one ends.
-            ask(["qdel", *(job.job for job in reversed(jobs))])
+            # The last first: one that waits for another would begin when that one ends, or be
+            # deleted with it.
+            _unless_gone(["qdel", *(job.job for job in reversed(jobs))])
 
     def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
         """PBS cannot keep a job away from nodes by their names."""
         return False
 
     def place(self, seen: Mapping[str, str]) -> Place:
+        """Read the job's own variables; none of them tells how often PBS ran it before."""
         lines = Path(seen["PBS_NODEFILE"]).read_text("utf-8").split()
-        return Place(
-            job=seen["PBS_JOBID"],
-            attempt=max(0, int(seen.get("PBS_RUNCOUNT", "1")) - 1),
-            nodes=tuple(dict.fromkeys(lines)),
-        )
+        return Place(job=seen["PBS_JOBID"], attempt=0, nodes=tuple(dict.fromkeys(lines)))
 
-    def _jobs(self, chain: str) -> list[Mapping[str, object]]:
-        """Follow a chain from its first job through those that wait for one another."""
-        found: list[Mapping[str, object]] = []
-        waiting = [chain]
+    def _jobs(self, chain: str) -> list[Tree]:
+        """Follow a chain from one of its jobs through those that wait for one another.
+
+        Another run may wait for this one; its output goes to another folder.
+        """
+        first = self._describe(chain)
+        if first is None:
+            return []
+        found: list[Tree] = [{**first, "id": chain}]
+        waiting = _successors(first)
         while waiting:
             job = waiting.pop(0)
             tree = self._describe(job)
-            if tree is not None:
+            if tree is not None and _output(tree) == _output(first):
                 found.append({**tree, "id": job})
-            waiting += [other for other in _successors(tree) if other not in waiting]
+                waiting += _successors(tree)
         return found
 
-    def _describe(self, job: str) -> Mapping[str, object] | None:
+    def _describe(self, job: str) -> Tree | None:
+        words = ["-f", "-F", "json", job]
         try:
-            tree = json.loads(ask(["qstat", "-x", "-f", "-F", "json", job]))
+            said = _unless_gone(["qstat", "-x", *words])
         except SchedulerError as error:
-            if any(word in str(error) for word in _GONE):
-                return None
-            raise
-        (described,) = tree["Jobs"].values()
+            if _NO_HISTORY not in str(error):
+                raise
+            said = _unless_gone(["qstat", *words])
+        if said is None:
+            return None
+        try:
+            (described,) = json.loads(said)["Jobs"].values()
+        except (ValueError, KeyError):
+            raise SchedulerError(f"qstat: no JSON about {job}: {said[:80]!r}") from None
         assert isinstance(described, dict)
         return described
 
 
-def _successors(tree: Mapping[str, object] | None) -> list[str]:
+def _unless_gone(words: Sequence[str]) -> str | None:
+    """Ask, but take it for an answer that a job has ended meanwhile."""
+    try:
+        return ask(words)
+    except SchedulerError as error:
+        if any(word in str(error) for word in _GONE):
+            return None
+        raise
+
+
+def _output(tree: Tree) -> str:
+    """Return the folder in ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``."""
+    return str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
+
+
+def _successors(tree: Tree) -> list[str]:
     """Read ``beforeany:ID@server``, which PBS notes at a job that others wait for."""
-    depend = str((tree or {}).get("depend", ""))
+    depend = str(tree.get("depend", ""))
     kinds = [part.split(":") for part in depend.split(",") if part]
     return [
         job.partition("@")[0] for kind, *jobs in kinds if kind == "beforeany" for job in jobs

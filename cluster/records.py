@@ -1,7 +1,10 @@
 """What the jobs of a run leave below ``jobs/`` in its folder: a file a job, and who submitted.
 
-submitted.json       each hand-over to the scheduler: its id, when, the script
+submitted.json       each hand-over to the scheduler: its id, when, by which words, of how
+                     many jobs
 ID-ATTEMPT.json      one job: when, where, from how many tokens to how many, how it ended
+cancelled            the last hand-over was cancelled: a job that begins ends at once
+last                 the job that has begun is the last of its chain: on PBS it queues no other
 job.sh               the script
 ID.log               what the script said
 """
@@ -46,6 +49,14 @@ class Jobs:
     def script(self) -> Path:
         return self.path / "job.sh"
 
+    @property
+    def cancelled(self) -> Path:
+        return self.path / "cancelled"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last"
+
     def submissions(self) -> list[dict[str, Any]]:
         """List the hand-overs, oldest first."""
         file = self.path / "submitted.json"
@@ -54,8 +65,19 @@ class Jobs:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["submissions"]
         return found
 
-    def add_submission(self, chain: str, *, words: Sequence[str]) -> None:
-        entry = {"chain": chain, "at": now(), "words": list(words)}
+    def newest(self) -> str | None:
+        """Return the id from which the scheduler finds what waits and runs.
+
+        PBS forgets jobs after some days, the first of a chain before the others.
+        """
+        submissions, records = self.submissions(), self.since_submission()
+        if not submissions:
+            return None
+        return records[-1].job.partition("_")[0] if records else str(submissions[-1]["chain"])
+
+    def add_submission(self, chain: str, *, at: str, words: Sequence[str], jobs: int) -> None:
+        """Note a hand-over; ``at`` is a moment before it, for a job may begin at once."""
+        entry = {"chain": chain, "at": at, "words": list(words), "jobs": jobs}
         tree = {"submissions": [*self.submissions(), entry]}
         self.folder.write_json("jobs/submitted.json", tree)
 
@@ -70,9 +92,11 @@ class Jobs:
         return [record for record in self.all() if record.began_at >= after]
 
     def begin(self, place: Place) -> JobRecord:
+        """Note that a job begins; not every scheduler tells that it is run again."""
+        before = [record.attempt for record in self.all() if record.job == place.job]
         record = JobRecord(
             job=place.job,
-            attempt=place.attempt,
+            attempt=max([place.attempt, *(attempt + 1 for attempt in before)]),
             nodes=place.nodes,
             began_at=now(),
             tokens_at_begin=saved_tokens(self.folder),
@@ -113,4 +137,4 @@ def saved_tokens(folder: RunFolder) -> int:
 
 def now() -> str:
     """Name this moment in UTC; such texts sort by time."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -38,6 +38,7 @@ class Scheduler(Protocol):
 
     name: str
     program: str
+    arrays: bool  # a chain is one array, for whose end another can wait
 
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""

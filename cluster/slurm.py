@@ -7,7 +7,7 @@ from cluster.scheduler import JobState, Place, SchedulerError, ask
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
-_GONE = "Invalid job id"  # what squeue says of jobs that ended some minutes ago
+_GONE = "Invalid job id"  # what squeue and scancel say of jobs that have ended
 
 
 class Slurm:
@@ -15,6 +15,7 @@ class Slurm:
 
     name = "Slurm"
     program = "sbatch"
+    arrays = True
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
@@ -42,7 +43,11 @@ class Slurm:
         ]
 
     def cancel(self, chain: str, *, running: bool) -> None:
-        ask(["scancel", *([] if running else ["--state=PENDING"]), chain])
+        try:
+            ask(["scancel", *([] if running else ["--state=PENDING"]), chain])
+        except SchedulerError as error:
+            if _GONE not in str(error):
+                raise
 
     def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
         if any(job.state == "pending" for job in self.states(chain)):

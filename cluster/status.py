@@ -62,8 +62,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
     if not folder.recipe.is_file():
         raise RecipeError("run", f"{path} is no run folder", "it needs a recipe.json")
     recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
-    submissions, records = jobs.submissions(), tuple(jobs.all())
-    chain = submissions[-1]["chain"] if submissions else None
+    chain = jobs.newest()
     queued: tuple[JobState, ...] | None = None
     trouble = "the scheduler is not reached from here"
     if scheduler is not None and chain is not None:
@@ -71,7 +70,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
             queued = tuple(scheduler.states(chain))
         except SchedulerError as error:
             trouble = str(error)
-    state, why = _state(folder, chain, queued, records, trouble)
+    state, why = _state(folder, chain, queued, jobs.since_submission(), trouble)
     return RunStatus(
         run=str(path),
         recipe=recipe.name,
@@ -81,7 +80,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         total_tokens=recipe.budget.total_tokens,
         chain=chain,
         queued=queued,
-        jobs=records,
+        jobs=tuple(jobs.all()),
     )
 
 
@@ -89,7 +88,7 @@ def _state(
     folder: RunFolder,
     chain: str | None,
     queued: tuple[JobState, ...] | None,
-    records: tuple[JobRecord, ...],
+    records: list[JobRecord],
     trouble: str,
 ) -> tuple[str, str]:
     if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
@@ -106,7 +105,7 @@ def _state(
     return _ended(records)
 
 
-def _ended(records: tuple[JobRecord, ...]) -> tuple[str, str]:
+def _ended(records: list[JobRecord]) -> tuple[str, str]:
     if not records:
         return "lost", "its jobs left the queue before any of them began: were they cancelled?"
     last = records[-1]

@@ -17,6 +17,7 @@ from command.compose import compose_recipe
 from command.outcome import Status
 from components.errors import RecipeError
 
+LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
 
@@ -34,10 +35,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> int:
         except RecipeError as error:
             sys.stderr.write(f"[{label}] {error}\n")
             worst = Status.WRONG_INPUT
-    try:
-        _submit(ready, read_point(points[0]).at_most)
-    except RecipeError as error:
-        sys.stderr.write(f"{error}\n")
+    if not _submit(ready, read_point(points[0]).at_most):
         worst = Status.WRONG_INPUT
     print_table([path for path in folders if (path / "recipe.json").exists()])
     return worst
@@ -45,32 +43,52 @@ def submit_all(points: Sequence[Sequence[str]]) -> int:
 
 def _check(arguments: Arguments, path: Path) -> Ready | None:
     """Check one point; what was handed over before is not ready for it again."""
+    recipe = compose_recipe(arguments)
     try:
-        check_not_submitted(compose_recipe(arguments), path, again=arguments.again)
+        check_not_submitted(recipe, path, again=arguments.again)
     except RecipeError as standing:
+        if standing.path != "run":
+            raise
         sys.stderr.write(f"[{path.name}] left as it is: {standing.problem}\n")
         return None
-    return check(arguments, path)
+    one = check(arguments, path)
+    if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
+        raise RecipeError(
+            "at_most",
+            f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the next "
+            "run after the first of them",
+            "set cluster.jobs=1, or leave at_most out",
+        )
+    return one
 
 
-def _submit(ready: Sequence[Ready], at_most: int | None) -> None:
+def _submit(ready: Sequence[Ready], at_most: int | None) -> bool:
     """Hand over one chain a point; each waits for the one ``at_most`` places before it."""
     chains: list[str] = []
-    for place, one in enumerate(ready):
-        throttled = at_most is not None and place >= at_most
-        after = chains[place - (at_most or 0)] if throttled else None
-        chains.append(hand_over(one, after=after))
+    for one in ready:
+        after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
+        try:
+            chains.append(hand_over(one, after=after))
+        except RecipeError as error:
+            sys.stderr.write(f"[{one.path.name}] {error}\n")
+            continue
         wait = f", after {after}" if after else ""
         sys.stderr.write(f"[{one.path.name}] submitted {chains[-1]}{wait}\n")
+    return len(chains) == len(ready)
 
 
 def labels(points: Sequence[Sequence[str]]) -> list[str]:
     """Name each point by the words that not all points have, as a folder can be called."""
     common = set.intersection(*(set(words) for words in points))
     named = [",".join(word for word in words if word not in common) for words in points]
-    return [
-        "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name) for name in named
-    ]
+    return [_as_folder(name) for name in named]
+
+
+def _as_folder(name: str) -> str:
+    plain = "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name)
+    if len(plain) <= LONGEST:
+        return plain
+    return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _sweep_folder(arguments: Arguments, points: Sequence[Sequence[str]]) -> Path:
@@ -78,7 +96,7 @@ def _sweep_folder(arguments: Arguments, points: Sequence[Sequence[str]]) -> Path
     named = arguments.folders.get("run")
     if named is not None:
         return named.absolute()
-    user = read_user(arguments.choices["cluster"], arguments.site)
+    user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
     kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
     digest = hashlib.sha256("\n".join(" ".join(words) for words in kept).encode())
     stem = Path(arguments.recipe or "").stem

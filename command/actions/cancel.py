@@ -28,6 +28,7 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
     scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
     check_present(scheduler, None)
     jobs = scheduler.states(chain)
+    Jobs(folder).cancelled.touch()  # for a job that has not read a stop file when it begins
     scheduler.cancel(chain, running=force)
     for job in jobs:
         said = "cancelled"
@@ -40,16 +41,16 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
 
 
 def _chain(folder: RunFolder) -> str:
-    """Return the id of the run's last hand-over.
+    """Return the id by which the scheduler knows the run's last hand-over.
 
     Raises:
         RecipeError: it is no run folder, or was never submitted.
     """
     if not folder.recipe.is_file():
         raise RecipeError("run", f"{folder.path} is no run folder", "it needs a recipe.json")
-    submissions = Jobs(folder).submissions()
-    if not submissions:
+    chain = Jobs(folder).newest()
+    if chain is None:
         raise RecipeError(
             "run", f"{folder.path} was never submitted", "Ctrl-C stops a run of this terminal"
         )
-    return str(submissions[-1]["chain"])
+    return chain

@@ -39,7 +39,9 @@ def print_table(folders: Sequence[Path]) -> None:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
+    """Show brackets and colons of paths and errors as they are."""
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def find_runs(arguments: Arguments) -> list[Path]:
@@ -70,10 +72,17 @@ def _scheduler(folder: Path) -> Scheduler | None:
 
 
 def _runs(found: Sequence[RunStatus]) -> Table:
-    table = Table("run", "recipe", "state", "tokens", "of the budget", "", box=None)
+    """List the runs; of several in one folder that folder's name is said once."""
+    parents = {Path(one.run).parent for one in found}
+    together = len(found) > 1 and len(parents) == 1
+    where = f"run in {parents.pop()}" if together else "run"
+    table = Table(box=None)
+    for name in (where, "recipe", "state", "tokens", "of the budget", ""):
+        table.add_column(name, overflow="fold")
     for one in found:
+        run = Path(one.run).name if together else one.run
         part = f"{one.tokens / one.total_tokens:.1%}"
-        table.add_row(one.run, one.recipe, one.state, f"{one.tokens:,}", part, one.why)
+        table.add_row(run, one.recipe, one.state, f"{one.tokens:,}", part, one.why)
     return table
 
 

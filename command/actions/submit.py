@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.job import JobSettings, job_settings, run_folder
-from cluster.records import Jobs
+from cluster.records import Jobs, now
 from cluster.render import render
 from cluster.scheduler import Scheduler, SchedulerError, check_present
 from cluster.schedulers import scheduler_of
@@ -88,12 +88,14 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     jobs = Jobs(_folder(ready.recipe, ready.path))
     _write_script(jobs, ready.settings)
     check_present(ready.scheduler, jobs.script)
+    jobs.cancelled.unlink(missing_ok=True)
+    at = now()
     try:
         chain = ready.scheduler.submit(jobs.script, after=after)
     except SchedulerError as error:
         remedy = f"the script is {jobs.script}; site.* and cluster.* change what it asks for"
         raise RecipeError("cluster.scheduler", str(error), remedy) from None
-    jobs.add_submission(chain, words=ready.words)
+    jobs.add_submission(chain, at=at, words=ready.words, jobs=ready.settings.jobs)
     return chain
 
 

@@ -2,11 +2,15 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.records import Jobs
+from components.train.run_folder import RunFolder
+from tests.cluster.jobs import recipe_of
+from tests.cluster.programs import Programs
 from tests.cluster.slurm import LocalSlurm, what_lacks
 
 
@@ -30,3 +34,26 @@ def slurm() -> Iterator[LocalSlurm]:
         LocalSlurm(folder=Path(folder), nodes=3, partition="booster") as cluster,
     ):
         yield cluster
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """A folder of programs that come first on the path; empty."""
+    (tmp_path / "programs").mkdir()
+    found = Programs(tmp_path / "programs")
+    monkeypatch.setenv("PATH", found.path)
+    return found
+
+
+@pytest.fixture
+def run_on(tmp_path: Path) -> Callable[..., Jobs]:
+    """Make the folder of a run of Teuken-7B on a cluster, as submitting leaves it."""
+
+    def make(cluster: str, *words: str) -> Jobs:
+        folder = RunFolder(tmp_path / "run")
+        for name in ("jobs", "ranks", "checkpoints"):
+            (folder.path / name).mkdir(parents=True)
+        folder.write_recipe(recipe_of("recipe=teuken7b", f"cluster={cluster}", *words))
+        return Jobs(folder)
+
+    return make

@@ -1,10 +1,14 @@
 """A strict stand-in for OpenPBS on one host: ``qsub``, ``qstat``, ``qdel``, Cray's ``mpiexec``.
 
-The file is linked under these names. ``qsub`` refuses what the manual does not document; each
-job runs in a process of its own, which waits for the jobs it depends on, and ends it at the
-wall. State is one JSON file a job in ``$OPENPBS_FOLDER``.
+``link`` writes programs of these names. ``qsub`` refuses what the manual does not document;
+each job runs in a process of its own, which waits for the jobs it depends on, and ends it at
+the wall. State is one JSON file a job in ``$OPENPBS_FOLDER``, history included. What
+dependencies do follows OpenPBS's ``req_register.c`` and its test of them: at the job that is
+waited for stands ``beforeany:ID@server``, also when it has ended, and with a held job those
+that wait for it go.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -12,14 +16,30 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.directives import read_directives
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVER = "pbs-0001"
 NODES = tuple(f"0x7f0000{number:02d}" for number in range(1, 4))
+SCRIPT = """#!/bin/sh
+export OPENPBS_FOLDER={folder}
+PYTHONPATH={root} exec {python} -m tests.cluster.openpbs {name} "$@"
+"""
+HOLDS_BEFORE_KILL_SECONDS = 3
 Tree = dict[str, Any]
+
+
+def link(programs: Path, state: Path) -> None:
+    """Write the programs into one folder; their jobs are kept in the other."""
+    for name in ("qsub", "qstat", "qdel", "mpiexec"):
+        text = SCRIPT.format(folder=state, root=ROOT, python=sys.executable, name=name)
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
 
 
 def folder() -> Path:
@@ -31,10 +51,27 @@ def read(job: str) -> Tree:
     return tree
 
 
+@contextmanager
+def locked() -> Iterator[None]:
+    with (folder() / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def write(job: str, tree: Tree) -> None:
     beside = folder() / f".{job}.{os.getpid()}"
     beside.write_text(json.dumps(tree))
     beside.replace(folder() / f"{job}.json")
+
+
+def change(job: str, **attributes: object) -> None:
+    with locked():
+        write(job, read(job) | attributes)
+
+
+def refuse(name: str, text: str, status: int) -> int:
+    sys.stderr.write(f"{name}: {text}\n")
+    return status
 
 
 def qsub(words: list[str]) -> int:
@@ -42,98 +79,182 @@ def qsub(words: list[str]) -> int:
     while words[0].startswith("-"):
         option, value, *words = words
         found = re.fullmatch(r"depend=afterany:(\S+)", value)
-        assert option == "-W", f"{option} is not documented beside a script"
-        assert found, f"{value} is no dependency"
+        if option != "-W" or not found:
+            return refuse("qsub", f"invalid option {option} {value}", 2)
         depend = found[1].split(":")
     (script,) = words
-    directives = read_directives(Path(script).read_text())
-    job = f"{len(list(folder().glob('*.json'))) + 1}.{SERVER}"
-    assert all((folder() / f"{other}.json").exists() for other in depend), "Unknown Job Id"
-    tree = {"job_state": "H" if depend else "Q", "directives": directives, "depend": ""}
-    write(job, tree | {"Variable_List": {}, "script": str(Path(script).resolve())})
-    for other in depend:  # as PBS notes at the job that others wait for
-        write(other, read(other) | {"depend": f"beforeany:{job}@{SERVER}"})
-    command = [sys.executable, "-m", "tests.cluster.openpbs", "serve", job, *depend]
-    subprocess.Popen(command, start_new_session=True)
+    text = Path(script).read_text()
+    try:
+        directives = read_directives(text)
+    except AssertionError as error:
+        return refuse("qsub", f"illegal directive: {error}", 2)
+    with locked():
+        job = f"{len(list(folder().glob('[0-9]*.json'))) + 1}.{SERVER}"
+        if not all((folder() / f"{other}.json").exists() for other in depend):
+            return refuse("qsub", "Unknown Job Id", 153)
+        waits = [other for other in depend if read(other)["job_state"] != "F"]
+        write(job, _queued(job, text, directives, waits))
+        for other in waits:
+            write(other, waited_for(read(other), job))
+    command = [sys.executable, "-m", "tests.cluster.openpbs", "serve", job]
+    subprocess.Popen(
+        command,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     sys.stdout.write(f"{job}\n")
     return 0
 
 
+def _queued(job: str, text: str, directives: dict[str, list[str]], waits: list[str]) -> Tree:
+    tree = {
+        "Job_Name": directives["-N"][0],
+        "job_state": "H" if waits else "Q",
+        "Output_Path": f"login:{directives['-o'][0]}",
+        "waits": waits,
+        "script": text,  # PBS keeps its own copy
+        "directives": directives,
+    }
+    if waits:
+        tree["depend"] = "afterany:" + ":".join(f"{other}@{SERVER}" for other in waits)
+    return tree
+
+
+def waited_for(tree: Tree, job: str) -> Tree:
+    kinds = [kind for kind in str(tree.get("depend", "")).split(",") if kind]
+    before = [kind for kind in kinds if kind.startswith("beforeany:")]
+    others = [kind for kind in kinds if kind not in before]
+    added = f"{before[0] if before else 'beforeany'}:{job}@{SERVER}"
+    return tree | {"depend": ",".join([*others, added])}
+
+
 def serve(words: list[str]) -> int:
     """Run one job to its end."""
-    job, *depend = words
-    while any(read(other)["job_state"] != "F" for other in depend):
+    (job,) = words
+    while any(read(other)["job_state"] != "F" for other in read(job)["waits"]):
+        if read(job)["job_state"] == "F":
+            return 0
         time.sleep(0.1)
-    tree = read(job)
-    if tree["job_state"] == "F":  # deleted while it waited
-        return 0
-    options = tree["directives"]
-    nodes = NODES[: int(re.match(r"select=(\d+)", options["-l"][0])[1])]  # type: ignore[index]  # the reader has checked it
-    nodefile = folder() / f"{job}.nodes"
-    nodefile.write_text("".join(f"{node}\n" for node in nodes))
-    (wall,) = (text for text in options["-l"] if text.startswith("walltime="))
+    with locked():
+        tree = read(job)
+        if tree["job_state"] == "F":  # deleted while it waited
+            return 0
+        process = _start(job, tree)
+        nodes = "+".join(f"{node}/0" for node in _nodes(tree))
+        state = {"job_state": "R", "exec_host": nodes, "session": process.pid}
+        write(job, tree | state)
+    try:
+        process.wait(_wall(tree))
+    except subprocess.TimeoutExpired:
+        _end(process.pid)
+        process.wait()
+    change(job, job_state="F", Exit_status=process.returncode)
+    return 0
+
+
+def _nodes(tree: Tree) -> tuple[str, ...]:
+    found = re.match(r"select=(\d+)", tree["directives"]["-l"][0])
+    assert found
+    return NODES[: int(found[1])]
+
+
+def _wall(tree: Tree) -> int:
+    (wall,) = (text for text in tree["directives"]["-l"] if text.startswith("walltime="))
     hours, minutes, seconds = map(int, wall.removeprefix("walltime=").split(":"))
-    with (Path(options["-o"][0]) / f"{job}.OU").open("ab") as log:
-        process = subprocess.Popen(
-            ["bash", tree["script"]],
+    return 3_600 * hours + 60 * minutes + seconds
+
+
+def _start(job: str, tree: Tree) -> subprocess.Popen[bytes]:
+    nodefile, script = folder() / f"{job}.nodes", folder() / f"{job}.SC"
+    nodefile.write_text("".join(f"{node}\n" for node in _nodes(tree)))
+    script.write_text(tree["script"])
+    with (Path(tree["directives"]["-o"][0]) / f"{job}.OU").open("ab") as log:
+        return subprocess.Popen(
+            ["bash", str(script)],
             env=os.environ | {"PBS_JOBID": job, "PBS_NODEFILE": str(nodefile)},
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-        write(job, read(job) | {"job_state": "R", "exec_host": "+".join(nodes)})
-        write(job, read(job) | {"session": process.pid})
-        try:
-            process.wait(3_600 * hours + 60 * minutes + seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    write(job, read(job) | {"job_state": "F", "Exit_status": process.returncode})
-    return 0
+
+
+def _end(session: int) -> None:
+    """End a job as its MoM does: ask, then kill."""
+    try:
+        os.killpg(session, signal.SIGTERM)
+        for _ in range(10 * HOLDS_BEFORE_KILL_SECONDS):
+            time.sleep(0.1)
+            os.killpg(session, 0)
+        os.killpg(session, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def qstat(words: list[str]) -> int:
     *options, job = words
-    assert options == ["-x", "-f", "-F", "json"], f"{options} are not documented"
+    if options not in (["-x", "-f", "-F", "json"], ["-f", "-F", "json"]):
+        return refuse("qstat", f"illegal options {options}", 2)
     if not (folder() / f"{job}.json").exists():
-        sys.stderr.write(f"qstat: Unknown Job Id {job}\n")
-        return 153
-    sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": {job: read(job)}}) + "\n")
+        return refuse("qstat", f"Unknown Job Id {job}", 153)
+    tree = {key: value for key, value in read(job).items() if key not in {"script", "waits"}}
+    if tree["job_state"] == "F" and "-x" not in options:
+        return refuse("qstat", f"{job} Job has finished, use -x or -H to obtain it", 35)
+    sys.stdout.write(json.dumps({"pbs_server": SERVER, "Jobs": {job: tree}}) + "\n")
     return 0
 
 
 def qdel(words: list[str]) -> int:
+    status = 0
     for job in words:
-        tree = read(job)
-        write(job, tree | {"job_state": "F"})
-        if "session" in tree:
-            os.killpg(tree["session"], signal.SIGKILL)
-    return 0
+        with locked():
+            tree = read(job)
+            if tree["job_state"] == "F":
+                status = refuse("qdel", f"Job {job} has finished", 35)
+                continue
+            if tree["job_state"] in {"H", "Q"}:
+                _abort(job)
+        if tree["job_state"] == "R":
+            _end(tree["session"])
+    return status
+
+
+def _abort(job: str) -> None:
+    """Delete a job that waits, and with it those that wait for it."""
+    tree = read(job)
+    write(job, tree | {"job_state": "F"})
+    for other in re.findall(r"beforeany:(\S+)", str(tree.get("depend", ""))):
+        for name in other.split(":"):
+            _abort(name.partition("@")[0])
 
 
 def mpiexec(words: list[str]) -> int:
-    """Start ranks on this host; when one fails say so as PALS does, and end the others."""
+    """Start ranks on this host; say as PALS does which fail, and end the others."""
     ranks, per_node = (int(words[words.index(word) + 1]) for word in ("-n", "--ppn"))
     program = words[words.index("python") :]
-    processes = [
-        subprocess.Popen(
+    processes = {
+        rank: subprocess.Popen(
             program,
             env=os.environ
             | {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(rank % per_node)},
         )
         for rank in range(ranks)
-    ]
-    while any(process.poll() is None for process in processes):
-        for rank, process in enumerate(processes):
-            if process.poll():
-                number = process.returncode
+    }
+    status, running = 0, dict(processes)
+    while running:
+        for rank, process in list(running.items()):
+            number = process.poll()
+            if number is not None:
+                del running[rank]
+            if number:
                 how = f"died from signal {-number}" if number < 0 else f"exited with {number}"
                 sys.stderr.write(f"{NODES[rank // per_node]}: rank {rank} {how}\n")
-                for other in processes:
+                status = status or abs(number)
+                for other in running.values():
                     other.terminate()
-                return 1
         time.sleep(0.1)
-    return max(process.returncode for process in processes)
+    return status
 
 
 if __name__ == "__main__":

@@ -144,6 +144,18 @@ def test_a_pbs_job_queues_its_successor_before_its_ranks_start(
     assert "port 24321 at node1" in notes(machine)
 
 
+def test_the_last_pbs_job_of_a_chain_queues_no_successor(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*MULA), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    (Path(job.run) / "jobs").mkdir(parents=True)
+    (Path(job.run) / "jobs" / "last").touch()  # cluster.begin leaves it
+    assert run(job, machine).returncode == 0
+    assert any(line.startswith("mpiexec") for line in notes(machine))
+    assert not any(line.startswith("qsub") for line in notes(machine))
+
+
 def test_a_pbs_job_with_a_successor_is_never_run_again() -> None:
     chained, alone = job_of(*MULA), job_of(*MULA, "cluster.jobs=1")
     assert read_directives(render(chained))["-r"] == ["n"]

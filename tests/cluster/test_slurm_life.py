@@ -115,8 +115,8 @@ def test_over_the_wall_the_next_job_goes_on_and_the_chain_ends_at_the_budget(
         "cluster.nodes=2",
         "budget.total_tokens=614_400",
         "checkpoint.every_tokens=204_800",
+        "evaluation.every_tokens=307_200",
     )
-    words += ("evaluation.every_tokens=307_200",)
     short = ("cluster.hours=0.0333", "cluster.jobs=20")
     run = submit("walled", *words, *short)
     assert "submitted " in capsys.readouterr().out

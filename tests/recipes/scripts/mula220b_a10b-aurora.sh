@@ -38,7 +38,7 @@ python -m cluster.begin "$run" || exit $(($? != 3))
 
 # The next job is queued now, while nothing can have killed this one: PBS has no arrays whose jobs
 # wait for one another. This one is never run again (-r n): it would queue a second successor.
-qsub -W depend=afterany:"$PBS_JOBID" "$run/jobs/job.sh"
+[ -e "$run/jobs/last" ] || qsub -W depend=afterany:"$PBS_JOBID" "$run/jobs/job.sh"
 
 MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
 MASTER_PORT=$((20000 + ${PBS_JOBID%%[^0-9]*} % 10000))

@@ -1,0 +1,310 @@
+"""Submit, status and cancel as a user meets them: what they refuse, and what they do."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.records import Jobs
+from cluster.slurm import Slurm
+from cluster.status import status_of
+from command.main import main
+from components.train.run_folder import RunFolder
+from tests.cluster.programs import Programs
+from tests.cluster.slurm import LocalSlurm
+from tests.life.conftest import TINY
+
+FULL = ("recipe=teuken7b", "cluster=juwels", "action=submit", "site.account=kitchen")
+HERE = (
+    *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
+    *("cluster.nodes=2", "cluster.devices_per_node=1", "cluster.site.directives=[]"),
+    *("cluster.site.modules=[]", "cluster.site.environment={}", "cluster.site.host_suffix=''"),
+    *("cluster.site.binding.cores_per_rank=1", "cluster.hours=0.5", "site.account=kitchen"),
+)
+LOST = ("submitted as 77, which has ended: lost", "again=true submits it once more")
+
+Submit = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder shared by a file's tests, so that data is prepared once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def submit(home: Path, tmp_path: Path) -> Submit:
+    """Submit a tiny run into ``tmp_path / "run"``."""
+
+    def act(*words: str) -> int:
+        with contextlib.chdir(home):
+            return main([*TINY, *HERE, f"run={tmp_path / 'run'}", *words])
+
+    return act
+
+
+@pytest.fixture
+def taking(programs: Programs) -> Programs:
+    """A scheduler that takes everything as job 77 and has nothing in its queue."""
+    programs.add("sbatch", says="77\n")
+    for name in ("squeue", "scancel", "scontrol"):
+        programs.add(name)
+    return programs
+
+
+def test_without_the_scheduler_the_script_is_written_and_its_place_told(
+    submit: Submit,
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", str(programs.folder))
+    assert submit() == 2
+    script = tmp_path / "run" / "jobs" / "job.sh"
+    said = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch is not found: no Slurm here" in said
+    assert f"run this on a login node of the cluster; the job script is {script}" in said
+    assert script.read_text().startswith("#!/bin/bash\n#SBATCH --job-name=teuken7b\n")
+    assert Jobs(RunFolder(tmp_path / "run")).submissions() == []
+
+
+def test_what_is_handed_over_is_noted_and_told(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taking.add("sbatch", says="77;juwels\n")  # as in a federation
+    assert submit("cluster.jobs=3") == 0
+    run = tmp_path / "run"
+    said = capfd.readouterr()
+    assert said.out.splitlines() == [
+        "submitted 77: a chain of at most 3 jobs of 2 nodes for 00:30:00",
+        f"script: {run}/jobs/job.sh",
+        f"run: {run}",
+        f"next: python run.py action=status run={run}",
+    ]
+    assert "a try of minutes on two nodes: the same command with cluster.smoke=true" in said.err
+    script = run / "jobs" / "job.sh"
+    assert taking.calls() == [f"sbatch --parsable {script}"]
+    (noted,) = Jobs(RunFolder(run)).submissions()
+    assert (noted["chain"], noted["jobs"]) == ("77", 3)
+    assert "cluster.jobs=3" in noted["words"]
+    assert {file.name for file in run.iterdir()} >= {
+        *("recipe.json", "derived.json", "data.json", "environment.json", "jobs", "ranks"),
+    }
+
+
+def test_what_the_scheduler_refuses_is_told_with_the_way_out(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    taking.add("sbatch", error="allocation failure: Invalid account\n", status=1)
+    assert submit() == 2
+    said = capfd.readouterr().err
+    assert "cluster.scheduler: sbatch: allocation failure: Invalid account" in said
+    assert f"the script is {tmp_path}/run/jobs/job.sh; site.* and cluster.* change" in said
+    taking.add("sbatch", says="77\n")
+    assert submit() == 0  # nothing stands in the way of a second try
+
+
+def test_what_waits_or_runs_is_not_handed_over_twice(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    taking.add("squeue", says="77|RUNNING|None|n[1-2]\n")
+    assert submit("again=true") == 2
+    said = capfd.readouterr().err
+    assert f"run: {tmp_path}/run is submitted: 77 running" in said
+    assert "action=cancel takes it back" in said
+
+
+def test_what_has_ended_is_handed_over_again_only_if_asked_for(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    assert main(["action=cancel", f"run={tmp_path / 'run'}"]) == 0
+    assert Jobs(RunFolder(tmp_path / "run")).cancelled.exists()
+    assert submit() == 2
+    said = capfd.readouterr().err
+    assert all(part in said for part in LOST)
+    taking.add("sbatch", says="78\n")
+    assert submit("again=true") == 0
+    jobs = Jobs(RunFolder(tmp_path / "run"))
+    assert [entry["chain"] for entry in jobs.submissions()] == ["77", "78"]
+    assert not jobs.cancelled.exists()
+
+
+def test_a_finished_run_is_not_handed_over_again(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    RunFolder(tmp_path / "run").write_json("results.json", {"status": "finished"})
+    assert submit("again=true") == 2
+    said = capfd.readouterr().err
+    assert f"run: the run in {tmp_path}/run has finished\n  name another run=FOLDER" in said
+
+
+def test_where_the_scheduler_does_not_answer_nothing_is_handed_over(
+    submit: Submit, taking: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    taking.add("squeue", error="Unable to contact slurm controller", status=1)
+    assert submit("again=true") == 2
+    said = capfd.readouterr().err
+    assert "cluster.scheduler: squeue: Unable to contact slurm controller" in said
+    assert "try again later" in said
+
+
+def test_another_recipe_does_not_get_into_the_folder(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    assert submit("optimizer.lr=1e-5", "again=true") == 2
+    assert f"run: {tmp_path}/run holds another recipe" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("again=1",), "again: 1 is neither true nor false\n  write again=true"),
+        (("force=yes_please",), "force: 'yes_please' is neither true nor false"),
+        (("at_most=0",), "at_most: 0 is no number of runs that may be queued at a time"),
+        (("at_most=true",), "at_most: True is no number of runs"),
+        (("site.device_hours=0",), "site.device_hours: 0 is no number of hours"),
+        (("site.device_hours=10",), "site.device_hours: 10, but the plan says "),
+        (("site.device_hours=10",), "lower budget.total_tokens, or raise site.device_hours"),
+        (("site.account=a b",), "'a b' cannot stand in a job script"),
+        (
+            ("cluster.hours=30",),
+            "cluster.hours: 30, but for 128 nodes booster allow at most 24",
+        ),
+    ],
+)
+def test_what_a_login_node_can_refuse_it_refuses(
+    words: tuple[str, ...],
+    message: str,
+    taking: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    account = FULL if not words[0].startswith("site.account") else FULL[:-1]
+    assert main([*account, f"run={tmp_path / 'run'}", *words]) == 2
+    assert message in capfd.readouterr().err
+    assert taking.calls() == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_an_account_the_file_and_its_line_are_told(
+    taking: Programs, site_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(FULL[:-1]) == 2
+    said = capfd.readouterr().err
+    assert "site.account: not set, and juwels bills every job to an account" in said
+    assert f"write in {site_file}:" in said
+
+
+def test_what_does_not_fit_is_refused_unless_forced(
+    taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*FULL, "parallelism.zero=0", f"run={tmp_path / 'run'}"]
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    assert "parallelism: the plan needs " in said
+    assert "(action=plan shows what is large), or set force=true" in said
+    assert main([*words, "force=true"]) == 2
+    said = capfd.readouterr().err
+    assert "parallelism: " not in said
+    assert "no text is named for this source" in said  # the next check
+
+
+def test_where_there_is_no_scheduler_nothing_is_submitted(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipe=teuken7b", "action=submit"]) == 2
+    assert "local has no scheduler" in capfd.readouterr().err
+
+
+def test_cancel_knows_only_what_was_submitted(
+    taking: Programs, run_on: Callable[..., Jobs], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = run_on("juwels").folder.path
+    assert main(["action=cancel", f"run={run.parent / 'nowhere'}"]) == 2
+    assert "nowhere is no run folder\n  it needs a recipe.json" in capfd.readouterr().err
+    assert main(["action=cancel", f"run={run}"]) == 2
+    said = capfd.readouterr().err
+    assert f"run: {run} was never submitted\n  Ctrl-C stops a run of this terminal" in said
+
+
+@pytest.mark.parametrize(
+    ("force", "words", "said"),
+    [("false", "--state=PENDING 77", "saves after the step"), ("true", "77", "cancelled")],
+)
+def test_cancel_lets_the_running_job_save_unless_forced(
+    force: str,
+    words: str,
+    said: str,
+    submit: Submit,
+    taking: Programs,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert submit() == 0
+    taking.add("squeue", says="77_1|RUNNING|None|n1\n77_2|PENDING|JobArrayTaskLimit|\n")
+    capfd.readouterr()
+    assert main(["action=cancel", f"force={force}", f"run={tmp_path / 'run'}"]) == 0
+    running, waiting = capfd.readouterr().out.splitlines()
+    assert running.startswith(f"77_1: {said}")
+    assert waiting == "77_2: cancelled"
+    assert taking.calls()[-1] == f"scancel {words}"
+    assert (tmp_path / "run" / "stop").exists() == (force == "false")
+
+
+def test_cancel_says_where_nothing_is_left_and_where_nobody_answers(
+    submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    words = ["action=cancel", f"run={tmp_path / 'run'}"]
+    assert main(words) == 0
+    assert "77: nothing of it waits or runs" in capfd.readouterr().out
+    taking.add("squeue", error="Unable to contact slurm controller", status=1)
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    assert "cluster.scheduler: squeue: Unable to contact slurm controller" in said
+    assert "try again later" in said
+
+
+def test_a_real_slurm_takes_holds_explains_and_gives_back(
+    slurm: LocalSlurm,
+    submit: Submit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    run = tmp_path / "run"
+    slurm.call("scontrol", "update", "PartitionName=booster", "State=DOWN")
+    try:
+        assert submit("cluster.jobs=3") == 0
+        slurm.wait_for(lambda: "PartitionDown" in status_of(run, Slurm()).why, 30)
+        capfd.readouterr()
+        assert main(["action=status", f"run={run}", "output=json"]) == 0
+        shown = json.loads(capfd.readouterr().out)
+        assert shown["state"] == "pending"
+        assert shown["why"] == "PartitionDown: waits until the site opens the queue again"
+        assert len(shown["queued"]) == 3
+        assert submit("cluster.jobs=3") == 2
+        assert " is submitted: " in capfd.readouterr().err
+        assert main(["action=cancel", f"run={run}"]) == 0
+        assert capfd.readouterr().out.count(": cancelled\n") == 3
+        assert status_of(run, Slurm()).state == "lost"
+        assert main(["action=cancel", f"run={run}"]) == 0
+        assert "nothing of it waits or runs" in capfd.readouterr().out
+        assert submit("cluster.jobs=3") == 2
+        assert "again=true submits it once more" in capfd.readouterr().err
+        assert submit("cluster.jobs=3", "again=true") == 0
+        assert main(["action=cancel", "force=true", f"run={run}"]) == 0
+        assert status_of(run, Slurm()).state == "lost"
+    finally:
+        slurm.call("scontrol", "update", "PartitionName=booster", "State=UP")

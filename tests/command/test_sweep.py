@@ -1,0 +1,181 @@
+"""A sweep over a batch cluster: names of points, their folder, what is refused and why."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from command.arguments import ROOT, split_sweep
+from command.main import main
+from command.sweep import LONGEST, labels
+from tests.life.conftest import TINY
+
+HERE = (
+    *("cluster=juwels", "scale=mini", "cluster.device=cpu", "cluster.hardware=none"),
+    *("cluster.nodes=1", "cluster.devices_per_node=1", "cluster.hours=0.5"),
+    "site.account=kitchen",
+)
+AURORA = ("cluster=aurora", *(word for word in HERE if word != "cluster=juwels"))
+
+
+def named(*words: str) -> list[str]:
+    return labels(split_sweep(["-m", *words])[1])
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs of Slurm and PBS that count what they are given; nothing of it waits or runs."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    notes = shlex.quote(str(programs / "submitted"))
+    texts = {
+        "sbatch": f'echo "$*" >> {notes}; wc -l < {notes}',
+        "squeue": ":",
+        "qsub": f'echo "$*" >> {notes}; wc -l < {notes}',
+        "qstat": "echo 'qstat: Unknown Job Id' >&2; exit 153",
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    return programs / "submitted"
+
+
+def sweep(tmp_path: Path, *words: str, cluster: Sequence[str] = HERE) -> int:
+    runs = f"site.runs={tmp_path / 'runs'}"
+    keys = {word.partition("=")[0] for word in words}
+    kept = [word for word in TINY if word.partition("=")[0] not in keys]
+    return main(["-m", *kept, *cluster, runs, *words])
+
+
+def submitted(queue: Path) -> list[str]:
+    """What each submission waits for; nothing if it may begin at once."""
+    lines = queue.read_text().splitlines() if queue.exists() else []
+    words = [word for line in lines for word in line.split()[:-1] if word != "--parsable"]
+    assert len(lines) >= len(words)
+    return [next((word for word in line.split() if "dependency" in word), "") for line in lines]
+
+
+def test_a_point_is_named_by_what_not_all_points_have() -> None:
+    assert named("recipe=teuken7b", "optimizer.lr=1e-4,3e-4", "budget.seed=1,2") == [
+        "optimizer.lr=0.0001,budget.seed=1",
+        "optimizer.lr=0.0001,budget.seed=2",
+        "optimizer.lr=0.0003,budget.seed=1",
+        "optimizer.lr=0.0003,budget.seed=2",
+    ]
+    assert named("recipe=teuken7b,mula1b", "at_most=2") == ["recipe=teuken7b", "recipe=mula1b"]
+
+
+def test_a_label_can_be_a_folder() -> None:
+    first, second = named("data.folder=/a/b,'c d'")
+    assert (first, second) == ("data.folder=_a_b", "data.folder=_c_d_")
+
+
+def test_a_label_too_long_for_a_folder_is_cut_and_stays_its_own() -> None:
+    words = [f"budget.seed={number}{'0' * 300}{number}" for number in (1, 2)]
+    found = labels([[word] for word in words])
+    assert len(set(found)) == 2
+    assert all(len(label) == LONGEST + len("-12345678") for label in found)
+    assert labels([[word] for word in words]) == found
+
+
+def test_the_folder_is_found_again_whatever_again_and_at_most_say(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    points = ("optimizer.lr=1e-4,3e-4",)
+    assert sweep(tmp_path, *points) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("teuken7b-sweep-")
+    assert {path.name for path in folder.iterdir()} == {
+        "optimizer.lr=0.0001",
+        "optimizer.lr=0.0003",
+    }
+    capfd.readouterr()
+    assert sweep(tmp_path, *points, "at_most=1") == 0
+    said = capfd.readouterr().err
+    assert said.count("left as it is: ") == 2
+    assert len(submitted(queue)) == 2
+    assert sweep(tmp_path, *points, "again=true", "at_most=1", "action=submit") == 0
+    assert submitted(queue) == ["", "", "", "--dependency=afterany:3"]
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert sweep(tmp_path, "optimizer.lr=1e-4,1e-3") == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # other points are another sweep
+
+
+def test_each_run_waits_for_the_one_at_most_places_before_it(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "budget.seed=1,2,3,4,5", "at_most=2") == 0
+    after = "--dependency=afterany:"
+    assert submitted(queue) == ["", "", f"{after}1", f"{after}2", f"{after}3"]
+    said = capfd.readouterr()
+    assert "[budget.seed=3] submitted 3, after 1\n" in said.err
+    assert [said.out.count(f"budget.seed={seed}") for seed in range(1, 6)] == [1] * 5
+
+
+def test_points_that_cannot_be_are_explained_and_the_others_submitted(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = f"run={tmp_path / 'mine'}"
+    assert sweep(tmp_path, "budget.global_batch_tokens=512,320,256", run) == 2
+    said = capfd.readouterr()
+    assert (
+        "[budget.global_batch_tokens=320] budget.global_batch_tokens: 5 sequences" in said.err
+    )
+    assert "Traceback" not in said.err
+    assert len(submitted(queue)) == 2
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "budget.global_batch_tokens=512",
+        "budget.global_batch_tokens=256",
+    }
+
+
+def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = queue.parent / "sbatch"
+    refusal = 'case "$*" in *seed=2*) echo "no such node" >&2; exit 1;; esac\n'
+    sbatch.write_text(sbatch.read_text().replace("\n", f"\n{refusal}", 1))
+    assert sweep(tmp_path, "budget.seed=1,2,3", "at_most=1") == 2
+    said = capfd.readouterr().err
+    assert "[budget.seed=2] cluster.scheduler: sbatch: no such node" in said
+    assert submitted(queue) == ["", "--dependency=afterany:1"]
+
+
+def test_a_scheduler_that_does_not_answer_is_no_reason_to_leave_a_point(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "budget.seed=1,2") == 0
+    (queue.parent / "squeue").write_text("#!/bin/sh\necho no answer >&2; exit 1\n")
+    assert sweep(tmp_path, "budget.seed=1,2") == 2
+    said = capfd.readouterr().err
+    assert said.count("cluster.scheduler: squeue: no answer\n  try again later") == 2
+    assert "left as it is" not in said
+
+
+def test_pbs_throttles_runs_of_one_job_only(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("budget.seed=1,2", "at_most=1")
+    assert sweep(tmp_path, *words, "cluster.jobs=2", cluster=AURORA) == 2
+    said = capfd.readouterr().err
+    assert "at_most: 2 jobs a run, and PBS would start the next run after the first" in said
+    assert "set cluster.jobs=1, or leave at_most out" in said
+    assert not queue.exists()
+    assert sweep(tmp_path, *words, "cluster.jobs=1", cluster=AURORA) == 0
+    first, second = queue.read_text().splitlines()
+    assert first.startswith(str(tmp_path))
+    assert second.startswith("-W depend=afterany:1 ")
+
+
+def test_without_a_batch_cluster_a_sweep_is_not_submitted(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("budget.seed=1,2", "action=submit", f"run={tmp_path / 'mine'}")
+    assert main(["-m", *TINY, *words]) == 2
+    assert capfd.readouterr().err.count("local has no scheduler") == 2
+    assert main(["-m", *TINY, *words[:-1]]) == 2
+    assert not any((ROOT / "runs").glob("teuken7b-sweep-*/budget.seed=1"))
