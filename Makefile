@@ -39,7 +39,7 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 test: setup ## run the tests
 	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster"
 
-cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (15 minutes)
+cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (20 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
 
 check: setup ## style, types, imports: what must hold in every commit
@@ -79,7 +79,7 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.moe
 	$(PY) -m benchmarks.planner_accuracy
 	$(PY) -m benchmarks.planner_blind
-	$(PY) -m benchmarks.search
+	$(PY) -m benchmarks.search gpt175b=39_321_600 mula220b_a10b=25_165_824 teuken7b=33_554_432
 	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
 	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
 	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \

@@ -3,11 +3,12 @@
 Seconds are of one core, on 1,024 nodes with the batch grown as in weak scaling, against five.
 The regret is that of `planner_accuracy`, on node counts that no constant has seen.
 
-    python -m benchmarks.search
+    python -m benchmarks.search NAME=GLOBAL_BATCH_TOKENS ...
 """
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from time import process_time
 
 import yaml
@@ -24,25 +25,21 @@ from components.spec.hardware import Hardware
 from components.spec.recipe import Recipe, read_section
 
 LIMIT_SECONDS, NODES = 5.0, 1_024
-# Each with the global batch of its weak scaling to so many nodes.
-LARGE = {
-    "gpt175b": ("smng_p2", 39_321_600),
-    "mula220b_a10b": ("aurora", 25_165_824),
-    "teuken7b": ("juwels", 33_554_432),
-}
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Print one JSON object."""
-    print(json.dumps({"searches": searches(), "first_choice": first_choice()}, indent=1))
+    batches = {name: int(batch) for name, _, batch in (word.partition("=") for word in words)}
+    tree = {"searches": searches(batches), "first_choice": first_choice()}
+    print(json.dumps(tree, indent=1))
     return 0
 
 
-def searches() -> dict[str, dict[str, float]]:
-    """Time a search of each large recipe, without composing it."""
+def searches(batches: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Time a search of each recipe at home with its large batch, without composing it."""
     found = {}
-    for name, (cluster, batch) in LARGE.items():
-        recipe = bare(name, cluster, batch)
+    for name, batch in batches.items():
+        recipe = bare(name, batch)
         begun = process_time()
         search = search_layouts(
             recipe, ranks=NODES * recipe.cluster.devices_per_node, fixed=frozenset()
@@ -58,9 +55,10 @@ def searches() -> dict[str, dict[str, float]]:
     return found
 
 
-def bare(name: str, cluster: str, batch: int) -> Recipe:
+def bare(name: str, batch: int) -> Recipe:
     """Compose a recipe whose batch and tokens are those of the large run."""
-    words = [f"recipe={name}", f"cluster={cluster}"]
+    home = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text("utf-8"))["home"]
+    words = [f"recipe={name}", f"cluster={home}"]
     tokens = compose_recipe(read_point(words)).budget.total_tokens
     words += [
         f"budget.global_batch_tokens={batch}",
@@ -95,4 +93,4 @@ def first_choice() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,8 @@ from cluster.status import RunStatus, status_of
 from tests.cluster import openpbs
 from tests.life.conftest import TINY, act
 
-pytestmark = pytest.mark.timeout(900)  # a minute alone; hosts that are full take much longer
+# A minute alone; hosts that are full take much longer.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 OWN = ("budget.total_tokens", "checkpoint.", "evaluation.")
 SMALL = tuple(word for word in TINY if not word.startswith(OWN))
@@ -146,6 +147,7 @@ def test_a_killed_rank_is_named_and_a_cancelled_successor_saves_first(
 
     steps = len(entries(run, "step"))
     wait_until(run, lambda: len(entries(run, "step")) > steps, 200)
+    wait_until(run, lambda: len(status(run).queued or ()) == 2, 60)
     capfd.readouterr()
     assert act(home, "action=status", f"run={run}") == 0
     shown = capfd.readouterr().out
