@@ -25,9 +25,9 @@ help: ## list the targets
 
 setup: .venv/ready ## build .venv from the lock
 
-.venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock
+.venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock requirements/data.lock
 	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
-	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock
+	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock -r requirements/data.lock
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --require-hashes --no-deps --no-build-isolation \
 	  -r requirements/deepspeed.lock
@@ -86,10 +86,11 @@ bench: setup ## run the benchmarks that this machine can run
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
 
 lock: ## resolve requirements/*.in again (needs uv)
-	for part in run dev deepspeed; do \
+	for part in run dev deepspeed data; do \
 	  uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-package torch --override requirements/no_torch.txt \
 	    $$( [ $$part = run ] || echo "--constraints requirements/run.lock" ) \
+	    $$( [ $$part != data ] || echo "--constraints requirements/dev.lock" ) \
 	    requirements/$$part.in -o requirements/$$part.lock; done
 
 clean: ## remove what was built; runs/ and prepared/ stay

@@ -75,7 +75,7 @@ class LocalSlurm:
             for node in self.nodes:
                 self.start_node(node)
             self.wait_for(lambda: self.idle() == set(self.nodes), 15)
-        except BaseException:
+        except BaseException:  # an interrupt too: no daemon is left behind
             self.__exit__(None, None, None)
             raise
         return self
