@@ -108,16 +108,14 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         setup=site.setup,
         environment=tuple(site.environment.items()),
         proxy=site.proxy,
-        venv=None
-        if user.image
-        else _plain(user.venv or str(repository / ".venv"), "site.venv"),
-        python=_python(site, user),
-        repository=_plain(str(repository), "repository"),
-        run=_plain(str(run), "run"),
+        venv=None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv"),
+        python=python_of(site, user),
+        repository=plain(str(repository), "repository"),
+        run=plain(str(run), "run"),
         host_suffix=site.host_suffix,
         binding=site.binding,
         launch=site.launch,
-        missing=tuple(_missing(recipe, user, slot.queue)),
+        missing=tuple(missing_of(recipe, user, slot.queue)),
         notes=() if cluster.smoke or cluster.jobs != "auto" else tuple(_notes(needed)),
     )
 
@@ -207,7 +205,12 @@ def _notes(needed: int | None) -> list[str]:
     return []
 
 
-def _python(site: Site, user: User) -> str:
+def python_of(site: Site, user: User) -> str:
+    """Return how Python is started: inside the user's image if there is one.
+
+    Raises:
+        RecipeError: the profile does not say how.
+    """
     if user.image is None:
         return "python"
     if site.container is None:
@@ -219,14 +222,20 @@ def _python(site: Site, user: User) -> str:
     return f"{site.container} {user.image} python"
 
 
-def _plain(text: str, path: str) -> str:
+def plain(text: str, path: str) -> str:
+    """Return a text that may stand in a script without quotes.
+
+    Raises:
+        RecipeError: it may not.
+    """
     if not PLAIN.fullmatch(text):
         remedy = "choose a path of letters, digits and _ . / @ % + = : , -"
         raise RecipeError(path, f"{text!r} cannot stand in a job script", remedy)
     return text
 
 
-def _missing(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
+def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
+    """List what the user has to say before a scheduler takes the script."""
     name, site = recipe.cluster.name, site_of(recipe)
     found = []
     if user.account is None and site.account == "required":

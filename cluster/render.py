@@ -14,6 +14,11 @@ NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
 
 def render(settings: JobSettings) -> str:
     """Return the job script, with its last newline."""
+    return fill(f"{settings.scheduler}.sh.j2", settings)
+
+
+def fill(name: str, settings: object) -> str:
+    """Fill the template ``name``, whose one variable is ``job``."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -23,8 +28,7 @@ def render(settings: JobSettings) -> str:
         autoescape=False,  # a shell script, no page; what comes from users is checked before
     )
     environment.filters["word"] = word
-    template = environment.get_template(f"{settings.scheduler}.sh.j2")
-    return template.render(job=settings)
+    return environment.get_template(name).render(job=settings)
 
 
 def word(text: str) -> str:

@@ -59,6 +59,9 @@ class Library:
     def documents(self) -> Iterator[Document]:
         yield from self.read()
 
+    def items(self) -> Iterator[Document | RecipeError]:
+        return self.documents()
+
 
 def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     """Find an embedded corpus by the name that a recipe gives it.

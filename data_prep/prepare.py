@@ -13,16 +13,24 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from components.data.files import FileRecord, record_file, sync_folder
-from components.data.manifest import FORMAT_VERSION, Manifest, SourceRecord, TokenizerRecord
+from components.data.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    SourceRecord,
+    StageRecord,
+    TokenizerRecord,
+)
 from components.data.token_file import TokenFileRecord, write_token_file
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.read import Document
 from data_prep.sources import OpenSource, Source, open_source
 from data_prep.split import Split, choose_split
+from data_prep.stages.disk import full_disk_told
 from data_prep.tokenizer_sample import sample_texts
 
 BATCH_CHARACTERS = 1 << 18
@@ -36,6 +44,7 @@ class _Preparation:
     """All that decides the content of the folder."""
 
     sources: Mapping[str, OpenSource]
+    stages: Mapping[str, StageRecord]
     tokenizer: Tokenizer
     held_out_fraction: float
     tokenizer_sample_bytes: int | Literal["all"]
@@ -57,7 +66,7 @@ class _Preparation:
 
 def prepare(
     *,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Source | OpenSource],
     tokenizer: Tokenizer,
     root: Path,
     name: str,
@@ -65,15 +74,19 @@ def prepare(
     tokenizer_sample_bytes: int | Literal["all"],
     sequence_length: int,
     say: Say,
+    stages: Mapping[str, StageRecord] = MappingProxyType({}),
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
+
+    ``stages`` is the record of what cleaned the sources before, if anything did.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
     task = _Preparation(
-        sources={source: open_source(source, sources[source]) for source in sorted(sources)},
+        sources={source: _opened(source, sources[source]) for source in sorted(sources)},
+        stages=stages,
         tokenizer=tokenizer,
         held_out_fraction=held_out_fraction,
         tokenizer_sample_bytes=tokenizer_sample_bytes,
@@ -91,6 +104,10 @@ def prepare(
     return folder, manifest
 
 
+def _opened(name: str, source: Source | OpenSource) -> OpenSource:
+    return source if isinstance(source, OpenSource) else open_source(name, source)
+
+
 def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
     unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
     if unfinished:
@@ -104,8 +121,9 @@ def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
             "data.folder", f"cannot write there: {error}", "name a folder that you may write to"
         ) from error
     try:
-        _build(partial, task, say)
-        _take_place(partial, folder)
+        with full_disk_told(folder.parent):
+            _build(partial, task, say)
+            _take_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -143,6 +161,7 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
         tokenizer=_tokenizer_record(trained, tokenizer),
         held_out_fraction=task.held_out_fraction,
         sources=records,
+        stages=task.stages,
     ).write(folder)
 
 

@@ -4,6 +4,7 @@ In a ``.txt`` file a document is a paragraph, ended by a blank line; in a ``.jso
 the field ``text`` of a line.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,15 +44,23 @@ class Input(Protocol):
 
     def record(self) -> FileRecord: ...
     def documents(self) -> Iterator[Document]: ...
+    def items(self) -> Iterator[Document | RecipeError]:
+        """Read all documents, empty ones too; for an invalid one, say what is wrong with it."""
+        ...
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A ``.txt`` or ``.jsonl`` file; ``where`` is the YAML path that named it."""
+    """A ``.txt`` or ``.jsonl`` file; ``where`` is the YAML path that named it.
+
+    ``start`` and ``end`` bound a part of it, in bytes, that begins and ends with a document.
+    """
 
     path: Path
     name: str
     where: str
+    start: int = 0
+    end: int | None = None
 
     def record(self) -> FileRecord:
         """Hash the file.
@@ -74,44 +83,59 @@ class LocalFile:
             RecipeError: no text in the file, bytes that are not UTF-8, or a line of a
                 ``.jsonl`` file that is no JSON object with a text.
         """
-        texts = self._fields() if self.path.suffix == ".jsonl" else self._paragraphs()
         empty = True
-        for text in texts:
-            if text.strip():
+        for item in self.items():
+            if isinstance(item, RecipeError):
+                raise item
+            if item.text.strip():
                 empty = False
-                yield Text(text)
+                yield item
         if empty:
             raise self._error("holds no text", "leave it out, or fill it")
 
-    def _lines(self) -> Iterator[str]:
-        offset = 0
+    def items(self) -> Iterator[Document | RecipeError]:
+        """Read all documents, empty ones too; for an invalid one, say what is wrong with it."""
+        for item in self._fields() if self.path.suffix == ".jsonl" else self._paragraphs():
+            yield Text(item) if isinstance(item, str) else item
+
+    def _lines(self) -> Iterator[str | RecipeError]:
+        offset = self.start
         with self.path.open("rb") as file:
+            file.seek(offset)
             for line in file:
+                if self.end is not None and offset >= self.end:
+                    return
                 marked = offset == 0 and line.startswith(BYTE_ORDER_MARK)
                 start = len(BYTE_ORDER_MARK) if marked else 0
                 try:
                     yield line[start:].decode().rstrip("\r\n")
                 except UnicodeDecodeError as error:
-                    raise self._error(
+                    yield self._error(
                         f"is not UTF-8 at byte {offset + start + error.start:,}",
                         "convert it, for example with iconv -t UTF-8",
-                    ) from error
+                    )
                 offset += len(line)
 
-    def _paragraphs(self) -> Iterator[str]:
-        paragraph: list[str] = []
-        for line in self._lines():
-            if line.strip():
+    def _paragraphs(self) -> Iterator[str | RecipeError]:
+        """Join lines up to a blank one; the first invalid line makes its paragraph invalid."""
+        paragraph: list[str | RecipeError] = []
+        for line in itertools.chain(self._lines(), [""]):
+            if isinstance(line, RecipeError) or line.strip():
                 paragraph.append(line)
             elif paragraph:
-                yield "\n".join(paragraph)
+                invalid = next((part for part in paragraph if not isinstance(part, str)), None)
+                yield invalid or "\n".join(map(str, paragraph))
                 paragraph = []
-        yield "\n".join(paragraph)
 
-    def _fields(self) -> Iterator[str]:
+    def _fields(self) -> Iterator[str | RecipeError]:
         for number, line in enumerate(self._lines(), start=1):
-            if line.strip():
-                yield self._field(line, number)
+            if isinstance(line, RecipeError):
+                yield line
+            elif line.strip():
+                try:
+                    yield self._field(line, number)
+                except RecipeError as error:
+                    yield error
 
     def _field(self, line: str, number: int) -> str:
         remedy = 'each line is one JSON object, as {"text": "..."}'
@@ -132,6 +156,8 @@ class LocalFile:
 
     def _error(self, problem: str, remedy: str, line: int | None = None) -> RecipeError:
         place = self.name if line is None else f"{self.name}:{line}"
+        if self.start and line is not None:
+            place = f"{self.name} (counted from byte {self.start:,}):{line}"
         return RecipeError(self.where, f"{place} {problem}", remedy)
 
 

@@ -36,10 +36,21 @@ class OpenSource:
 
 
 def open_source(name: str, source: Source) -> OpenSource:
-    """Find and hash all inputs of a source: the embedded corpus first, then the files.
+    """Find and hash all inputs of a source.
 
     Raises:
         RecipeError: an input that is missing or unreadable, or no input at all.
+    """
+    inputs = find_inputs(name, source)
+    records = tuple(text_input.record() for text_input in inputs)
+    return OpenSource(inputs=inputs, records=records)
+
+
+def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
+    """List the inputs of a source: the embedded corpus first, then the files.
+
+    Raises:
+        RecipeError: an input that is missing, or no input at all.
     """
     where = f"data.sources.{name}"
     if not NAME.fullmatch(name):
@@ -55,5 +66,4 @@ def open_source(name: str, source: Source) -> OpenSource:
             "has no text: neither files nor an embedded corpus",
             f"name your own, {where}.files=[...], or leave the source out",
         )
-    records = tuple(text_input.record() for text_input in inputs)
-    return OpenSource(inputs=tuple(inputs), records=records)
+    return tuple(inputs)

@@ -1,27 +1,39 @@
-"""Build the data that a recipe names: tokenizer, packed token files, manifest."""
+"""Build the data that a recipe names: clean text, tokenizer, packed token files, manifest."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from command.arguments import Arguments
+from cluster.user import read_user
+from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from command.stage_table import print_stages
 from components.build import build
+from components.data.manifest import StageRecord
 from components.errors import RecipeError
+from components.spec.corpus import Preparation
 from components.spec.recipe import Recipe
+from components.spec.sections import Source
 from data_prep.prepare import prepare
+from data_prep.sources import OpenSource
+from data_prep.stages.array import StillQueuedError
 from data_prep.unigram_loss import unigram_losses
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Prepare and print where the data is."""
-    data = prepare_data(compose_recipe(arguments))
+    """Prepare, and print what the stages did and where the data is."""
+    try:
+        data = prepare_data(compose_recipe(arguments), arguments.site)
+    except StillQueuedError as error:
+        sys.stdout.write(f"{error}\n")
+        return Outcome()
     sys.stdout.write(f"{data['folder']}\n")
     return Outcome()
 
 
-def prepare_data(recipe: Recipe) -> dict[str, Any]:
+def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
     """Prepare what ``recipe`` reads, or find it prepared; return what a run keeps of it.
 
     Raises:
@@ -35,17 +47,60 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
                 "no text is named for this source",
                 f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
             )
+    sources, stages = _cleaned(recipe, site)
     folder, manifest = prepare(
-        sources={name: recipe.data.sources[name] for name in recipe.data.shares},
+        sources=sources,
+        stages=stages,
         tokenizer=build(recipe.tokenizer, "tokenizer"),
         root=Path(recipe.data.folder),
         name=f"{recipe.name}-{recipe.scale.name}",
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
         sequence_length=recipe.budget.sequence_length,
-        say=lambda text: print(text, file=sys.stderr),  # noqa: T201 (progress for a person)
+        say=_say,
     )
     unigram = unigram_losses(
         folder, manifest, recipe.data.shares, recipe.shape.padded_vocab_size
     )
     return {"folder": str(folder.resolve()), "key": manifest.key, "unigram": unigram}
+
+
+def _cleaned(
+    recipe: Recipe, site: Mapping[str, Any]
+) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord]]:
+    """Clean the sources if the recipe says how; what that needs is imported only then."""
+    raw = {name: recipe.data.sources[name] for name in recipe.data.shares}
+    preparation = recipe.data.preparation
+    if not isinstance(preparation, Preparation):
+        return raw, {}
+    from data_prep.corpus import Corpus
+
+    corpus = Corpus(
+        sources=raw,
+        preparation=preparation,
+        root=Path(recipe.data.folder).absolute() / "stages",
+        executor=_executor(recipe, preparation, site),
+        say=_say,
+    )
+    cleaned = corpus.clean()
+    print_stages(cleaned.stages)
+    return cleaned.sources, cleaned.stages
+
+
+def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Any:
+    if preparation.executor == "slurm":
+        from cluster.array import OnSlurm
+
+        user = read_user(recipe.cluster.name, site)
+        return OnSlurm(recipe=recipe, preparation=preparation, user=user, repository=ROOT)
+    if preparation.executor == "ray":
+        from data_prep.stages.on_ray import OnRay
+
+        return OnRay(workers=preparation.workers)
+    from data_prep.stages.executors import Local
+
+    return Local(workers=preparation.workers, leave_failures=False)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.job import JobSettings, job_settings, run_folder
 from cluster.records import Jobs, now
@@ -32,6 +34,7 @@ class Ready:
     """A run that passed every check of a login node and is not submitted yet."""
 
     words: tuple[str, ...]
+    site: Mapping[str, Any]
     recipe: Recipe
     settings: JobSettings
     scheduler: Scheduler
@@ -72,6 +75,7 @@ def check(arguments: Arguments, path: Path) -> Ready:
     check_builds(recipe)
     return Ready(
         words=arguments.words,
+        site=arguments.site,
         recipe=recipe,
         settings=settings,
         scheduler=scheduler,
@@ -85,7 +89,7 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     Raises:
         RecipeError: the scheduler is not here, or refuses the script.
     """
-    jobs = Jobs(_folder(ready.recipe, ready.path))
+    jobs = Jobs(_folder(ready.recipe, ready.site, ready.path))
     _write_script(jobs, ready.settings)
     check_present(ready.scheduler, jobs.script)
     jobs.cancelled.unlink(missing_ok=True)
@@ -153,11 +157,11 @@ def _check_budget(recipe: Recipe, plan: Plan, user: User) -> None:
         )
 
 
-def _folder(recipe: Recipe, path: Path) -> RunFolder:
+def _folder(recipe: Recipe, site: Mapping[str, Any], path: Path) -> RunFolder:
     """Make the run folder, or take the one that holds this very recipe."""
     folder = RunFolder(path)
     if not (folder.recipe.exists() and read_recipe(folder.recipe) == recipe):
-        data = prepare_data(recipe)
+        data = prepare_data(recipe, site)
         folder = create_run_folder(recipe, path)
         folder.write_json("data.json", data)
         folder.write_json("environment.json", describe_environment(["python", *sys.argv]))

@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> Outcome:
 def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     recipe = compose_recipe(arguments)
     _check_here(recipe)
-    data = prepare_data(recipe)
+    data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
     folder.write_json("data.json", data)
     folder.write_json("environment.json", describe_environment(["python", *sys.argv]))
@@ -69,7 +69,7 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
-    data = prepare_data(recipe)
+    data = prepare_data(recipe, arguments.site)
     kept = folder.read_json("data.json")
     if data["key"] != kept["key"]:
         remedy = f"put {Path(kept['folder']).name} back, or start a new run"

@@ -5,7 +5,7 @@ It is written last. A folder without a manifest is not prepared data.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from components.data.files import REBUILD, FileRecord, replace_atomically, verif
 from components.data.token_file import TokenFileRecord
 from components.errors import RecipeError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 
 
@@ -38,16 +38,35 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
+class StageCounts:
+    """What a pass over one source took in and gave out; the rest was removed, by reason."""
+
+    documents_in: int
+    documents_out: int
+    removed: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One pass of the preparation of raw text: its key and its counts by source."""
+
+    key: str
+    sources: Mapping[str, StageCounts]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """List everything in a prepared folder.
 
     ``key`` hashes all that decides the files' content; the folder's name carries its beginning.
+    ``stages`` made the text, by pass; where there are none, the inputs were read as they are.
     """
 
     key: str
     tokenizer: TokenizerRecord
     held_out_fraction: float
     sources: Mapping[str, SourceRecord]
+    stages: Mapping[str, StageRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
@@ -106,6 +125,7 @@ def _manifest(tree: dict[str, Any], path: Path) -> Manifest:
         }),
         held_out_fraction=tree["held_out_fraction"],
         sources={name: _source(node) for name, node in tree["sources"].items()},
+        stages={name: _stage(node) for name, node in tree["stages"].items()},
     )
 
 
@@ -120,3 +140,8 @@ def _source(node: dict[str, Any]) -> SourceRecord:
         train=TokenFileRecord(**node["train"]),
         held_out=TokenFileRecord(**node["held_out"]),
     )
+
+
+def _stage(node: dict[str, Any]) -> StageRecord:
+    sources = {name: StageCounts(**counts) for name, counts in node["sources"].items()}
+    return StageRecord(key=node["key"], sources=sources)

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from components.errors import RecipeError
+from components.spec.corpus import MANNER, Preparation
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
 from components.spec.ramp import BatchRamp
@@ -104,6 +105,9 @@ class Recipe(Section):
         """Hash what changes the mathematics: not the layout, the machine or the folders."""
         tree = self.model_dump(mode="json", include=set(MATHEMATICS))
         del tree["data"]["folder"], tree["data"]["verify"]
+        if isinstance(self.data.preparation, Preparation):
+            for key in MANNER:
+                del tree["data"]["preparation"][key]
         return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def write(self, file: Path) -> None:
@@ -165,7 +169,12 @@ def _fields(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Names of the fields of the section that ``location`` leads to."""
     for step in location:
         annotation = kind.model_fields[step].annotation if step in kind.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        sections = [one for one in (annotation, *get_args(annotation)) if _is_section(one)]
+        if not sections:
             return []
-        kind = annotation
+        kind = sections[0]
     return list(kind.model_fields)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

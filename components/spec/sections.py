@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.spec.corpus import Preparation
 from components.spec.frozen import FrozenMapping, FrozenValue
 from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
 from components.spec.section import Count, Fraction, Section
@@ -41,12 +42,14 @@ class Source(Section):
     """Where the text of one source is: the user's files, or an embedded corpus.
 
     Both may be absent: a published corpus that cannot be shipped has a share but no text, and
-    ``stand_in`` names the embedded corpus that takes its place in a miniature.
+    ``stand_in`` names the embedded corpus that takes its place in a miniature. ``language``
+    (ISO 639-1) is what the text claims to be in; the preparation compares.
     """
 
     files: Annotated[tuple[str, ...], Field(strict=False)] = ()
     embedded: str | None = None
     stand_in: str | None = None
+    language: str | None = None
 
 
 class Data(Section):
@@ -54,6 +57,7 @@ class Data(Section):
 
     shares: FrozenMapping[Annotated[float, Field(ge=0, le=1)]]
     sources: FrozenMapping[Source]
+    preparation: Preparation | Literal["none"]
     folder: str
     held_out_fraction: Fraction
     tokenizer_sample_bytes: Count | Literal["all"]

@@ -30,7 +30,7 @@ def of_what_was_meant(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             kept.append(dict(error))
         elif was_section[place] == in_section:
             kept.append({**error, "loc": (*place, *location[len(place) + 1 :])})
-    return kept
+    return kept if len(kept) == len(errors) else of_what_was_meant(kept)  # unions in unions
 
 
 def _is_word(end: Location) -> bool:

@@ -1,0 +1,180 @@
+"""A pass over a corpus as a SLURM array: submitted, waited for, or found in the queue."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.job import HOUR, MINUTE, missing_of, plain, python_of, site_of
+from cluster.queues import choose_slot
+from cluster.render import fill
+from cluster.scheduler import Scheduler, SchedulerError, check_present
+from cluster.slurm import Slurm
+from cluster.user import User
+from components.errors import RecipeError
+from components.spec.corpus import Preparation
+from components.spec.recipe import Recipe
+from components.spec.site import Step, Variable
+from data_prep.stages.array import Array, StillQueuedError, deal_tasks, read_array
+from data_prep.stages.executors import Say
+from data_prep.stages.plan import read_plan
+from data_prep.stages.record import missing_tasks
+
+POLL_SECONDS = 5.0
+SCRIPT = "array.sh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySettings:
+    """What the script of one pass may print; the names are those of ``JobSettings``."""
+
+    name: str
+    cluster: str
+    queue_option: str
+    queue: str
+    account: str | None
+    reservation: str | None
+    cores: int | None
+    directives: tuple[str, ...]
+    walltime: str
+    elements: int
+    modules: tuple[str, ...]
+    setup: tuple[Step, ...]
+    environment: tuple[tuple[str, Variable], ...]
+    proxy: str | None
+    venv: str | None
+    python: str
+    repository: str
+    stages: str
+    stage: str
+
+
+def array_settings(
+    recipe: Recipe, user: User, *, repository: Path, folder: Path, elements: int
+) -> ArraySettings:
+    """Compute the array that does a pass in ``folder``, each element on a node of its own.
+
+    Raises:
+        RecipeError: the cluster has no SLURM or its profile no site, the user has not said
+            what it asks for, or a path cannot stand in a script.
+    """
+    site, cluster = site_of(recipe), recipe.cluster
+    if cluster.scheduler != "slurm":
+        raise RecipeError(
+            "data.preparation.executor",
+            f"slurm, but {cluster.name} has {cluster.scheduler}",
+            "prepare with data.preparation.executor=local inside a job, or on another cluster",
+        )
+    one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
+    slot = choose_slot(one_node, wanted=user.queue, needed_hours=None)
+    for error in missing_of(recipe, user, slot.queue):
+        raise error
+    cores = site.binding.cores_per_rank
+    seconds = round(slot.hours * HOUR)
+    return ArraySettings(
+        name=f"{recipe.name}-data",
+        cluster=cluster.name,
+        queue_option=site.queue_option,
+        queue=str(slot.queue),
+        account=f"{user.account}{site.account_suffix}" if user.account else None,
+        reservation=user.reservation,
+        cores=None if cores is None else cores * cluster.devices_per_node,
+        directives=site.directives,
+        walltime=f"{seconds // HOUR:02d}:{seconds % HOUR // MINUTE:02d}:{seconds % MINUTE:02d}",
+        elements=elements,
+        modules=site.modules,
+        setup=site.setup,
+        environment=tuple(site.environment.items()),
+        proxy=site.proxy,
+        venv=None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv"),
+        python=python_of(site, user),
+        repository=plain(str(repository), "repository"),
+        stages=plain(str(folder.parent), "data.folder"),
+        stage=folder.name,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnSlurm:
+    """The tasks of a pass as an array; one that is still queued is waited for, not repeated."""
+
+    recipe: Recipe
+    preparation: Preparation
+    user: User
+    repository: Path
+
+    def run(self, folder: Path, tasks: list[int], say: Say) -> None:
+        """Submit the tasks unless they are queued; return when the queue has none of them.
+
+        Raises:
+            StillQueuedError: the recipe says not to wait.
+            RecipeError: SLURM is not here, or refuses the script.
+        """
+        scheduler = Slurm()
+        check_present(scheduler, None)
+        job = self._queued(scheduler, folder)
+        if job is None:
+            job = self._submit(scheduler, folder, tasks)
+            say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
+        else:
+            say(f"{folder.name}: {job} is queued already")
+        if not self.preparation.wait:
+            raise StillQueuedError(
+                str(folder), f"{job} is queued", "the same command goes on when it has ended"
+            )
+        _wait(scheduler, job, folder, tasks, say)
+
+    def _queued(self, scheduler: Scheduler, folder: Path) -> str | None:
+        """Return the array that was submitted before, if the queue still has a part of it."""
+        array = read_array(folder)
+        if array is None or array.job is None:
+            return None
+        return array.job if _states(scheduler, array.job) else None
+
+    def _submit(self, scheduler: Scheduler, folder: Path, tasks: list[int]) -> str:
+        groups = deal_tasks(tasks, self.preparation.most_jobs)
+        settings = array_settings(
+            self.recipe,
+            self.user,
+            repository=self.repository,
+            folder=folder,
+            elements=len(groups),
+        )
+        script = folder / SCRIPT
+        script.write_text(fill("slurm_array.sh.j2", settings), "utf-8")
+        (folder / "jobs").mkdir(exist_ok=True)
+        workers = self.preparation.workers
+        Array(groups=groups, workers=workers, job=None).write(folder)
+        try:
+            job = scheduler.submit(script, after=None)
+        except SchedulerError as error:
+            remedy = f"the script is {script}; site.* and cluster.* change what it asks for"
+            raise RecipeError("cluster.scheduler", str(error), remedy) from None
+        Array(groups=groups, workers=workers, job=job).write(folder)
+        return job
+
+
+def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: list[int], say: Say) -> None:
+    """Say how many tasks are done whenever that changes, until the queue knows none of them."""
+    key, said = read_plan(folder).key, -1
+    while True:
+        states = _states(scheduler, job)
+        done = len(tasks) - len(missing_tasks(folder, tasks, key))
+        if done != said:
+            running = sum(state == "running" for state in states)
+            say(
+                f"{folder.name}: {done} of {len(tasks)} tasks; {job}: {running} jobs run, "
+                f"{len(states) - running} wait"
+            )
+            said = done
+        if not states:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _states(scheduler: Scheduler, job: str) -> list[str]:
+    try:
+        return [state.state for state in scheduler.states(job)]
+    except SchedulerError as error:
+        raise RecipeError(
+            "cluster.scheduler", str(error), "try again later: the same command goes on"
+        ) from None

@@ -1,0 +1,114 @@
+"""Who does the tasks of a pass: this process, a pool of them, or Ray.
+
+datatrove's own local executor is not used: its pool waits for ever for a task whose worker was
+killed, and its workers outlive a killed parent (docs/decisions/0013-pool-of-the-library.md).
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from components.errors import RecipeError
+from data_prep.stages.lock import work_under
+from data_prep.stages.plan import read_plan
+from data_prep.stages.record import missing_tasks
+from data_prep.stages.run_task import run_task, run_task_elsewhere
+
+READING_SECONDS = 5.0
+MOST_DEATHS = 3  # of workers in a row, without a task done between
+
+Say = Callable[[str], None]
+Act = Callable[[Path, int], None]
+
+
+class Executor(Protocol):
+    """Do tasks of the pass in ``folder``; return when nobody works on them any more."""
+
+    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None: ...
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+class Progress:
+    """Say how many tasks are done, not more often than a person reads."""
+
+    def __init__(self, *, name: str, tasks: int, say: Say) -> None:
+        self._name, self._tasks, self._say = name, tasks, say
+        self._done = 0
+        self._next = time.monotonic() + READING_SECONDS
+
+    def step(self) -> None:
+        self._done += 1
+        if time.monotonic() >= self._next:
+            self._say(f"{self._name}: {self._done} of {self._tasks} tasks")
+            self._next = time.monotonic() + READING_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Processes of this machine; with one worker, this process.
+
+    With ``leave_failures`` what goes wrong is also left in the folder, for a command elsewhere.
+    """
+
+    workers: int | Literal["auto"]
+    leave_failures: bool
+
+    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
+        """Do the tasks, again if a worker is killed.
+
+        Raises:
+            RecipeError: what a task says is wrong, or that its worker is killed time and again.
+        """
+        act = run_task_elsewhere if self.leave_failures else run_task
+        workers = min(len(tasks), cores() if self.workers == "auto" else self.workers)
+        if workers <= 1:
+            progress = Progress(name=folder.name, tasks=len(tasks), say=say)
+            for task in tasks:
+                act(folder, task)
+                progress.step()
+            return
+        key, left, deaths = read_plan(folder).key, list(tasks), 0
+        while left:
+            try:
+                _pool(act, folder, left, workers, say)
+            except BrokenProcessPool:
+                say(f"{folder.name}: a worker was killed, perhaps for its memory; going on")
+            before, left = left, missing_tasks(folder, left, key)
+            deaths = deaths + 1 if left == before else 0
+            if deaths == MOST_DEATHS:
+                raise RecipeError(
+                    "data.preparation.workers",
+                    f"workers were killed {deaths} times and no task was done between",
+                    f"try fewer than {workers}, or smaller data.preparation.shard_bytes",
+                )
+
+
+def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) -> None:
+    """Do the tasks in new processes, and end these whatever happens."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
+    own = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(
+        workers, context, initializer=work_under, initargs=(os.getpid(), folder)
+    )
+    try:
+        futures: list[Future[None]] = [pool.submit(act, folder, task) for task in tasks]
+        progress = Progress(name=folder.name, tasks=len(tasks), say=say)
+        for future in as_completed(futures):
+            future.result()
+            progress.step()
+    except BaseException:  # an interrupt too: nobody waits for tasks that run
+        for process in set(multiprocessing.active_children()) - own:
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

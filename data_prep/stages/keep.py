@@ -1,0 +1,43 @@
+"""The last pass: drop the duplicates, remove personal data, write the shards that are used."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datatrove.data import Document as Text
+
+from data_prep.stages import shards
+from data_prep.stages.cut import check_piece
+from data_prep.stages.duplicates import KEEP, REASONS
+from data_prep.stages.plan import Task
+from data_prep.stages.removal import build, why_removed
+from data_prep.stages.shards import CleanText, read_shard, write_shard
+from data_prep.stages.signatures import BROKEN
+from data_prep.stages.tally import Tally
+
+VERSION = 1
+
+
+def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
+    """Write one shard; the task's pieces are a clean shard and, if searched for, verdicts."""
+    for piece in task.pieces:
+        check_piece(piece, task.source, BROKEN)
+    shard, *verdict_files = (Path(str(piece.path)) for piece in task.pieces)
+    steps = build(settings["steps"])
+    verdicts = iter(np.load(verdict_files[0]).tolist() if verdict_files else [])
+    file = stem.with_suffix(shards.SUFFIX)
+    with write_shard(file) as add:
+        for document in read_shard(shard):
+            verdict = next(verdicts) if verdict_files else KEEP
+            text = Text(text=document.text, id="", metadata={"language": document.language})
+            why = REASONS.get(verdict) or why_removed(text, steps, longest_bytes="any")
+            if why is not None:
+                tally.remove(task.source, document.language, document.text, why)
+                continue
+            size = len(document.text.encode())
+            tally.keep(task.source, document.language, size, len(text.text.encode()))
+            own = document.group == document.text
+            add(CleanText(text.text, text.text if own else document.group, document.language))
+    assert next(verdicts, None) is None, "a verdict without a document"
+    return [file]

@@ -1,0 +1,99 @@
+"""Shards of clean text: zstd-compressed JSON lines, the same bytes wherever they are written.
+
+A line has ``text``, ``language`` where it was identified, and ``group`` where the document's
+group is not its text (see :mod:`data_prep.read`).
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import zstandard
+
+from components.data.files import FileRecord, record_file, replace_atomically
+from components.errors import RecipeError
+
+SUFFIX = ".jsonl.zst"
+LEVEL = 3  # zstd's own default
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanText:
+    """A document of a shard."""
+
+    text: str
+    group: str
+    language: str
+
+
+@contextmanager
+def write_shard(path: Path) -> Iterator[Callable[[CleanText], None]]:
+    """Give a function that adds a document to the shard, which appears when it is complete."""
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    with (
+        replace_atomically(path) as file,
+        compressor.stream_writer(file, closefd=False) as stream,
+    ):
+
+        def add(document: CleanText) -> None:
+            line = {"text": document.text}
+            if document.language != UNKNOWN:
+                line["language"] = document.language
+            if document.group != document.text:
+                line["group"] = document.group
+            stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+        yield add
+
+
+def read_shard(path: Path) -> Iterator[CleanText]:
+    """Read a shard that was checked, document by document."""
+    with (
+        path.open("rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file) as stream,
+        io.BufferedReader(stream, buffer_size=1 << 20) as lines,
+    ):
+        for line in lines:
+            tree = orjson.loads(line)
+            text = tree["text"]
+            yield CleanText(text, tree.get("group", text), tree.get("language", UNKNOWN))
+
+
+@dataclass(frozen=True)
+class CleanShard:
+    """A cleaned shard as an input of what follows: the tokenizer, the token files."""
+
+    path: Path
+    expected: FileRecord
+
+    def record(self) -> FileRecord:
+        """Hash the shard again.
+
+        Raises:
+            RecipeError: it is gone, or not what its stage wrote.
+        """
+        remedy = f"delete {self.path.parent} and run the same command again"
+        if not self.path.is_file():
+            raise RecipeError(str(self.path), "is missing, but its stage wrote it", remedy)
+        if record_file(self.path).sha256 != self.expected.sha256:
+            raise RecipeError(str(self.path), "was changed since its stage wrote it", remedy)
+        return self.expected
+
+    def documents(self) -> Iterator[CleanText]:
+        return read_shard(self.path)
+
+    def items(self) -> Iterator[CleanText | RecipeError]:
+        return self.documents()
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write a ``.npy`` file, whole or not at all."""
+    with replace_atomically(path) as file:
+        np.save(file, array, allow_pickle=False)
