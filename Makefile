@@ -18,7 +18,7 @@ EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test cluster check fix golden recipes parity moved bench lock clean
+.PHONY: help setup run test cluster corpus check fix golden recipes parity moved bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,9 @@ test: setup ## run the tests
 
 cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (20 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
+
+corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
+	OMP_NUM_THREADS=1 $(PY) -m tests.data_prep.killed 20
 
 check: setup ## style, types, imports: what must hold in every commit
 	$(PY) -m ruff check --quiet --output-format concise .

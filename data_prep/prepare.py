@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from components.data.files import FileRecord, record_file, sync_folder
@@ -74,7 +73,7 @@ def prepare(
     tokenizer_sample_bytes: int | Literal["all"],
     sequence_length: int,
     say: Say,
-    stages: Mapping[str, StageRecord] = MappingProxyType({}),
+    stages: Mapping[str, StageRecord] | None = None,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
@@ -86,7 +85,7 @@ def prepare(
     """
     task = _Preparation(
         sources={source: _opened(source, sources[source]) for source in sorted(sources)},
-        stages=stages,
+        stages=stages or {},
         tokenizer=tokenizer,
         held_out_fraction=held_out_fraction,
         tokenizer_sample_bytes=tokenizer_sample_bytes,

@@ -39,7 +39,7 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
     with write_shard(shard) as add:
         for piece in task.pieces:
             where = f"data.sources.{task.source}"
-            for item in _items(task.source, source, piece, where):
+            for item in read_piece(task.source, source, piece, where):
                 if isinstance(item, RecipeError):
                     _refuse_or_count(item, settings["read"]["invalid"], task.source, tally)
                     continue
@@ -84,22 +84,25 @@ def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: Tally) -
     tally.remove(source, shards.UNKNOWN, "", f"invalid: {error.problem}")
 
 
-def _items(
+def read_piece(
     name: str, source: Mapping[str, Any], piece: Piece, where: str
 ) -> Iterator[Document | RecipeError]:
-    """Read a piece, and make sure that it is what was hashed from its beginning to its end."""
-    text_input = _open(name, source, piece)
+    """Read a piece, and hold that from its beginning to its end it is what was hashed.
+
+    Raises:
+        RecipeError: it has vanished, or has changed since, or does so meanwhile.
+    """
     if piece.path is None:
+        text_input = _open(name, source, piece)
         if text_input.record().sha256 != piece.sha256:
             raise RecipeError(where, f"{piece.name} has changed since it was hashed", CHANGED)
         yield from text_input.items()
         return
     path = Path(piece.path)
-    before = path.stat()
+    before = _state(path)
     check_piece(piece, where, CHANGED)
-    yield from text_input.items()
-    after = path.stat()
-    if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+    yield from _open(name, source, piece).items()
+    if _state(path) != before:
         raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
 
 
@@ -112,3 +115,11 @@ def _open(name: str, source: Mapping[str, Any], piece: Piece) -> Input:
     if isinstance(found, LocalFile):
         return replace(found, name=piece.name, start=piece.start, end=piece.end)
     return found
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What changes with the content of a file, or soon after: its size and its time."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

@@ -27,12 +27,12 @@ def run_pass(
             without a record.
     """
     folder = root / plan.folder_name
-    manifest = read_manifest(folder, plan.key)
-    if manifest is not None:
-        say(f"{folder.name}: done before")
-        return manifest
     with full_disk_told(folder):
         _make(folder)
+        manifest = read_manifest(folder, plan.key)
+        if manifest is not None:
+            say(f"{folder.name}: done before")
+            return manifest
         with alone(folder, say):
             plan.write(folder)
             _do_missing(folder, plan, executor, say)
@@ -68,9 +68,7 @@ def _do_missing(
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise RecipeError(str(folder), "is no folder", "move it away") from error
-    except PermissionError as error:
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise RecipeError(
             "data.folder", f"cannot write there: {error}", "name a folder that you may write to"
         ) from error

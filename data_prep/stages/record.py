@@ -115,9 +115,10 @@ def _write(path: Path, tree: object) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Read JSON; what is missing or damaged was not done."""
     try:
         tree: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     return tree
 

@@ -1,0 +1,136 @@
+"""A corpus prepared on a real Slurm: as arrays of a pass each, left, found again, cut down."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm import Slurm
+from command.main import main
+from data_prep.stages.array import read_array
+from tests.cluster.slurm import LocalSlurm
+from tests.cluster.test_slurm_life import HERE, SMALL
+from tests.data_prep.corpora import LANGUAGES, write_corpus
+from tests.life.conftest import command, environment
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a command that prepares a corpus in three languages on the cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    write_corpus(tmp_path / "texts")
+    sources = {name: {"files": [f"{tmp_path}/texts/{name}*"]} for name in LANGUAGES}
+    own = [word for word in SMALL if not word.startswith("data.")]
+    return [
+        *own,
+        *(word for word in HERE if not word.startswith("cluster.site.binding")),
+        *(
+            "cluster.site.binding.cores_per_rank=2",
+            "action=prepare",
+            "cluster.nodes=2",
+            "cluster.hours=0.2",
+        ),
+        f"site.venv={sys.prefix}",
+        f"data.sources={sources}".replace("'", ""),
+        "data.shares={de: 0.4, en: 0.3, fr: 0.3}",
+        *("preparation=engine", "data.preparation.shard_bytes=2_000"),
+        "data.preparation.exact_duplicates={unit: document}",
+        *("data.preparation.most_jobs=3", "data.preparation.workers=1"),
+    ]
+
+
+SLURM = "data.preparation.executor=slurm"
+
+
+def prepared(capsys: pytest.CaptureFixture[str]) -> str:
+    return Path(capsys.readouterr().out.splitlines()[-1]).name
+
+
+def passes(folder: Path, name: str) -> list[Path]:
+    return sorted((folder / "prepared" / "stages").glob(f"{name}-*"))
+
+
+def test_a_queue_gives_the_bytes_that_this_machine_gives(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, SLURM]) == 0
+    queued = prepared(capsys)
+    for name, elements in (("clean", 3), ("duplicates", 1), ("keep", 3)):
+        (folder,) = passes(tmp_path, name)
+        array = read_array(folder)
+        assert array is not None
+        assert len(array.groups) == elements
+        assert len(list((folder / "jobs").glob(f"{array.job}_*.log"))) == elements
+    assert main([*words, "data.folder=here"]) == 0
+    assert prepared(capsys) == queued
+    manifests = [(tmp_path / root / queued / "manifest.json") for root in ("prepared", "here")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
+
+
+def test_without_waiting_each_call_goes_on_where_the_last_one_left(
+    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave = [*words, SLURM, "data.preparation.wait=false"]
+    for name in ("clean", "duplicates", "keep"):
+        assert main(leave) == 0
+        assert f"{name}-" in capsys.readouterr().out
+        assert main(leave) == 0
+        assert "is queued" in capsys.readouterr().out
+        (folder,) = passes(tmp_path, name)
+        array = read_array(folder)
+        assert array is not None
+        slurm.wait_for(queue_is_empty(str(array.job)), 120)
+    assert main(leave) == 0
+    assert (tmp_path / "prepared" / prepared(capsys) / "manifest.json").exists()
+
+
+def queue_is_empty(job: str) -> Callable[[], bool]:
+    return lambda: not Slurm().states(job)
+
+
+def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(
+    words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in slurm.nodes:  # nothing starts yet
+        slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    with subprocess.Popen(
+        command(*words, SLURM),
+        env=environment(),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr
+        assert any("submitted" in line for line in process.stderr)
+        process.send_signal(signal.SIGKILL)
+    (folder,) = passes(tmp_path, "clean")
+    first = read_array(folder)
+    assert first is not None
+    slurm.call("scancel", f"{first.job}_1")
+    for node in slurm.nodes:
+        slurm.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    assert main([*words, SLURM]) == 2
+    said = capsys.readouterr().err
+    assert f"{first.job} is queued already" in said
+    assert "tasks ended without a result" in said
+    assert main([*words, SLURM]) == 0
+    again = read_array(folder)
+    assert again is not None
+    assert again.job != first.job
+    assert sorted(task for group in again.groups for task in group) == sorted(first.groups[1])
+
+
+def test_what_stops_an_element_is_what_the_command_says(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts" / "en1.jsonl").write_text('{"tekst": "x"}\n')
+    assert main([*words, SLURM]) == 2
+    said = capsys.readouterr().err
+    assert "data.sources.en.files: " in said
+    assert "en1.jsonl:1 line 1 has no text" in said

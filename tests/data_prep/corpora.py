@@ -1,0 +1,85 @@
+"""A small corpus in three languages, with planted duplicates, and preparations of it."""
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.spec.corpus import Preparation
+from components.spec.sections import Source
+from data_prep.corpus import Cleaned, Corpus
+from data_prep.stages.executors import Executor, Local
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = ROOT / "conf" / "preparation" / "engine.yaml"
+LANGUAGES = ("de", "en", "fr")
+EXACT = {"exact_duplicates": {"unit": "document"}}
+MANY_TASKS = {**EXACT, "shard_bytes": 1_000}
+
+
+def preparation_of(**changes: Any) -> Preparation:
+    """Every stage off but those named, in tasks of 2 kB."""
+    settings = yaml.safe_load(ENGINE.read_text("utf-8"))
+    return Preparation.model_validate({**settings, "shard_bytes": 2_000, **changes})
+
+
+def write_corpus(folder: Path) -> dict[str, Source]:
+    """Write the embedded texts in new orders, repeated in part, as .txt and .jsonl files.
+
+    de: a text file; en: three JSONL files; fr: a text file whose second half repeats de's.
+    """
+    folder.mkdir()
+    draw = random.Random(7)
+    texts = {name: paragraphs(name) for name in LANGUAGES}
+    (folder / "de.txt").write_text("\n\n".join([*texts["de"], *texts["de"][:4]]), "utf-8")
+    for number in range(3):
+        lines = draw.choices(texts["en"], k=9)
+        records = "".join(json.dumps({"text": text}) + "\n" for text in lines)
+        (folder / f"en{number}.jsonl").write_text(records, "utf-8")
+    (folder / "fr.txt").write_text("\n\n".join(texts["fr"] + texts["de"][5:9]), "utf-8")
+    return {
+        "de": Source(files=(f"{folder}/de.txt",)),
+        "en": Source(files=(f"{folder}/en*.jsonl",)),
+        "fr": Source(files=(f"{folder}/fr.txt",)),
+    }
+
+
+def paragraphs(language: str) -> list[str]:
+    text = (ROOT / "corpora" / "eu24" / f"{language}.txt").read_text("utf-8")
+    return [paragraph.strip("\n") for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def clean(
+    sources: Mapping[str, Source],
+    root: Path,
+    *,
+    executor: Executor | None = None,
+    said: list[str] | None = None,
+    **changes: Any,
+) -> Cleaned:
+    """Run every pass, in this process unless another executor is given."""
+    corpus = Corpus(
+        sources=sources,
+        preparation=preparation_of(**changes),
+        root=root,
+        executor=executor or Local(workers=1, leave_failures=False),
+        say=(said if said is not None else []).append,
+    )
+    return corpus.clean()
+
+
+def texts_of(cleaned: Cleaned) -> dict[str, list[str]]:
+    return {
+        name: [document.text for document in source.documents()]
+        for name, source in cleaned.sources.items()
+    }
+
+
+def digest_of(cleaned: Cleaned) -> str:
+    """Hash all that the preparation hands on: the shards' hashes, the keys, the counts."""
+    shards = {name: source.records for name, source in cleaned.sources.items()}
+    return hashlib.sha256(repr((shards, cleaned.stages)).encode()).hexdigest()

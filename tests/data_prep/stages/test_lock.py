@@ -1,0 +1,78 @@
+"""Who works in a folder is seen, by locks and not by files that a killed process leaves."""
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from data_prep.stages import lock
+from data_prep.stages.lock import alone, share_lock, work_under
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def hold(folder: Path, seconds: float) -> None:
+    share_lock(folder)
+    (folder / "held").touch()
+    time.sleep(seconds)
+
+
+def serve(parent: int, folder: Path) -> None:
+    work_under(parent, folder)
+    (folder / "served").touch()
+
+
+def occupy(folder: Path) -> None:
+    with alone(folder, str):
+        (folder / "held").touch()
+        time.sleep(60)
+
+
+def wait_for(file: Path) -> None:
+    end = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path):
+    process = SPAWN.Process(target=occupy, args=(tmp_path,))
+    process.start()
+    wait_for(tmp_path / "held")
+    message = r"another preparation works there\n  wait until it has ended, or stop it"
+    with pytest.raises(RecipeError, match=message), alone(tmp_path, str):
+        pass
+    process.kill()
+    process.join()
+    with alone(tmp_path, str):
+        pass
+
+
+@pytest.mark.parametrize("seconds", [0.5, 60])
+def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch, seconds):
+    monkeypatch.setattr(lock, "DYING_SECONDS", 2.0)
+    process = SPAWN.Process(target=hold, args=(tmp_path, seconds))
+    process.start()
+    wait_for(tmp_path / "held")
+    if seconds < 2:
+        with alone(tmp_path, str):
+            pass
+    else:
+        with (
+            pytest.raises(RecipeError, match="workers of a preparation that was killed go on"),
+            alone(tmp_path, str),
+        ):
+            pass
+    process.kill()
+    process.join()
+
+
+def test_a_worker_whose_command_is_gone_before_it_begins_ends_at_once(tmp_path):
+    process = SPAWN.Process(target=serve, args=(os.getppid(), tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert not (tmp_path / "served").exists()
