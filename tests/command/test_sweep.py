@@ -1,5 +1,6 @@
 """A sweep over a batch cluster: names of points, their folder, what is refused and why."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command.arguments import ROOT, split_sweep
+from command.labels import LONGEST, labels
 from command.main import main
-from command.sweep import LONGEST, labels
 from tests.life.conftest import TINY
 
 HERE = (
@@ -131,6 +132,15 @@ def test_points_that_cannot_be_are_explained_and_the_others_submitted(
         "budget.global_batch_tokens=512",
         "budget.global_batch_tokens=256",
     }
+
+
+def test_a_sweep_can_be_told_as_json(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "budget.seed=1,2", "output=json") == 0
+    (runs,) = json.loads(capfd.readouterr().out).values()
+    assert [Path(one["run"]).name for one in runs] == ["budget.seed=1", "budget.seed=2"]
+    assert {one["chain"] for one in runs} == {"1", "2"}
 
 
 def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
