@@ -21,13 +21,14 @@ class Submitted:
 
     def start(self, point: Point) -> None:
         arguments, path = read_point(self._words(point)), self._folder(point)
+        recipe = compose_recipe(arguments)
         try:
-            check_not_submitted(compose_recipe(arguments), path, again=False)
+            check_not_submitted(recipe, path, again=False)
         except RecipeError as standing:
             if standing.path != "run":
                 raise
             return
-        hand_over(check(arguments, path), after=None)
+        hand_over(check(recipe, arguments, path), after=None)
 
     def look(self, point: Point) -> Ended | None:
         path = self._folder(point)

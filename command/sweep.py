@@ -50,7 +50,7 @@ def _check(arguments: Arguments, path: Path) -> Ready | None:
             raise
         sys.stderr.write(f"[{path.name}] left as it is: {standing.problem}\n")
         return None
-    one = check(arguments, path)
+    one = check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         raise RecipeError(
             "at_most",

@@ -189,3 +189,21 @@ def test_without_a_batch_cluster_a_sweep_is_not_submitted(
     assert capfd.readouterr().err.count("local has no scheduler") == 2
     assert main(["-m", *TINY, *words[:-1]]) == 2
     assert not any((ROOT / "runs").glob("teuken7b-sweep-*/budget.seed=1"))
+
+
+def test_a_layout_that_was_searched_is_submitted_as_it_was_found(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *(word for word in TINY if not word.startswith("parallelism.")),
+        *("parallelism=auto", "cluster=juwels", "cluster.device=cpu"),
+        *("cluster.nodes=1", "site.account=kitchen", f"run={tmp_path / 'mine'}"),
+    ]
+    assert main([*words, "action=show", "output=json"]) == 0
+    shown = json.loads(capfd.readouterr().out)["recipe"]
+    assert main(words) == 0
+    assert "submitted 1: " in capfd.readouterr().out
+    assert len(submitted(queue)) == 1
+    kept = json.loads((tmp_path / "mine" / "recipe.json").read_text())
+    assert kept["parallelism"] == shown["parallelism"]
+    assert kept["cluster"]["ranks"] == 4
