@@ -1,6 +1,7 @@
 """A pass over a corpus as a SLURM array: submitted, waited for, or found in the queue."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from components.errors import RecipeError
 from components.spec.corpus import Preparation
 from components.spec.recipe import Recipe
 from components.spec.site import Step, Variable
-from data_prep.stages.array import Array, StillQueuedError, deal_tasks, read_array
+from data_prep.stages.array import Array, QueuedError, deal_tasks, read_array
 from data_prep.stages.executors import Say
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
@@ -102,11 +103,11 @@ class OnSlurm:
     user: User
     repository: Path
 
-    def run(self, folder: Path, tasks: list[int], say: Say) -> None:
+    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
         """Submit the tasks unless they are queued; return when the queue has none of them.
 
         Raises:
-            StillQueuedError: the recipe says not to wait.
+            QueuedError: the recipe says not to wait.
             RecipeError: SLURM is not here, or refuses the script.
         """
         scheduler = Slurm()
@@ -118,7 +119,7 @@ class OnSlurm:
         else:
             say(f"{folder.name}: {job} is queued already")
         if not self.preparation.wait:
-            raise StillQueuedError(
+            raise QueuedError(
                 str(folder), f"{job} is queued", "the same command goes on when it has ended"
             )
         _wait(scheduler, job, folder, tasks, say)
@@ -130,7 +131,7 @@ class OnSlurm:
             return None
         return array.job if _states(scheduler, array.job) else None
 
-    def _submit(self, scheduler: Scheduler, folder: Path, tasks: list[int]) -> str:
+    def _submit(self, scheduler: Scheduler, folder: Path, tasks: Sequence[int]) -> str:
         groups = deal_tasks(tasks, self.preparation.most_jobs)
         settings = array_settings(
             self.recipe,
@@ -153,7 +154,7 @@ class OnSlurm:
         return job
 
 
-def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: list[int], say: Say) -> None:
+def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
     """Say how many tasks are done whenever that changes, until the queue knows none of them."""
     key, said = read_plan(folder).key, -1
     while True:

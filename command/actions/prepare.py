@@ -18,7 +18,7 @@ from components.spec.recipe import Recipe
 from components.spec.sections import Source
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
-from data_prep.stages.array import StillQueuedError
+from data_prep.stages.array import QueuedError
 from data_prep.unigram_loss import unigram_losses
 
 
@@ -26,7 +26,7 @@ def run(arguments: Arguments) -> Outcome:
     """Prepare, and print what the stages did and where the data is."""
     try:
         data = prepare_data(compose_recipe(arguments), arguments.site)
-    except StillQueuedError as error:
+    except QueuedError as error:
         sys.stdout.write(f"{error}\n")
         return Outcome()
     sys.stdout.write(f"{data['folder']}\n")

@@ -12,7 +12,7 @@ from components.errors import RecipeError
 FILE_NAME = "array.json"
 
 
-class StillQueuedError(RecipeError):
+class QueuedError(RecipeError):
     """The work was handed to a queue and nobody waits: the same command goes on."""
 
 

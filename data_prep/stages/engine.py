@@ -61,7 +61,8 @@ def _do_missing(
             str(folder),
             f"{len(left)} of {len(plan.tasks)} tasks ended without a result, the first is "
             f"{left[0]}",
-            "give the same command again: it does these alone",
+            "give the same command again: it does these alone"
+            + (f"; what jobs said is in {folder}/jobs" if (folder / "jobs").exists() else ""),
         )
 
 

@@ -13,12 +13,13 @@ from components.spec.corpus import Preparation
 from components.spec.sections import Source
 from data_prep.corpus import Cleaned, Corpus
 from data_prep.stages.executors import Executor, Local
+from data_prep.stages.shards import CleanShard
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "conf" / "preparation" / "engine.yaml"
 LANGUAGES = ("de", "en", "fr")
-EXACT = {"exact_duplicates": {"unit": "document"}}
-MANY_TASKS = {**EXACT, "shard_bytes": 1_000}
+EXACT: dict[str, Any] = {"exact_duplicates": {"unit": "document"}}
+MANY_TASKS: dict[str, Any] = {**EXACT, "shard_bytes": 1_000}
 
 
 def preparation_of(**changes: Any) -> Preparation:
@@ -83,3 +84,8 @@ def digest_of(cleaned: Cleaned) -> str:
     """Hash all that the preparation hands on: the shards' hashes, the keys, the counts."""
     shards = {name: source.records for name, source in cleaned.sources.items()}
     return hashlib.sha256(repr((shards, cleaned.stages)).encode()).hexdigest()
+
+
+def shards_of(cleaned: Cleaned, name: str) -> list[Path]:
+    inputs = cleaned.sources[name].inputs
+    return [shard.path for shard in inputs if isinstance(shard, CleanShard)]

@@ -1,4 +1,4 @@
-"""Whatever a corpus may hold or the machine may do, there is a clear outcome and no silent loss."""
+"""Whatever a corpus may hold or the machine may do, the outcome is clear and no loss silent."""
 
 import errno
 import json
@@ -7,11 +7,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.errors import RecipeError
 from components.spec.sections import Source
+from data_prep.read import LocalFile
 from data_prep.stages.clean import read_piece
 from data_prep.stages.cut import whole
 from data_prep.stages.disk import full_disk_told
@@ -19,7 +21,7 @@ from data_prep.stages.executors import Local, Say
 from tests.data_prep.corpora import EXACT, clean, digest_of, texts_of, write_corpus
 
 HERE = Local(workers=1, leave_failures=False)
-REMOVE = {"read": {"invalid": "remove", "longest_bytes": "any"}}
+REMOVE: dict[str, Any] = {"read": {"invalid": "remove", "longest_bytes": "any"}}
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,6 @@ def test_an_input_that_changes_after_it_was_hashed_is_named(one, tmp_path, conte
 def test_an_input_that_changes_while_it_is_read_is_named(one, tmp_path):
     one("a.txt", b"one\n\ntwo\n\n" * 100_000)
     file = tmp_path / "a.txt"
-    from data_prep.read import LocalFile
-
     record = LocalFile(path=file, name="a.txt", where="here").record()
     settings = {"language": None}
     items = read_piece("mine", settings, whole(file, record), "data.sources.mine")
@@ -137,7 +137,7 @@ def test_one_line_of_thirty_megabytes_is_a_document_or_too_long(one, tmp_path):
     huge = "wort " * 6_000_000
     source = one("a.jsonl", json.dumps({"text": huge}).encode() + b'\n{"text": "b"}\n')
     assert texts_of(clean(source, tmp_path / "any", **REMOVE)) == {"mine": [huge, "b"]}
-    limit = {"read": {"invalid": "refuse", "longest_bytes": 1_000_000}}
+    limit: dict[str, Any] = {"read": {"invalid": "refuse", "longest_bytes": 1_000_000}}
     cleaned = clean(source, tmp_path / "limit", **limit)
     assert texts_of(cleaned) == {"mine": ["b"]}
     assert cleaned.stages["clean"].sources["mine"].removed == {"too long": 1}

@@ -11,6 +11,11 @@ from components.errors import RecipeError
 from data_prep.stages import lock
 from data_prep.stages.lock import alone, share_lock, work_under
 
+
+def silent(text: str) -> None:
+    """Say nothing."""
+
+
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -26,7 +31,7 @@ def serve(parent: int, folder: Path) -> None:
 
 
 def occupy(folder: Path) -> None:
-    with alone(folder, str):
+    with alone(folder, silent):
         (folder / "held").touch()
         time.sleep(60)
 
@@ -43,11 +48,11 @@ def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path
     process.start()
     wait_for(tmp_path / "held")
     message = r"another preparation works there\n  wait until it has ended, or stop it"
-    with pytest.raises(RecipeError, match=message), alone(tmp_path, str):
+    with pytest.raises(RecipeError, match=message), alone(tmp_path, silent):
         pass
     process.kill()
     process.join()
-    with alone(tmp_path, str):
+    with alone(tmp_path, silent):
         pass
 
 
@@ -58,12 +63,12 @@ def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch,
     process.start()
     wait_for(tmp_path / "held")
     if seconds < 2:
-        with alone(tmp_path, str):
+        with alone(tmp_path, silent):
             pass
     else:
         with (
             pytest.raises(RecipeError, match="workers of a preparation that was killed go on"),
-            alone(tmp_path, str),
+            alone(tmp_path, silent),
         ):
             pass
     process.kill()

@@ -1,0 +1,168 @@
+"""A pass of corpus preparation as a SLURM array: its script, and what stands in its way."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.array import OnSlurm, array_settings
+from cluster.render import fill
+from cluster.user import User, read_user
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from data_prep.stages.array import Array, QueuedError, read_array
+from tests.cluster.jobs import CHECKOUT, recipe_of
+from tests.cluster.programs import Programs
+from tests.data_prep.corpora import clean, preparation_of, write_corpus
+
+JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
+USER = User(account="kitchen", venv="/path/to/venv")
+Prepare = Callable[..., object]
+BATCH = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 768 data ranks divide them
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    """Clean a small corpus on the cluster's SLURM."""
+    sources = write_corpus(tmp_path / "texts")
+
+    def act(recipe: Recipe | None = None, user: User = USER, *, wait: bool = True) -> object:
+        preparation = preparation_of(executor="slurm", wait=wait, most_jobs=2, workers=3)
+        executor = OnSlurm(
+            recipe=recipe or recipe_of(*JUWELS),
+            preparation=preparation,
+            user=user,
+            repository=CHECKOUT,
+        )
+        return clean(sources, tmp_path / "stages", executor=executor)
+
+    return act
+
+
+@pytest.fixture
+def taking(programs: Programs) -> Programs:
+    """A scheduler that takes everything as job 77 and never runs it."""
+    programs.add("sbatch", says="77\n")
+    programs.add("squeue")
+    return programs
+
+
+def the_pass(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "stages").glob("clean-*")
+    return folder
+
+
+def test_the_script_asks_for_a_node_an_element_and_starts_the_task(tmp_path: Path) -> None:
+    settings = array_settings(
+        recipe_of(*JUWELS),
+        USER,
+        repository=CHECKOUT,
+        folder=Path("/data/stages/clean-123"),
+        elements=7,
+    )
+    script = fill("slurm_array.sh.j2", settings)
+    for line in (
+        "#SBATCH --job-name=teuken7b-data",
+        "#SBATCH --account=kitchen",
+        "#SBATCH --partition=booster",
+        "#SBATCH --nodes=1",
+        "#SBATCH --cpus-per-task=48",
+        "#SBATCH --time=24:00:00",
+        "#SBATCH --array=0-6",
+        "#SBATCH --output=/data/stages/clean-123/jobs/%A_%a.log",
+        "source /path/to/venv/bin/activate",
+        f"cd {CHECKOUT} || exit",
+        'exec python -m data_prep.task /data/stages clean-123 "$SLURM_ARRAY_TASK_ID"',
+    ):
+        assert script.splitlines().count(line) == 1, line
+
+
+def test_the_tasks_are_dealt_to_the_elements_and_the_job_is_noted(
+    prepare: Prepare, taking: Programs, tmp_path: Path
+) -> None:
+    with pytest.raises(QueuedError, match=r"77 is queued\n  the same command goes on"):
+        prepare(wait=False)
+    array = read_array(the_pass(tmp_path))
+    assert array is not None
+    assert (array.job, array.workers, len(array.groups)) == ("77", 3, 2)
+    assert array.groups[0][:2] == (0, 2)
+    tasks = sorted(task for group in array.groups for task in group)
+    assert tasks == list(range(len(tasks)))
+
+
+def test_what_is_queued_is_not_submitted_twice(
+    prepare: Prepare, taking: Programs, tmp_path: Path
+) -> None:
+    with pytest.raises(QueuedError):
+        prepare(wait=False)
+    taking.add("squeue", says="77_0|PENDING|Priority|\n")
+    with pytest.raises(QueuedError):
+        prepare(wait=False)
+    submitted = [call for call in taking.calls() if call.startswith("sbatch")]
+    assert len(submitted) == 1
+
+
+def test_an_array_that_ended_without_results_is_told_with_its_logs(
+    prepare: Prepare, taking: Programs, tmp_path: Path
+) -> None:
+    message = r"clean-\w+: \d+ of \d+ tasks ended without a result.*\n  .*what jobs said is in"
+    with pytest.raises(RecipeError, match=message):
+        prepare()
+
+
+def test_the_schedulers_refusal_is_told(prepare: Prepare, taking: Programs) -> None:
+    taking.add("sbatch", error="sbatch: error: invalid account", status=1)
+    message = r"cluster\.scheduler: sbatch: .*invalid account\n  the script is .*array\.sh"
+    with pytest.raises(RecipeError, match=message):
+        prepare()
+
+
+def test_a_queue_that_does_not_answer_is_asked_again_by_the_same_command(
+    prepare: Prepare, taking: Programs
+) -> None:
+    taking.add("squeue", error="socket timed out", status=1)
+    with pytest.raises(
+        RecipeError, match=r"cluster\.scheduler: squeue: socket .*\n  try again"
+    ):
+        prepare()
+
+
+def test_without_slurm_here_nothing_is_submitted(
+    prepare: Prepare, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(programs.folder))
+    with pytest.raises(RecipeError, match="sbatch is not found: no Slurm here"):
+        prepare()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("cluster=aurora", "parallelism.data=768", BATCH),
+            r"preparation\.executor: slurm, but aurora has pbs\n  prepare wi",
+        ),
+        (("cluster=local",), r"^cluster: local has no scheduler"),
+    ],
+)
+def test_a_cluster_without_slurm_is_refused(
+    prepare: Prepare, taking: Programs, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        prepare(recipe_of("recipe=teuken7b", *words, "preparation=engine"))
+
+
+def test_what_the_site_asks_of_its_users_is_asked_here_too(
+    prepare: Prepare, taking: Programs
+) -> None:
+    with pytest.raises(RecipeError, match=r"site\.account: not set"):
+        prepare(user=read_user("juwels", {}))
+    with pytest.raises(RecipeError, match=r"site\.venv: 'a b' cannot stand in a job script"):
+        prepare(user=replace(USER, venv="a b"))
+
+
+def test_an_array_is_read_as_it_was_written(tmp_path: Path) -> None:
+    array = Array(groups=((0, 2), (1,)), workers="auto", job="7")
+    array.write(tmp_path)
+    assert read_array(tmp_path) == array
