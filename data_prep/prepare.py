@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,16 +23,16 @@ from components.data.manifest import (
     StageRecord,
     TokenizerRecord,
 )
-from components.data.token_file import TokenFileRecord, write_token_file
+from components.data.token_file import TokenFileRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
+from data_prep.encode import encode
 from data_prep.read import Document
 from data_prep.sources import OpenSource, Source, open_source
 from data_prep.split import Split, choose_split
 from data_prep.stages.disk import full_disk_told
 from data_prep.tokenizer_sample import sample_texts
 
-BATCH_CHARACTERS = 1 << 18
 SHORTEST_HELD_OUT_TOKENS = 2
 
 Say = Callable[[str], None]
@@ -188,27 +188,9 @@ def _write_source(
 ) -> tuple[TokenFileRecord, TokenFileRecord]:
     def write(side: str, part: Callable[[Document], str]) -> TokenFileRecord:
         texts = filter(None, map(part, source.documents()))
-        return write_token_file(
-            folder / f"{name}.{side}.tokens",
-            _encoded(texts, tokenizer),
-            eod_id=tokenizer.eod_id,
-            vocab_size=tokenizer.vocab_size,
-        )
+        return encode(folder / f"{name}.{side}.tokens", texts, tokenizer, workers=1)
 
     return write("train", split.train_text), write("held_out", split.held_out_text)
-
-
-def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[Sequence[int]]:
-    """Encode in batches: the tokenizer shares a batch among its threads."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield from tokenizer.encode(batch)
-            batch, size = [], 0
-    yield from tokenizer.encode(batch)
 
 
 def _check_lengths(manifest: Manifest, sequence_length: int) -> None:

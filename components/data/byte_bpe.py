@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 from tokenizers.trainers import BpeTrainer
 
 from components.data.files import REBUILD, replace_atomically
+from components.data.long_text import Ids, encode_in_parts
 from components.errors import RecipeError
 
 FILE_NAME = "tokenizer.json"
@@ -136,11 +138,18 @@ class ByteBPE:
             )
         self._engine = engine
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give each text its ids, in parallel over the texts; no special piece is added."""
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Give each text its ids; no special piece is added.
+
+        The engine shares the texts among its threads, unless ``TOKENIZERS_PARALLELISM`` is
+        ``false``.
+        """
+        return encode_in_parts(texts, self._encode, drops_space=False)
+
+    def _encode(self, texts: list[str]) -> list[Ids]:
         assert self._engine is not None, "train or load first"
-        encoded = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encoded]
+        encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Give the text of the ids; special pieces appear as they are written."""

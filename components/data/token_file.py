@@ -7,6 +7,7 @@ into memory as it is. Every document is followed by the end-of-document id.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from components.data.files import FileRecord, replace_atomically, verify_file
 
 Width = Literal["uint16", "uint32"]
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
+
+BATCH_DOCUMENTS = 256
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,50 @@ def little_endian(width: Width) -> np.dtype[Any]:
     return np.dtype(width).newbyteorder("<")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Some documents one after another as the file has them, ends of documents included."""
+
+    tokens: Tokens
+    documents: int
+
+
+def pack_documents(
+    documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
+) -> Chunk:
+    """Join documents, each followed by the end-of-document id, in the width of the file."""
+    end = np.array([eod_id], np.int32)
+    parts = [part for ids in documents for part in (np.asarray(ids, np.int32), end)]
+    joined = np.concatenate(parts or [end[:0]])
+    assert joined.min(initial=eod_id) >= 0, "a negative token id"
+    assert joined.max(initial=eod_id) < vocab_size, "a token id outside the vocabulary"
+    tokens = joined.astype(little_endian(width_of(vocab_size)))
+    return Chunk(tokens=tokens, documents=len(parts) // 2)
+
+
 def write_token_file(
-    path: Path, documents: Iterable[Sequence[int]], *, eod_id: int, vocab_size: int
+    path: Path, documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
 ) -> TokenFileRecord:
     """Stream documents into ``path``, which appears only when it is complete."""
+    rest = iter(documents)
+    batches = iter(lambda: list(islice(rest, BATCH_DOCUMENTS)), [])
+    chunks = (pack_documents(batch, eod_id=eod_id, vocab_size=vocab_size) for batch in batches)
+    return write_chunks(path, chunks, vocab_size=vocab_size)
+
+
+def write_chunks(path: Path, chunks: Iterable[Chunk], *, vocab_size: int) -> TokenFileRecord:
+    """Stream packed documents into ``path``, which appears only when it is complete."""
     width = width_of(vocab_size)
     dtype = little_endian(width)
     digest = hashlib.sha256()
     num_tokens = num_documents = 0
     with replace_atomically(path) as file:
-        for document in documents:
-            ids = np.array([*document, eod_id], dtype=np.int64)
-            assert ids.min() >= 0, "a negative token id"
-            assert ids.max() < vocab_size, "a token id outside the vocabulary"
-            packed = ids.astype(dtype).tobytes()
-            digest.update(packed)
-            file.write(packed)
-            num_tokens += len(ids)
-            num_documents += 1
+        for chunk in chunks:
+            assert chunk.tokens.dtype == dtype, "tokens of another width than the file's"
+            digest.update(chunk.tokens.data)
+            file.write(chunk.tokens.data)
+            num_tokens += len(chunk.tokens)
+            num_documents += chunk.documents
     return TokenFileRecord(
         name=path.name,
         sha256=digest.hexdigest(),

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
+from components.data.long_text import Ids, encode_in_parts
 from components.errors import RecipeError
 
 FILE_NAME = "tokenizer.model"
@@ -173,10 +174,14 @@ class Unigram:
             )
         self._processor = processor
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give each text its ids, in parallel over the texts; no special piece is added."""
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """Give each text its ids, on one thread; no special piece is added."""
+        prefix = self._trainer["add_dummy_prefix"]
+        return encode_in_parts(texts, self._encode, drops_space=prefix)
+
+    def _encode(self, texts: list[str]) -> list[Ids]:
         assert self._processor is not None, "train or load first"
-        ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
+        ids: list[Ids] = self._processor.encode(texts, return_type="numpy", num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
