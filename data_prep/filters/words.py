@@ -35,8 +35,8 @@ class Words(WhitespaceTokenizer):  # type: ignore[misc]  # datatrove carries no 
 
         What follows the last mark is no sentence to it; on that part it takes quadratic time.
         """
-        ends = [match.end() for match in sentence_end().finditer(text)]
-        closed = text[: ends[-1] + 1] if ends else ""  # with the quotation mark behind it
+        match = up_to_last_mark().match(text)
+        closed = text[: match.end() + 1] if match else ""  # with the quotation mark behind it
         sentences: list[str] = super().sent_tokenize(closed)
         return sentences
 
@@ -48,9 +48,10 @@ def words() -> Words:
 
 
 @cache
-def sentence_end() -> re.Pattern[str]:
-    """Match a mark that may end a sentence, or a line break."""
-    return re.compile(f"[{re.escape(''.join(sorted(TERMINAL_PUNCTUATION)))}\n]")
+def up_to_last_mark() -> re.Pattern[str]:
+    """Match a text as far as the last mark that may end a sentence, or line break."""
+    marks = re.escape("".join(sorted(TERMINAL_PUNCTUATION)))
+    return re.compile(rf".*[{marks}\n]", re.DOTALL)
 
 
 @cache

@@ -93,12 +93,8 @@ def test_an_uncertain_document_is_removed_by_the_limit_of_its_language():
 
 
 def test_both_kinds_of_chinese_are_one_language_to_the_identifier():
-    simplified = (
-        "面包师把面包放进烤箱。村里的人都在等待天亮。因为洪水已经过去了。他们想重新开始生活。"
-    )
-    traditional = (
-        "麵包師把麵包放進烤箱。村裡的人都在等待天亮。因為洪水已經過去了。他們想重新開始生活。"
-    )
+    simplified = "面包师把面包放进烤箱。村里的人都在等待天亮。因为洪水已经过去了。"
+    traditional = "麵包師把麵包放進烤箱。村裡的人都在等待天亮。因為洪水已經過去了。"
     step = make_step(keep=("zhs", "zht"))
     for text in (simplified, traditional):
         document = Document(text=text, id="0")

@@ -74,7 +74,7 @@ def test_addresses_of_a_page_become_roots_placeholder(preset):
 
 def test_removals_are_counted_by_what_stands_before_the_colon(preset):
     spam = "buy now " * 60
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for work in ("roots", "olmoe", "fineweb"):
         document = Document(text=spam, id="0")
         steps = build_steps(preset(work), source="web", where=WHERE)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from components.errors import RecipeError
-from components.spec.document_steps import DocumentSteps
+from components.spec.document_steps import DocumentSteps, TextRatios
 from components.spec.recipe import read_section
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"
@@ -64,8 +64,8 @@ def test_a_setting_that_cannot_be_is_refused_by_its_path(tree, place, value, pro
 
 
 def test_roots_limits_are_the_published_table(tree):
-    """A row of the project's fact table: the keys that differ most between languages."""
-    limits = read_section(DocumentSteps, tree, PATH).filters.text_ratios.languages
+    """The keys that every language sets, from parameters_filtering.py."""
+    limits = read_section(TextRatios, tree["filters"]["text_ratios"], PATH).languages
     columns = ("min_words", "character_repetition", "word_repetition", "special_characters")
     rows = {name: tuple(getattr(row, key) for key in columns) for name, row in limits.items()}
     assert rows == {

@@ -5,9 +5,7 @@ from datatrove.data import Document
 
 from data_prep.filters.oscar import AnnotationFilter, LineShapeFilter
 
-LINE = "The miller waited for the flood to pass and counted the sacks of flour. ".ljust(
-    101, "a"
-)
+LINE = "The miller waited for the flood to pass and counted the sacks. ".ljust(101, "a")
 SHORT = LINE[:100]
 
 
@@ -52,7 +50,7 @@ def test_an_annotated_document_is_removed_as_opengptx_read_it(metadata, reason, 
         ([*["Home"] * 2, *[LINE] * 8], "line_shape: header, 2 of 2 lines short"),
         ([*[LINE] * 8, *["Imprint"] * 2], "line_shape: footer, 2 of 2 lines short"),
         (["Home", *[LINE] * 9], None),
-        ([*[LINE] * 4, "1" * 500], "line_shape: noisy, 0.64 > 0.5 no letters"),
+        ([*[LINE] * 4, "1" * 500], "line_shape: noisy, 0.61 > 0.5 no letters"),
     ],
 )
 def test_a_bare_text_gets_ungoliants_warnings(lines, reason, by_shape):
