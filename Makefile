@@ -80,6 +80,7 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.model
 	$(PY) -m benchmarks.loss
 	$(PY) -m benchmarks.moe
+	$(PY) -m benchmarks.document_steps
 	$(PY) -m benchmarks.planner_accuracy
 	$(PY) -m benchmarks.planner_blind
 	$(PY) -m benchmarks.search gpt175b=39_321_600 mula220b_a10b=25_165_824 teuken7b=33_554_432

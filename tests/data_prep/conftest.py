@@ -10,8 +10,11 @@ import pytest
 import yaml
 
 from components.data.unigram import Unigram
+from components.spec.document_steps import DocumentSteps
+from components.spec.recipe import read_section
 
-SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "tokenizer" / "unigram_eu24.yaml"
+CONF = Path(__file__).resolve().parents[2] / "conf"
+SETTINGS = CONF / "tokenizer" / "unigram_eu24.yaml"
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,20 @@ def make_paragraphs(count: int, letters: str, seed: int) -> list[str]:
     draw = random.Random(seed)
     words = ["".join(draw.choices(letters, k=draw.randint(2, 6))) for _ in range(60)]
     return [" ".join(draw.choices(words, k=80)) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def preset() -> Callable[[str], DocumentSteps]:
+    """Read the steps of a work as Hydra composes them: over those of plain."""
+
+    def read(name: str) -> DocumentSteps:
+        files = [CONF / "preparation" / f"{stem}.yaml" for stem in ("plain", name)]
+        tree = {
+            key: value
+            for file in files
+            for key, value in yaml.safe_load(file.read_text("utf-8")).items()
+            if key in DocumentSteps.model_fields
+        }
+        return read_section(DocumentSteps, tree, "data.preparation")
+
+    return read

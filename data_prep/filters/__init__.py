@@ -1,0 +1,1 @@
+"""Why a document is removed: one file for each published set of rules."""

@@ -1,0 +1,173 @@
+"""Shares of a text, against plain counts, and the limits of each language."""
+
+import json
+import re
+from collections import Counter
+from typing import Literal
+
+import pytest
+from datatrove.data import Document
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.spec.document_steps import Ratios
+from data_prep.embedded import library_docs
+from data_prep.filters import text_ratios
+from data_prep.filters.text_ratios import TextRatioFilter
+
+WHERE = "data.preparation.filters.text_ratios"
+LINKS = re.compile("http|www|//")
+SOURCE = (
+    "The baker opened the door before dawn, lit the oven and began to count the loaves that "
+    "the village would need. Nobody had told her about the flood, but the river was already "
+    "at the wheel of the mill and the miller stood on the bridge with a lamp in his hand."
+)
+# Every mark once, so that no span of ten repeats.
+MARKS = " ".join(chr(point) for point in range(0x2190, 0x2210))
+
+
+@given(st.text(st.sampled_from("ab \n.é面"), max_size=80), st.integers(1, 10))
+def test_character_repetition_is_the_plain_count(text, size):
+    counts = sorted(
+        Counter(text[i : i + size] for i in range(len(text) - size + 1)).values(), reverse=True
+    )
+    most = min(int(len(counts) ** 0.5), sum(count > 1 for count in counts))
+    expected = sum(counts[:most]) / sum(counts) if counts else 0
+    assert text_ratios.character_repetition(text, size) == pytest.approx(expected)
+
+
+def test_character_repetition_is_the_plain_count_on_long_texts():
+    for document in library_docs()[:20]:
+        text = document.text
+        counts = Counter(text[i : i + 10] for i in range(len(text) - 9)).most_common()
+        most = min(int(len(counts) ** 0.5), sum(count > 1 for _, count in counts))
+        expected = sum(count for _, count in counts[:most]) / max(len(text) - 9, 1)
+        assert text_ratios.character_repetition(text, 10) == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 7))
+def test_word_repetition_is_the_plain_count(words, size):
+    spans = [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)]
+    repeated = sum(spans.count(span) > 1 for span in spans)
+    expected = repeated / len(spans) if spans else 0
+    assert text_ratios.word_repetition(words, size) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("", 0),
+        ("ab", 0),
+        ("a b", 1 / 3),
+        ("(a1!)", 0.8),
+        ("€🙂½a", 0.75),
+        ("٣क", 0),
+        ("का", 0.5),
+    ],
+)
+def test_special_characters_are_the_originals(text, share):
+    assert text_ratios.special_characters(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("go to http://x.eu/a or (www.y.eu)\nnow", "go to or now"),
+        ("short averyveryverylongword here", "short here"),
+        ("short (((twelvemarks))) here", "short (((twelvemarks))) here"),
+        ("short ------------------ here", "short here"),
+        ("marks // alone stay", "marks // alone stay"),
+    ],
+)
+def test_links_and_long_words_are_dropped(text, kept):
+    assert text_ratios.clean(text, 12, LINKS) == kept
+
+
+def test_no_word_is_dropped_where_none_is_too_long():
+    text = "go to http://x.eu/a\n averyveryverylongword"
+    assert text_ratios.clean(text, "none", LINKS) == "go to http://x.eu/a averyveryverylongword"
+
+
+@given(st.lists(st.text(st.sampled_from('ab."-1é'), min_size=1, max_size=8)))
+def test_words_are_bare_of_the_marks_around_them(tokens):
+    stripped = [token.strip('."-1') for token in tokens]
+    limits = _limits("spaces")
+    found = text_ratios.cut_words(" ".join(tokens), limits)
+    assert found == [word for word in stripped if word]
+
+
+def _limits(words: Literal["spaces", "spaces_and_pairs", "characters_and_pairs"]) -> Ratios:
+    return Ratios(
+        min_words=1,
+        max_words=10,
+        character_ngram=3,
+        character_repetition=0.5,
+        word_ngram=2,
+        word_repetition=0.5,
+        special_characters=0.5,
+        stop_words=0.3,
+        flagged_words=0.1,
+        words=words,
+        longest_word="none",
+    )
+
+
+def test_pairs_of_words_may_be_on_a_list():
+    chinese, spaced = _limits("characters_and_pairs"), _limits("spaces_and_pairs")
+    words = text_ratios.cut_words("面包师。在 A", chinese)
+    assert words == ["面", "包", "师", "在", "a"]
+    assert text_ratios.listed(words, {"面包", "在"}, chinese) == pytest.approx(2 / 5)
+    assert text_ratios.listed(["ban", "ngay", "x"], {"ban ngay"}, spaced) == pytest.approx(
+        1 / 3
+    )
+    assert text_ratios.listed(["ban", "ngay"], {"ban ngay"}, _limits("spaces")) == 0
+    assert text_ratios.listed(["a", "a"], {"a", "a a"}, spaced) == 1
+
+
+@pytest.fixture
+def judge(preset, tmp_path):
+    """Judge with ROOTS' limits and two small lists."""
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"en": ["the", "and", "to", "that", "a", "had"]}), "utf-8")
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({"en": ["grr"]}), "utf-8")
+    settings = preset("roots").filters.text_ratios.model_copy(
+        update={"stop_words": str(lists), "flagged_words": str(bad)}
+    )
+    step = TextRatioFilter(settings, where=WHERE)
+
+    def call(text: str, language: str = "en") -> str | None:
+        return step(Document(text=text, id="0", metadata={"language": language}))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SOURCE[:85], "17 words, not 20 to 100000"),
+        (SOURCE + " abcdefghij" * 8, "character repetition 0.2"),
+        (SOURCE + " one two six ten eel" + " " + SOURCE, "word repetition 0.9"),
+        (SOURCE + MARKS, "special characters 0.6"),
+        (SOURCE.replace("the", "die").replace("The", "Die"), "stop words 0."),
+        (SOURCE + " grr", "flagged words 0.0"),
+        (SOURCE, None),
+    ],
+)
+def test_each_limit_removes_what_breaks_it(text, reason, judge):
+    found = judge(text)
+    assert (found or "").startswith(f"text_ratios: {reason}" if reason else "")
+    assert (found is None) == (reason is None)
+
+
+def test_a_language_has_its_own_limits_and_the_others_the_default(judge):
+    short = SOURCE[:85]  # 17 words: enough for Spanish, French and the default, not for English
+    assert judge(short, "en") is not None
+    assert [judge(short, language) for language in ("es", "fr", "sw")] == [None] * 3
+    assert judge(short, "hi") == "text_ratios: 17 words, not 38 to 100000"
+
+
+def test_without_lists_their_shares_are_not_looked_at(preset):
+    step = TextRatioFilter(preset("roots").filters.text_ratios, where=WHERE)
+    text = SOURCE.replace("the", "die") + " grr"
+    assert step(Document(text=text, id="0", metadata={"language": "en"})) is None

@@ -1,0 +1,70 @@
+"""One spelling: idempotent, without controls, and nothing else lost."""
+
+import unicodedata
+
+import pytest
+from datatrove.data import Document
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.spec.document_steps import Normalise
+from data_prep.normalise import NormaliseStep, normalise
+
+ALL = Normalise(unicode_form="NFC", strip_line_ends=True, remove_controls=True)
+FORMS = st.sampled_from(["NFC", "NFKC"])
+NOISE = st.text(st.one_of(st.characters(), st.sampled_from(list(" \t\n\r\x00\x85\u0301é\xb4"))))
+
+
+@given(NOISE, FORMS, st.booleans(), st.booleans())
+def test_a_second_time_changes_nothing(text, form, strip, remove):
+    settings = Normalise(unicode_form=form, strip_line_ends=strip, remove_controls=remove)
+    once = normalise(text, settings)
+    assert normalise(once, settings) == once
+
+
+@given(NOISE)
+def test_no_control_and_no_half_character_is_left(text):
+    left = normalise(text, ALL)
+    assert not [c for c in left if unicodedata.category(c) in {"Cc", "Cs"} and c not in "\n\t"]
+    left.encode()
+
+
+@given(NOISE)
+def test_what_can_be_seen_stays(text):
+    composed = unicodedata.normalize("NFC", "".join(filter(_is_seen, text)))
+    assert "".join(filter(_is_seen, normalise(text, ALL))) == composed
+
+
+def _is_seen(char: str) -> bool:
+    return not char.isspace() and unicodedata.category(char) not in {"Cc", "Cs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("e\u0301t\u00e9", "\u00e9t\u00e9"),
+        ("one  \r\ntwo\t\rthree", "one\ntwo\nthree"),
+        ("page\x0cnext\u2028line", "page\nnext\nline"),
+        ("a\x00b\x1bc\ud800", "abc"),
+        ("  indented\n\n\nthree lines below", "  indented\n\n\nthree lines below"),
+    ],
+)
+def test_each_rule_does_what_it_says(text, expected):
+    assert normalise(text, ALL) == expected
+
+
+def test_compatibility_forms_are_taken_apart_only_when_asked_for():
+    apart = Normalise(unicode_form="NFKC", strip_line_ends=False, remove_controls=False)
+    assert normalise("ﬁ²", apart) == "fi2"
+    assert normalise("ﬁ²", ALL) == "ﬁ²"
+
+
+def test_what_is_not_asked_for_stays():
+    bare = Normalise(unicode_form="NFC", strip_line_ends=False, remove_controls=False)
+    assert normalise("a \r\n\x00b", bare) == "a \r\n\x00b"
+
+
+def test_a_document_of_nothing_is_removed():
+    step = NormaliseStep(ALL)
+    assert step(Document(text=" \x00\u2029", id="0")) == "normalise: empty"
+    assert step(Document(text=" a", id="0")) is None
