@@ -136,7 +136,10 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
         train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
-            inputs=source.records, documents=chosen[name][1], train=train, held_out=held_out
+            inputs=source.records,
+            documents=chosen[name][1],
+            train=(train,),
+            held_out=(held_out,),
         )
     Manifest(
         key=task.key(),
@@ -196,8 +199,8 @@ def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[Sequence[in
 def _check_lengths(manifest: Manifest, sequence_length: int) -> None:
     for name, source in manifest.sources.items():
         for side, tokens, needed in (
-            ("to train on", source.train.tokens, sequence_length + 1),
-            ("held out", source.held_out.tokens, SHORTEST_HELD_OUT_TOKENS),
+            ("to train on", source.train_tokens, sequence_length + 1),
+            ("held out", source.held_out_tokens, SHORTEST_HELD_OUT_TOKENS),
         ):
             if tokens < needed:
                 raise RecipeError(

@@ -1,6 +1,7 @@
 """Build the data that a recipe names: tokenizer, packed token files, manifest."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from command.outcome import Outcome
 from components.build import build
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
+from components.train.mixture import make_order, total_samples
 from data_prep.prepare import prepare
 from data_prep.unigram_loss import unigram_losses
 
@@ -18,6 +20,11 @@ def run(arguments: Arguments) -> Outcome:
     """Prepare and print where the data is."""
     data = prepare_data(compose_recipe(arguments))
     sys.stdout.write(f"{data['folder']}\n")
+    for name, drawn in data["mixture"].items():
+        sys.stderr.write(
+            f"{name}: {drawn['promised_share']:.4%} of the budget, "
+            f"read {drawn['epochs']:.2f} times\n"
+        )
     return Outcome()
 
 
@@ -27,16 +34,16 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
     Raises:
         RecipeError: a source without text, or text that cannot be used.
     """
-    for name in recipe.data.shares:
+    for name in recipe.data.names:
         source = recipe.data.sources.get(name)
-        if source is None or not (source.files or source.embedded):
+        if source is None or not source.has_text:
             raise RecipeError(
                 f"data.sources.{name}",
                 "no text is named for this source",
                 f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
             )
     folder, manifest = prepare(
-        sources={name: recipe.data.sources[name] for name in recipe.data.shares},
+        sources={name: recipe.data.sources[name] for name in recipe.data.names},
         tokenizer=build(recipe.tokenizer, "tokenizer"),
         root=Path(recipe.data.folder),
         name=f"{recipe.name}-{recipe.scale.name}",
@@ -45,7 +52,11 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
         sequence_length=recipe.budget.sequence_length,
         say=lambda text: print(text, file=sys.stderr),  # noqa: T201 (progress for a person)
     )
-    unigram = unigram_losses(
-        folder, manifest, recipe.data.shares, recipe.shape.padded_vocab_size
-    )
-    return {"folder": str(folder.resolve()), "key": manifest.key, "unigram": unigram}
+    drawn = make_order(recipe, manifest).drawn(total_samples(recipe))
+    shares = {name: source.promised_share for name, source in drawn.items()}
+    return {
+        "folder": str(folder.resolve()),
+        "key": manifest.key,
+        "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
+        "mixture": {name: asdict(source) for name, source in drawn.items()},
+    }

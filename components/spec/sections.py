@@ -37,30 +37,6 @@ class Budget(Section):
     seed: Annotated[int, Field(ge=0)]
 
 
-class Source(Section):
-    """Where the text of one source is: the user's files, or an embedded corpus.
-
-    Both may be absent: a published corpus that cannot be shipped has a share but no text, and
-    ``stand_in`` names the embedded corpus that takes its place in a miniature.
-    """
-
-    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    embedded: str | None = None
-    stand_in: str | None = None
-
-
-class Data(Section):
-    """Which sources, in which shares of the training tokens, prepared where."""
-
-    shares: FrozenMapping[Annotated[float, Field(ge=0, le=1)]]
-    sources: FrozenMapping[Source]
-    folder: str
-    held_out_fraction: Fraction
-    tokenizer_sample_bytes: Count | Literal["all"]
-    document_mask: bool
-    verify: Literal["contents", "sizes"]
-
-
 class LossScale(Section):
     """Dynamic loss scaling for float16, in DeepSpeed's terms."""
 

@@ -66,7 +66,7 @@ def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources
     folder, manifest = run()
     paragraphs = Path(sources["first"].files[0]).read_text("utf-8").split("\n\n")
     decoded: list[str] = []
-    for record in (manifest.sources["first"].train, manifest.sources["first"].held_out):
+    for record in (*manifest.sources["first"].train, *manifest.sources["first"].held_out):
         tokens = np.asarray(open_token_file(folder, record))
         parts = np.split(tokens, np.flatnonzero(tokens == tokenizer.eod_id) + 1)
         assert len(parts.pop()) == 0
@@ -128,7 +128,7 @@ def test_the_sequence_length_does_not_change_the_folder(run):
 @pytest.mark.parametrize("side", ["train", "held_out"])
 def test_a_truncated_token_file_is_named_by_the_next_preparation(run, side):
     folder, manifest = run()
-    path = folder / getattr(manifest.sources["first"], side).name
+    path = folder / getattr(manifest.sources["first"], side)[0].name
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(RecipeError, match=rf"{path.name}: is truncated.*\n  delete its folder"):
         run()
