@@ -20,9 +20,11 @@ from components.data.manifest import FORMAT_VERSION, Manifest, SourceRecord, Tok
 from components.data.token_file import TokenFileRecord, write_token_file
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
+from data_prep.given_tokenizer import find_tokenizer, take_tokenizer
 from data_prep.read import Document
-from data_prep.sources import OpenSource, Source, open_source
+from data_prep.sources import OpenSource, Source, open_sources
 from data_prep.split import Split, choose_split
+from data_prep.token_source import TokenSource
 from data_prep.tokenizer_sample import sample_texts
 
 BATCH_CHARACTERS = 1 << 18
@@ -36,7 +38,9 @@ class _Preparation:
     """All that decides the content of the folder."""
 
     sources: Mapping[str, OpenSource]
+    token_sources: Mapping[str, TokenSource]
     tokenizer: Tokenizer
+    tokenizer_files: tuple[FileRecord, ...]
     held_out_fraction: float
     tokenizer_sample_bytes: int | Literal["all"]
 
@@ -47,10 +51,9 @@ class _Preparation:
             "tokenizer": self.tokenizer.settings(),
             "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
             "held_out_fraction": self.held_out_fraction,
-            "inputs": {
-                name: [(record.sha256, Path(record.name).suffix) for record in source.records]
-                for name, source in self.sources.items()
-            },
+            "tokenizer_files": [file.sha256 for file in self.tokenizer_files],
+            "inputs": {name: source.identity() for name, source in self.sources.items()},
+            "tokens": {name: source.identity() for name, source in self.token_sources.items()},
         }
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -59,22 +62,30 @@ def prepare(
     *,
     sources: Mapping[str, Source],
     tokenizer: Tokenizer,
+    tokenizer_folder: str,
     root: Path,
     name: str,
     held_out_fraction: float,
     tokenizer_sample_bytes: int | Literal["all"],
     sequence_length: int,
+    verify: Literal["contents", "sizes"],
     say: Say,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
+
+    What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
+    their sizes alone, where reading all of a large corpus takes too long.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
+    opened = open_sources(sources)
     task = _Preparation(
-        sources={source: open_source(source, sources[source]) for source in sorted(sources)},
+        sources={key: one for key, one in opened.items() if isinstance(one, OpenSource)},
+        token_sources={key: one for key, one in opened.items() if isinstance(one, TokenSource)},
         tokenizer=tokenizer,
+        tokenizer_files=find_tokenizer(tokenizer_folder),
         held_out_fraction=held_out_fraction,
         tokenizer_sample_bytes=tokenizer_sample_bytes,
     )
@@ -85,8 +96,9 @@ def prepare(
         _build_beside(folder, task, say)
         say(f"data: prepared {folder}")
     manifest = Manifest.read(folder)
-    manifest.verify(folder, contents=True)
-    tokenizer.load(folder)
+    manifest.verify(folder, contents=verify == "contents")
+    if manifest.tokenizer.files:
+        tokenizer.load(folder)
     _check_lengths(manifest, sequence_length)
     return folder, manifest
 
@@ -128,10 +140,15 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
     }
     splits = {name: split for name, (split, _) in chosen.items()}
     tokenizer = task.tokenizer
-    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
-    tokenizer.train(_tokenizer_texts(task, splits), folder)
-    trained = tuple(map(record_file, sorted(folder.iterdir())))
-    records = {}
+    files = _make_tokenizer(folder, task, splits, say)
+    records = {
+        name: source.measure(
+            vocab_size=tokenizer.vocab_size,
+            eod_id=tokenizer.eod_id,
+            fraction=task.held_out_fraction,
+        )
+        for name, source in task.token_sources.items()
+    }
     for name, source in task.sources.items():
         train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
@@ -143,10 +160,25 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
         )
     Manifest(
         key=task.key(),
-        tokenizer=_tokenizer_record(trained, tokenizer),
+        tokenizer=_tokenizer_record(files, tokenizer),
         held_out_fraction=task.held_out_fraction,
         sources=records,
     ).write(folder)
+
+
+def _make_tokenizer(
+    folder: Path, task: _Preparation, splits: Mapping[str, Split], say: Say
+) -> tuple[FileRecord, ...]:
+    """Take the files that are given, or train; token files alone need no more than the ids."""
+    tokenizer = task.tokenizer
+    if task.tokenizer_files:
+        return take_tokenizer(tokenizer, task.tokenizer_files, folder)
+    if not splits:
+        say(f"tokenizer: none; ids below {tokenizer.vocab_size:,}, {tokenizer.eod_id:,} ends")
+        return ()
+    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
+    tokenizer.train(_tokenizer_texts(task, splits), folder)
+    return tuple(map(record_file, sorted(folder.iterdir())))
 
 
 def _tokenizer_texts(task: _Preparation, splits: Mapping[str, Split]) -> Iterator[str]:

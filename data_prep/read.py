@@ -1,20 +1,20 @@
 """Read the text of a source: document by document, strictly UTF-8, never as a whole.
 
 In a ``.txt`` file a document is a paragraph, ended by a blank line; in a ``.jsonl`` file it is
-the field ``text`` of a line.
+a field of a line. Both may be compressed; Parquet and datasets are read elsewhere.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from components.data.files import FileRecord, record_file
 from components.errors import RecipeError
+from data_prep.formats import MOST_LINE_BYTES, kind_of, open_unpacked
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-SUFFIXES = (".txt", ".jsonl")
 PATTERN_SIGNS = frozenset("*?[")
 
 
@@ -47,11 +47,12 @@ class Input(Protocol):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A ``.txt`` or ``.jsonl`` file; ``where`` is the YAML path that named it."""
+    """A file of text; ``where`` is the YAML path that named it, ``column`` its texts' field."""
 
     path: Path
     name: str
     where: str
+    column: str
 
     def record(self) -> FileRecord:
         """Hash the file.
@@ -71,10 +72,12 @@ class LocalFile:
         """Read the documents that are more than white space.
 
         Raises:
-            RecipeError: no text in the file, bytes that are not UTF-8, or a line of a
-                ``.jsonl`` file that is no JSON object with a text.
+            RecipeError: no text in the file, bytes that are not UTF-8, a line of a ``.jsonl``
+                file that is no JSON object with a text, a line beyond ``MOST_LINE_BYTES``, or
+                a compressed file that is damaged or cut short.
         """
-        texts = self._fields() if self.path.suffix == ".jsonl" else self._paragraphs()
+        is_jsonl = (kind_of(self.path.name) or "").startswith(".jsonl")
+        texts = self._fields() if is_jsonl else self._paragraphs()
         empty = True
         for text in texts:
             if text.strip():
@@ -85,8 +88,8 @@ class LocalFile:
 
     def _lines(self) -> Iterator[str]:
         offset = 0
-        with self.path.open("rb") as file:
-            for line in file:
+        with open_unpacked(self.path) as file:
+            while line := self._read_line(file, offset):
                 marked = offset == 0 and line.startswith(BYTE_ORDER_MARK)
                 start = len(BYTE_ORDER_MARK) if marked else 0
                 try:
@@ -97,6 +100,21 @@ class LocalFile:
                         "convert it, for example with iconv -t UTF-8",
                     ) from error
                 offset += len(line)
+
+    def _read_line(self, file: BinaryIO, offset: int) -> bytes:
+        """Read on; ``offset`` counts the bytes of the text, unpacked."""
+        try:
+            line = file.readline(MOST_LINE_BYTES + 1)
+        except OSError as error:
+            raise self._error(
+                f"is damaged behind byte {offset:,} of its text: {error}", "copy it anew"
+            ) from error
+        if len(line) > MOST_LINE_BYTES:
+            raise self._error(
+                f"has a line of more than {MOST_LINE_BYTES:,} bytes at byte {offset:,}",
+                "part it into documents",
+            )
+        return line
 
     def _paragraphs(self) -> Iterator[str]:
         paragraph: list[str] = []
@@ -114,12 +132,12 @@ class LocalFile:
                 yield self._field(line, number)
 
     def _field(self, line: str, number: int) -> str:
-        remedy = 'each line is one JSON object, as {"text": "..."}'
+        remedy = f'each line is one JSON object, as {{"{self.column}": "..."}}'
         try:
             tree = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise self._error(f"line {number} is not JSON ({error})", remedy, number) from error
-        text = tree.get("text") if isinstance(tree, dict) else None
+        text = tree.get(self.column) if isinstance(tree, dict) else None
         if not isinstance(text, str):
             raise self._error(f"line {number} has no text", remedy, number)
         try:
@@ -135,26 +153,12 @@ class LocalFile:
         return RecipeError(self.where, f"{place} {problem}", remedy)
 
 
-def open_files(patterns: tuple[str, ...], where: str) -> Iterator[LocalFile]:
-    """Expand file patterns relative to the current folder; each file is given once, sorted.
+def expand_pattern(pattern: str, where: str) -> list[Path]:
+    """Find the files of a pattern relative to the current folder, or the one of that name.
 
     Raises:
-        RecipeError: a pattern without a file, a folder, or a suffix that is not read.
+        RecipeError: there is none.
     """
-    found = {path: None for pattern in patterns for path in _expand(pattern, where)}
-    for path in found:
-        if path.is_dir():
-            raise RecipeError(
-                where, f"{path} is a folder", f"give a pattern, as {path}/*.jsonl"
-            )
-        if path.suffix not in SUFFIXES:
-            raise RecipeError(
-                where, f"{path} is neither .txt nor .jsonl", "convert it, or correct its name"
-            )
-        yield LocalFile(path=path, name=str(path), where=where)
-
-
-def _expand(pattern: str, where: str) -> list[Path]:
     path = Path(pattern)
     if path.exists() or path.is_symlink():
         return [path]

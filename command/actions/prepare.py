@@ -12,6 +12,7 @@ from components.build import build
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.train.mixture import make_order, total_samples
+from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.unigram_loss import unigram_losses
 
@@ -21,9 +22,9 @@ def run(arguments: Arguments) -> Outcome:
     data = prepare_data(compose_recipe(arguments))
     sys.stdout.write(f"{data['folder']}\n")
     for name, drawn in data["mixture"].items():
-        sys.stderr.write(
+        _say(
             f"{name}: {drawn['promised_share']:.4%} of the budget, "
-            f"read {drawn['epochs']:.2f} times\n"
+            f"read {drawn['epochs']:.2f} times"
         )
     return Outcome()
 
@@ -45,13 +46,18 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
     folder, manifest = prepare(
         sources={name: recipe.data.sources[name] for name in recipe.data.names},
         tokenizer=build(recipe.tokenizer, "tokenizer"),
+        tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
         name=f"{recipe.name}-{recipe.scale.name}",
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
         sequence_length=recipe.budget.sequence_length,
-        say=lambda text: print(text, file=sys.stderr),  # noqa: T201 (progress for a person)
+        verify=recipe.data.verify,
+        say=_say,
     )
+    if recipe.data.write_megatron:
+        for prefix in write_megatron(folder, manifest):
+            _say(f"megatron: {prefix}")
     drawn = make_order(recipe, manifest).drawn(total_samples(recipe))
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
@@ -60,3 +66,7 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
         "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
         "mixture": {name: asdict(source) for name, source in drawn.items()},
     }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")

@@ -26,6 +26,7 @@ def check_data(data: Data, *, total_tokens: int) -> None:
                 f"set data.shares.{name}=..., or: {nearest(name, list(data.names))}",
             )
         _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
+    _check_tokenizer(data)
 
 
 def _check_mixture(data: Data) -> None:
@@ -64,6 +65,19 @@ def _check_phase(data: Data, name: str, total_tokens: int) -> None:
             "let it begin earlier, or leave it out",
         )
     _check_sum(f"{path}.shares", phase.shares)
+
+
+def _check_tokenizer(data: Data) -> None:
+    """Token files and text of one run have one tokenizer, which is not trained on the text."""
+    tokens = [name for name, source in data.sources.items() if source.tokens]
+    texts = [name for name, s in data.sources.items() if s.has_text and not s.tokens]
+    if tokens and texts and data.tokenizer_folder == "none":
+        raise RecipeError(
+            "data.tokenizer_folder",
+            f"none, but {tokens[0]} has tokens already, and the text of {texts[0]} needs the "
+            "tokenizer that wrote them",
+            "name the folder that holds its tokenizer.json or tokenizer.model",
+        )
 
 
 def _check_source(path: str, source: Source, *, document_mask: bool) -> None:

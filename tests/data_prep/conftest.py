@@ -5,11 +5,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
 
 from components.data.unigram import Unigram
+from components.spec.data import HubDataset
 
 SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "tokenizer" / "unigram_eu24.yaml"
 
@@ -18,6 +20,10 @@ SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "tokenizer" / "unigram
 class TextSource:
     files: tuple[str, ...] = ()
     embedded: str | None = None
+    dataset: HubDataset | None = None
+    column: str = "text"
+    tokens: tuple[str, ...] = ()
+    eod: Literal["appended", "absent"] = "appended"
 
 
 def make_tokenizer(vocab_size: int = 570) -> Unigram:

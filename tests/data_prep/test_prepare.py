@@ -29,7 +29,8 @@ def say(line):
 
 prepare(sources={"first": TextSource((sys.argv[1],)), "second": TextSource((sys.argv[2],))},
         tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
-        tokenizer_sample_bytes="all", sequence_length=16, say=say)
+        tokenizer_folder="none", tokenizer_sample_bytes="all", sequence_length=16,
+        verify="contents", say=say)
 """
 
 
@@ -51,6 +52,8 @@ def run(
             "held_out_fraction": 0.1,
             "tokenizer_sample_bytes": "all",
             "sequence_length": 16,
+            "tokenizer_folder": "none",
+            "verify": "contents",
             "say": said.append,
         }
         return prepare(**{**arguments, **changes})
@@ -248,7 +251,7 @@ with (folder / "a.txt").open("w") as file:
             file.write(paragraph + chr(10) * 2)
 prepare(sources={{"a": TextSource((str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
         root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
-        sequence_length=16, say=lambda line: None)
+        tokenizer_folder="none", sequence_length=16, verify="contents", say=lambda line: None)
 sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 """
     run = [sys.executable, "-c", script, str(folder)]
