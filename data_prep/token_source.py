@@ -94,8 +94,6 @@ class TokenSource:
         self, index: MegatronIndex, record: TokenFileRecord, vocab_size: int, eod_id: int
     ) -> str:
         digest = hashlib.sha256()
-        if not record.tokens:
-            return digest.hexdigest()
         tokens = open_token_file(Path(), record)
         for start in range(0, len(tokens), BLOCK_TOKENS):
             block = tokens[start : start + BLOCK_TOKENS]

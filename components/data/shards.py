@@ -50,7 +50,7 @@ class ShardedTokens:
     """Read any stretch of the concatenated shards; a look-up takes O(log shards)."""
 
     def __init__(self, *, records: Sequence[TokenFileRecord], files: OpenFiles) -> None:
-        self._records = [record for record in records if record.tokens]  # none maps nothing
+        self._records = tuple(records)
         self._ends = list(accumulate(record.tokens for record in self._records))
         self._files = files
 

@@ -77,6 +77,8 @@ def open_token_file(folder: Path, record: TokenFileRecord) -> Tokens:
     """
     verify_file(folder, record, contents=False)
     dtype = little_endian(record.dtype)
+    if not record.tokens:  # nothing cannot be mapped
+        return np.empty(0, dtype)
     return np.memmap(
         folder / record.name,
         dtype=dtype,
