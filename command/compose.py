@@ -20,7 +20,7 @@ from components.spec.targets import nearest, read_signature
 
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
-    *("data.shares", "data.sources", "schedule.phases", "published", "assumed"),
+    *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
     "cluster.site.environment",
 )
 WHOLE = re.compile(r"\$\{[\w.]+\}")

@@ -6,22 +6,40 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from components.data.manifest import StageRecord
+from components.data.manifest import StageCounts, StageRecord
+from components.spec.data import Source
+
+UNKNOWN = "unknown"
 
 
-def print_stages(stages: Mapping[str, StageRecord]) -> None:
-    """Print documents in, out and removed by reason, a row for each stage and source."""
+def print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
+    """Print documents in, out, removed by reason, and in the source's own language."""
     table = Table("stage", "source", box=None, pad_edge=False, header_style="bold")
-    for column in ("documents in", "out", "removed"):
-        table.add_column(column, justify="right" if column != "removed" else "left")
+    for column in ("documents in", "out", "languages", "removed or replaced"):
+        table.add_column(
+            column, justify="right" if column in {"documents in", "out"} else "left"
+        )
     for stage, record in stages.items():
         for source, counts in record.sources.items():
-            removed = sorted(counts.removed.items(), key=lambda pair: (-pair[1], pair[0]))
             table.add_row(
                 stage,
                 source,
                 f"{counts.documents_in:,}",
                 f"{counts.documents_out:,}",
-                ", ".join(f"{number:,} {reason}" for reason, number in removed),
+                _languages(counts, sources[source].language),
+                _listed({**counts.removed, **counts.replaced}),
             )
-    Console(width=None if sys.stdout.isatty() else 120).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 140).print(table, markup=False)
+
+
+def _languages(counts: StageCounts, claimed: str | None) -> str:
+    """Say how much is in the language that the source claims, else what there is most of."""
+    known = {name: number for name, number in counts.languages.items() if name != UNKNOWN}
+    if claimed is not None and known:
+        return f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
+    return _listed(known, most=3)
+
+
+def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
+    pairs = sorted(numbers.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
+    return ", ".join(f"{number:,} {name}" for name, number in pairs if number)

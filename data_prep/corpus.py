@@ -12,17 +12,20 @@ from typing import Any
 from components.data.manifest import StageCounts, StageRecord
 from components.errors import RecipeError
 from components.spec.corpus import Preparation
-from components.spec.sections import Source
+from components.spec.data import Source
+from components.spec.near_duplicates import NearDuplicates
 from data_prep.sources import OpenSource, open_source
 from data_prep.stages import clean, duplicates, keep, signatures
 from data_prep.stages.cut import cut_source, whole
 from data_prep.stages.engine import run_pass
 from data_prep.stages.executors import Executor
+from data_prep.stages.pin import pin_lists
 from data_prep.stages.plan import Piece, Plan, Task
 from data_prep.stages.record import PassManifest
 from data_prep.stages.shards import CleanShard
+from data_prep.stages.tally import Count
 
-PLACES = {"files", "embedded", "stand_in"}  # where a text lies does not decide what it becomes
+READING = {"embedded", "dataset", "column", "language"}  # where files lie makes no difference
 NONE = "none"
 
 
@@ -65,37 +68,32 @@ class Corpus:
             RecipeError: bad input, nothing left of a source, or see :func:`run_pass`.
         """
         passes = [self._run(clean, self._clean_settings(), self._raw_tasks())]
-        settings = self._settings()
-        near, exact = settings["near_duplicates"], settings["exact_duplicates"]
-        if near != NONE:
+        near, exact = self.preparation.near_duplicates, self.preparation.exact_duplicates
+        if isinstance(near, NearDuplicates):
             each = [
                 Task(source=task.source, pieces=(piece,)) for task, piece in _shards(passes[0])
             ]
-            passes.append(self._run(signatures, _signature_settings(near), each))
+            passes.append(self._run(signatures, signatures.settings_of(near), each))
         if near != NONE or exact != NONE:
-            pieces = tuple(
-                each.piece(task, -1) for each in passes for task in range(len(each.plan.tasks))
-            )
-            both = {"near_duplicates": near, "exact_duplicates": exact}
-            passes.append(self._run(duplicates, both, [Task(source="", pieces=pieces)]))
-        if len(passes) > 1 or settings["personal_data"] != NONE:
-            steps = {"steps": {"personal_data": settings["personal_data"]}}
-            passes.append(self._run(keep, steps, _last_tasks(passes)))
+            both = self._settings("near_duplicates", "exact_duplicates")
+            passes.append(self._run(duplicates, both, [_all_hashes(passes)]))
+        personal = self._settings("personal_data")
+        if len(passes) > 1 or personal["personal_data"] != NONE:
+            passes.append(self._run(keep, {"steps": personal}, _last_tasks(passes)))
         return Cleaned(
             sources={name: self._opened(name, passes) for name in sorted(self.sources)},
             stages={one.plan.work: _record(one) for one in passes},
         )
 
-    def _settings(self) -> dict[str, Any]:
-        return self.preparation.model_dump(mode="json")
+    def _settings(self, *names: str) -> dict[str, Any]:
+        return self.preparation.model_dump(mode="json", include=set(names))
 
     def _clean_settings(self) -> dict[str, Any]:
-        settings = self._settings()
         return {
-            "read": settings["read"],
-            "steps": {name: settings[name] for name in ("normalise", "language", "filters")},
+            **self._settings("read"),
+            **pin_lists(self._settings("normalise", "language", "filters")),
             "sources": {
-                name: self.sources[name].model_dump(mode="json", exclude=PLACES)
+                name: self.sources[name].model_dump(mode="json", include=READING)
                 for name in sorted(self.sources)
             },
         }
@@ -128,12 +126,15 @@ class Corpus:
                 f"see the examples in {passes[0].folder}/manifest.json, and set "
                 "data.preparation.* accordingly, or leave the source out",
             )
-        return OpenSource(inputs=shards, records=tuple(shard.record() for shard in shards))
+        return OpenSource(
+            inputs=shards, records=tuple(shard.record() for shard in shards), column="text"
+        )
 
 
-def _signature_settings(near: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what the signatures do not depend on: it would have them written again."""
-    return {name: value for name, value in near.items() if name not in {"threshold", "verify"}}
+def _all_hashes(passes: list[Pass]) -> Task:
+    """All that the search for duplicates reads: hashes, and signatures if there are any."""
+    pieces = (one.piece(task, -1) for one in passes for task in range(len(one.plan.tasks)))
+    return Task(source="", pieces=tuple(pieces))
 
 
 def _shards(one: Pass) -> list[tuple[Task, Piece]]:
@@ -153,18 +154,24 @@ def _last_tasks(passes: list[Pass]) -> list[Task]:
 
 
 def _record(one: Pass) -> StageRecord:
-    tally = one.manifest.tally
-    counts = {name: tally.of_source(name) for name in tally.counts}
     return StageRecord(
         key=one.plan.key,
         sources={
-            name: StageCounts(
-                documents_in=count.documents_in,
-                documents_out=count.documents_out,
-                removed=dict(sorted(count.removed.items())),
-            )
-            for name, count in counts.items()
+            name: _counts(one.manifest.tally.of_source(name), languages)
+            for name, languages in one.manifest.tally.counts.items()
         },
+    )
+
+
+def _counts(count: Count, languages: Mapping[str, Count]) -> StageCounts:
+    return StageCounts(
+        documents_in=count.documents_in,
+        documents_out=count.documents_out,
+        bytes_in=count.bytes_in,
+        bytes_out=count.bytes_out,
+        languages={name: one.documents_out for name, one in sorted(languages.items())},
+        removed=dict(sorted(count.removed.items())),
+        replaced=dict(sorted(count.replaced.items())),
     )
 
 

@@ -79,7 +79,7 @@ def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     if name not in texts:
         known = ", ".join([*libraries, *texts])
         raise RecipeError(where, f"there is no embedded corpus {name!r}", f"known: {known}")
-    return LocalFile(path=texts[name], name=name, where=where)
+    return LocalFile(path=texts[name], name=name, where=where, column="text")
 
 
 @cache

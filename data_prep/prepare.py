@@ -27,10 +27,12 @@ from components.data.token_file import TokenFileRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.encode import encode
+from data_prep.given_tokenizer import find_tokenizer, take_tokenizer
 from data_prep.read import Document
-from data_prep.sources import OpenSource, Source, open_source
+from data_prep.sources import OpenSource, Source, open_sources
 from data_prep.split import Split, choose_split
 from data_prep.stages.disk import full_disk_told
+from data_prep.token_source import TokenSource
 from data_prep.tokenizer_sample import sample_texts
 
 SHORTEST_HELD_OUT_TOKENS = 2
@@ -44,7 +46,9 @@ class _Preparation:
 
     sources: Mapping[str, OpenSource]
     stages: Mapping[str, StageRecord]
+    token_sources: Mapping[str, TokenSource]
     tokenizer: Tokenizer
+    tokenizer_files: tuple[FileRecord, ...]
     held_out_fraction: float
     tokenizer_sample_bytes: int | Literal["all"]
 
@@ -55,10 +59,9 @@ class _Preparation:
             "tokenizer": self.tokenizer.settings(),
             "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
             "held_out_fraction": self.held_out_fraction,
-            "inputs": {
-                name: [(record.sha256, Path(record.name).suffix) for record in source.records]
-                for name, source in self.sources.items()
-            },
+            "tokenizer_files": [file.sha256 for file in self.tokenizer_files],
+            "inputs": {name: source.identity() for name, source in self.sources.items()},
+            "tokens": {name: source.identity() for name, source in self.token_sources.items()},
         }
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -67,26 +70,33 @@ def prepare(
     *,
     sources: Mapping[str, Source | OpenSource],
     tokenizer: Tokenizer,
+    tokenizer_folder: str,
     root: Path,
     name: str,
     held_out_fraction: float,
     tokenizer_sample_bytes: int | Literal["all"],
     sequence_length: int,
+    verify: Literal["contents", "sizes"],
     say: Say,
     stages: Mapping[str, StageRecord] | None = None,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
+    What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
+    their sizes alone, where reading all of a large corpus takes too long.
     ``stages`` is the record of what cleaned the sources before, if anything did.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
+    opened = open_sources(sources)
     task = _Preparation(
-        sources={source: _opened(source, sources[source]) for source in sorted(sources)},
+        sources={key: one for key, one in opened.items() if isinstance(one, OpenSource)},
+        token_sources={key: one for key, one in opened.items() if isinstance(one, TokenSource)},
         stages=stages or {},
         tokenizer=tokenizer,
+        tokenizer_files=find_tokenizer(tokenizer_folder),
         held_out_fraction=held_out_fraction,
         tokenizer_sample_bytes=tokenizer_sample_bytes,
     )
@@ -97,14 +107,11 @@ def prepare(
         _build_beside(folder, task, say)
         say(f"data: prepared {folder}")
     manifest = Manifest.read(folder)
-    manifest.verify(folder, contents=True)
-    tokenizer.load(folder)
+    manifest.verify(folder, contents=verify == "contents")
+    if manifest.tokenizer.files:
+        tokenizer.load(folder)
     _check_lengths(manifest, sequence_length)
     return folder, manifest
-
-
-def _opened(name: str, source: Source | OpenSource) -> OpenSource:
-    return source if isinstance(source, OpenSource) else open_source(name, source)
 
 
 def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
@@ -145,23 +152,46 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
     }
     splits = {name: split for name, (split, _) in chosen.items()}
     tokenizer = task.tokenizer
-    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
-    tokenizer.train(_tokenizer_texts(task, splits), folder)
-    trained = tuple(map(record_file, sorted(folder.iterdir())))
-    records = {}
+    files = _make_tokenizer(folder, task, splits, say)
+    records = {
+        name: source.measure(
+            vocab_size=tokenizer.vocab_size,
+            eod_id=tokenizer.eod_id,
+            fraction=task.held_out_fraction,
+        )
+        for name, source in task.token_sources.items()
+    }
     for name, source in task.sources.items():
         train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
-            inputs=source.records, documents=chosen[name][1], train=train, held_out=held_out
+            inputs=source.records,
+            documents=chosen[name][1],
+            train=(train,),
+            held_out=(held_out,),
         )
     Manifest(
         key=task.key(),
-        tokenizer=_tokenizer_record(trained, tokenizer),
+        tokenizer=_tokenizer_record(files, tokenizer),
         held_out_fraction=task.held_out_fraction,
         sources=records,
         stages=task.stages,
     ).write(folder)
+
+
+def _make_tokenizer(
+    folder: Path, task: _Preparation, splits: Mapping[str, Split], say: Say
+) -> tuple[FileRecord, ...]:
+    """Take the files that are given, or train; token files alone need no more than the ids."""
+    tokenizer = task.tokenizer
+    if task.tokenizer_files:
+        return take_tokenizer(tokenizer, task.tokenizer_files, folder)
+    if not splits:
+        say(f"tokenizer: none; ids below {tokenizer.vocab_size:,}, {tokenizer.eod_id:,} ends")
+        return ()
+    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
+    tokenizer.train(_tokenizer_texts(task, splits), folder)
+    return tuple(map(record_file, sorted(folder.iterdir())))
 
 
 def _tokenizer_texts(task: _Preparation, splits: Mapping[str, Split]) -> Iterator[str]:
@@ -196,8 +226,8 @@ def _write_source(
 def _check_lengths(manifest: Manifest, sequence_length: int) -> None:
     for name, source in manifest.sources.items():
         for side, tokens, needed in (
-            ("to train on", source.train.tokens, sequence_length + 1),
-            ("held out", source.held_out.tokens, SHORTEST_HELD_OUT_TOKENS),
+            ("to train on", source.train_tokens, sequence_length + 1),
+            ("held out", source.held_out_tokens, SHORTEST_HELD_OUT_TOKENS),
         ):
             if tokens < needed:
                 raise RecipeError(

@@ -1,21 +1,21 @@
 """Read the text of a source: document by document, strictly UTF-8, never as a whole.
 
 In a ``.txt`` file a document is a paragraph, ended by a blank line; in a ``.jsonl`` file it is
-the field ``text`` of a line.
+a field of a line. Both may be compressed; Parquet and datasets are read elsewhere.
 """
 
 import itertools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 from components.data.files import FileRecord, record_file
 from components.errors import RecipeError
+from data_prep.formats import MOST_LINE_BYTES, kind_of, open_unpacked
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-SUFFIXES = (".txt", ".jsonl")
 PATTERN_SIGNS = frozenset("*?[")
 
 
@@ -30,9 +30,13 @@ class Document(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document that is its own group: only its copies share its fate."""
+    """A document that is its own group: only its copies share its fate.
+
+    ``metadata`` is what a record says of its text in a field of that name.
+    """
 
     text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
@@ -51,7 +55,7 @@ class Input(Protocol):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A ``.txt`` or ``.jsonl`` file; ``where`` is the YAML path that named it.
+    """A file of text; ``where`` is the YAML path that named it, ``column`` its texts' field.
 
     ``start`` and ``end`` bound a part of it, in bytes, that begins and ends with a document.
     """
@@ -59,6 +63,7 @@ class LocalFile:
     path: Path
     name: str
     where: str
+    column: str
     start: int = 0
     end: int | None = None
 
@@ -80,8 +85,9 @@ class LocalFile:
         """Read the documents that are more than white space.
 
         Raises:
-            RecipeError: no text in the file, bytes that are not UTF-8, or a line of a
-                ``.jsonl`` file that is no JSON object with a text.
+            RecipeError: no text in the file, bytes that are not UTF-8, a line of a ``.jsonl``
+                file that is no JSON object with a text, a line beyond ``MOST_LINE_BYTES``, or
+                a compressed file that is damaged or cut short.
         """
         empty = True
         for item in self.items():
@@ -94,17 +100,22 @@ class LocalFile:
             raise self._error("holds no text", "leave it out, or fill it")
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, say what is wrong with it."""
-        for item in self._fields() if self.path.suffix == ".jsonl" else self._paragraphs():
-            yield Text(item) if isinstance(item, str) else item
+        """Read all documents, empty ones too; for an invalid one, say what is wrong with it.
+
+        Raises:
+            RecipeError: the file is damaged, or has a line beyond ``MOST_LINE_BYTES``.
+        """
+        is_jsonl = (kind_of(self.path.name) or "").startswith(".jsonl")
+        return self._fields() if is_jsonl else self._paragraphs()
 
     def _lines(self) -> Iterator[str | RecipeError]:
         offset = self.start
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            for line in file:
-                if self.end is not None and offset >= self.end:
-                    return
+        with open_unpacked(self.path) as file:
+            if offset:
+                file.seek(offset)
+            while (self.end is None or offset < self.end) and (
+                line := self._read_line(file, offset)
+            ):
                 marked = offset == 0 and line.startswith(BYTE_ORDER_MARK)
                 start = len(BYTE_ORDER_MARK) if marked else 0
                 try:
@@ -116,7 +127,22 @@ class LocalFile:
                     )
                 offset += len(line)
 
-    def _paragraphs(self) -> Iterator[str | RecipeError]:
+    def _read_line(self, file: BinaryIO, offset: int) -> bytes:
+        """Read on; ``offset`` counts the bytes of the text, unpacked."""
+        try:
+            line = file.readline(MOST_LINE_BYTES + 1)
+        except OSError as error:
+            raise self._error(
+                f"is damaged behind byte {offset:,} of its text: {error}", "copy it anew"
+            ) from error
+        if len(line) > MOST_LINE_BYTES:
+            raise self._error(
+                f"has a line of more than {MOST_LINE_BYTES:,} bytes at byte {offset:,}",
+                "part it into documents",
+            )
+        return line
+
+    def _paragraphs(self) -> Iterator[Text | RecipeError]:
         """Join lines up to a blank one; the first invalid line makes its paragraph invalid."""
         paragraph: list[str | RecipeError] = []
         for line in itertools.chain(self._lines(), [""]):
@@ -124,10 +150,10 @@ class LocalFile:
                 paragraph.append(line)
             elif paragraph:
                 invalid = next((part for part in paragraph if not isinstance(part, str)), None)
-                yield invalid or "\n".join(map(str, paragraph))
+                yield invalid or Text("\n".join(map(str, paragraph)))
                 paragraph = []
 
-    def _fields(self) -> Iterator[str | RecipeError]:
+    def _fields(self) -> Iterator[Text | RecipeError]:
         for number, line in enumerate(self._lines(), start=1):
             if isinstance(line, RecipeError):
                 yield line
@@ -137,13 +163,13 @@ class LocalFile:
                 except RecipeError as error:
                     yield error
 
-    def _field(self, line: str, number: int) -> str:
-        remedy = 'each line is one JSON object, as {"text": "..."}'
+    def _field(self, line: str, number: int) -> Text:
+        remedy = f'each line is one JSON object, as {{"{self.column}": "..."}}'
         try:
             tree = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise self._error(f"line {number} is not JSON ({error})", remedy, number) from error
-        text = tree.get("text") if isinstance(tree, dict) else None
+        text = tree.get(self.column) if isinstance(tree, dict) else None
         if not isinstance(text, str):
             raise self._error(f"line {number} has no text", remedy, number)
         try:
@@ -152,7 +178,8 @@ class LocalFile:
             raise self._error(
                 f"line {number} escapes half a character (a lone surrogate)", remedy, number
             ) from error
-        return text
+        metadata = tree.get("metadata")
+        return Text(text, metadata if isinstance(metadata, dict) else {})
 
     def _error(self, problem: str, remedy: str, line: int | None = None) -> RecipeError:
         place = self.name if line is None else f"{self.name}:{line}"
@@ -161,26 +188,12 @@ class LocalFile:
         return RecipeError(self.where, f"{place} {problem}", remedy)
 
 
-def open_files(patterns: tuple[str, ...], where: str) -> Iterator[LocalFile]:
-    """Expand file patterns relative to the current folder; each file is given once, sorted.
+def expand_pattern(pattern: str, where: str) -> list[Path]:
+    """Find the files of a pattern relative to the current folder, or the one of that name.
 
     Raises:
-        RecipeError: a pattern without a file, a folder, or a suffix that is not read.
+        RecipeError: there is none.
     """
-    found = {path: None for pattern in patterns for path in _expand(pattern, where)}
-    for path in found:
-        if path.is_dir():
-            raise RecipeError(
-                where, f"{path} is a folder", f"give a pattern, as {path}/*.jsonl"
-            )
-        if path.suffix not in SUFFIXES:
-            raise RecipeError(
-                where, f"{path} is neither .txt nor .jsonl", "convert it, or correct its name"
-            )
-        yield LocalFile(path=path, name=str(path), where=where)
-
-
-def _expand(pattern: str, where: str) -> list[Path]:
     path = Path(pattern)
     if path.exists() or path.is_symlink():
         return [path]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from components.build import build
 from components.data.manifest import StageRecord
 from components.errors import RecipeError
 from components.spec.corpus import Preparation
+from components.spec.data import Source
 from components.spec.recipe import Recipe
-from components.spec.sections import Source
+from components.train.mixture import make_order, total_samples
+from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.array import QueuedError
@@ -30,6 +33,11 @@ def run(arguments: Arguments) -> Outcome:
         sys.stdout.write(f"{error}\n")
         return Outcome()
     sys.stdout.write(f"{data['folder']}\n")
+    for name, drawn in data["mixture"].items():
+        _say(
+            f"{name}: {drawn['promised_share']:.4%} of the budget, "
+            f"read {drawn['epochs']:.2f} times"
+        )
     return Outcome()
 
 
@@ -39,9 +47,9 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RecipeError: a source without text, or text that cannot be used.
     """
-    for name in recipe.data.shares:
+    for name in recipe.data.names:
         source = recipe.data.sources.get(name)
-        if source is None or not (source.files or source.embedded):
+        if source is None or not source.has_text:
             raise RecipeError(
                 f"data.sources.{name}",
                 "no text is named for this source",
@@ -52,39 +60,49 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
         sources=sources,
         stages=stages,
         tokenizer=build(recipe.tokenizer, "tokenizer"),
+        tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
         name=f"{recipe.name}-{recipe.scale.name}",
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
         sequence_length=recipe.budget.sequence_length,
+        verify=recipe.data.verify,
         say=_say,
     )
-    unigram = unigram_losses(
-        folder, manifest, recipe.data.shares, recipe.shape.padded_vocab_size
-    )
-    return {"folder": str(folder.resolve()), "key": manifest.key, "unigram": unigram}
+    if recipe.data.write_megatron:
+        for prefix in write_megatron(folder, manifest):
+            _say(f"megatron: {prefix}")
+    drawn = make_order(recipe, manifest).drawn(total_samples(recipe))
+    shares = {name: source.promised_share for name, source in drawn.items()}
+    return {
+        "folder": str(folder.resolve()),
+        "key": manifest.key,
+        "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
+        "mixture": {name: asdict(source) for name, source in drawn.items()},
+    }
 
 
 def _cleaned(
     recipe: Recipe, site: Mapping[str, Any]
 ) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord]]:
     """Clean the sources if the recipe says how; what that needs is imported only then."""
-    raw = {name: recipe.data.sources[name] for name in recipe.data.shares}
+    raw = {name: recipe.data.sources[name] for name in recipe.data.names}
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
         return raw, {}
     from data_prep.corpus import Corpus
 
+    texts = {name: source for name, source in raw.items() if not source.tokens}
     corpus = Corpus(
-        sources=raw,
+        sources=texts,
         preparation=preparation,
         root=Path(recipe.data.folder).absolute() / "stages",
         executor=_executor(recipe, preparation, site),
         say=_say,
     )
     cleaned = corpus.clean()
-    print_stages(cleaned.stages)
-    return cleaned.sources, cleaned.stages
+    print_stages(cleaned.stages, raw)
+    return {**raw, **cleaned.sources}, cleaned.stages
 
 
 def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Any:

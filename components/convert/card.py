@@ -51,7 +51,8 @@ def _figures(
         ("sequence length", f"{budget.sequence_length:,} tokens"),
         (
             "data",
-            ", ".join(f"{name} {share:.3f}" for name, share in recipe.data.shares.items()),
+            ", ".join(f"{name} {share:.3f}" for name, share in recipe.data.shares.items())
+            or f"{', '.join(recipe.data.names)}: shares by the rule {recipe.data.mixture}",
         ),
     ]
     # What the run ended with says nothing about an earlier checkpoint.

@@ -29,21 +29,36 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """One source: what was read (paths or embedded corpora) and the two token files of it."""
+    """One source: what was read (paths or embedded corpora) and its token files, in order."""
 
     inputs: tuple[FileRecord, ...]
     documents: int
-    train: TokenFileRecord
-    held_out: TokenFileRecord
+    train: tuple[TokenFileRecord, ...]
+    held_out: tuple[TokenFileRecord, ...]
+
+    @property
+    def train_tokens(self) -> int:
+        return sum(record.tokens for record in self.train)
+
+    @property
+    def held_out_tokens(self) -> int:
+        return sum(record.tokens for record in self.held_out)
 
 
 @dataclass(frozen=True)
 class StageCounts:
-    """What a pass over one source took in and gave out; the rest was removed, by reason."""
+    """What a pass over one source took in and gave out; the rest was removed, by reason.
+
+    ``languages`` counts documents out; ``replaced`` counts places in them, by kind.
+    """
 
     documents_in: int
     documents_out: int
+    bytes_in: int
+    bytes_out: int
+    languages: Mapping[str, int]
     removed: Mapping[str, int]
+    replaced: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -104,11 +119,15 @@ class Manifest:
             verify_file(folder, record, contents=contents)
 
     def files(self) -> Iterator[FileRecord]:
-        """List the files of the folder, other than the manifest itself."""
-        yield from self.tokenizer.files
+        """List the files of the folder, other than the manifest itself, each of them once.
+
+        Token files that are read in place, outside of the folder, have absolute paths as names.
+        """
+        records = {record.name: record for record in self.tokenizer.files}
         for source in self.sources.values():
-            yield source.train
-            yield source.held_out
+            for record in (*source.train, *source.held_out):
+                records.setdefault(record.name, record)
+        yield from records.values()
 
 
 def _manifest(tree: dict[str, Any], path: Path) -> Manifest:
@@ -133,12 +152,16 @@ def _records(nodes: list[dict[str, Any]]) -> tuple[FileRecord, ...]:
     return tuple(FileRecord(**node) for node in nodes)
 
 
+def _token_records(nodes: list[dict[str, Any]]) -> tuple[TokenFileRecord, ...]:
+    return tuple(TokenFileRecord(**node) for node in nodes)
+
+
 def _source(node: dict[str, Any]) -> SourceRecord:
     return SourceRecord(
         inputs=_records(node["inputs"]),
         documents=node["documents"],
-        train=TokenFileRecord(**node["train"]),
-        held_out=TokenFileRecord(**node["held_out"]),
+        train=_token_records(node["train"]),
+        held_out=_token_records(node["held_out"]),
     )
 
 

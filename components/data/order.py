@@ -1,36 +1,29 @@
 """The order of the samples as a function of (seed, position).
 
-A binary tree over the sources decides which source a position draws from: of the first ``n``
-draws that reach a node, its left side gets ``n x weight`` rounded to the nearest integer, the
-right side the rest. Both counts never fall as ``n`` grows, so "the next draw" is well defined
-and nothing is stored.
-
-Why every prefix is within two samples of the exact shares: each node makes a rounding error of
-at most 1/2, which shrinks on its way down with the weights. A leaf of weight ``w`` is off by at
-most ``(1 + w/w1 + w/w2 + ...) / 2``, where ``w1, w2, ...`` are the weights of the nodes
-above it. In a Huffman tree these grow at least as the Fibonacci numbers (a node's sibling is no
-lighter than the node's children, for the two lightest were merged first), whose reciprocals add
-up to 3.36: the error stays below 1.68.
+A run is a row of phases, each with its shares: inside a phase every prefix keeps them within
+two samples. A source's draws are counted through all phases, so its epochs go on where the
+phase before left off, and no sample comes again before all of its source have been drawn.
 """
 
-import heapq
 import math
 import operator
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import SupportsIndex
 
 from components.data.permutation import permute, round_keys
+from components.data.share_tree import ShareTree, exact_share
 from components.errors import RecipeError
 
-PATH = "data.shares"
 SUM_TOLERANCE = Fraction(1, 10**6)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """Name one sample: ``index`` counts windows of the source's token file."""
+    """Name one sample: ``index`` counts windows of the source's tokens."""
 
     source: str
     epoch: int
@@ -38,16 +31,22 @@ class SampleId:
 
 
 @dataclass(frozen=True, slots=True)
-class _Split:
-    """A node of the tree; ``numerator / denominator`` is its left side's part of its draws."""
+class Drawn:
+    """How much of a source was drawn: promised by its shares, and in fact."""
 
-    left: "_Split | str"
-    right: "_Split | str"
-    numerator: int
-    denominator: int
+    promised_share: float
+    share: float
+    samples: int
+    epochs: float
 
-    def left_draws(self, draws: int) -> int:
-        return (2 * draws * self.numerator + self.denominator) // (2 * self.denominator)
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Shares that hold from ``first_sample`` on; ``path`` is their place in the recipe."""
+
+    first_sample: int
+    shares: Mapping[str, float]
+    path: str
 
 
 class SampleOrder:
@@ -57,22 +56,24 @@ class SampleOrder:
     """
 
     def __init__(
-        self, *, shares: Mapping[str, float], samples: Mapping[str, int], seed: int
+        self, *, phases: Sequence[Phase], samples: Mapping[str, int], seed: int
     ) -> None:
-        """Build the tree of sources; the order of the mappings has no effect.
+        """Build a tree of sources for each phase; the order of the mappings has no effect.
 
         Raises:
-            RecipeError: shares that are negative, do not add up to 1, name an unknown source,
-                or give a part to a source without a whole sample.
+            RecipeError: phases that do not follow one another from sample 0 on; shares that are
+                negative, do not add up to 1, name an unknown source, or give a part to a
+                source without a whole sample.
         """
-        _check_shares(shares, samples)
+        _check_starts(phases)
+        for phase in phases:
+            _check_shares(phase, samples)
+        self._phases = tuple(phases)
         self._samples = dict(samples)
         self._seed = seed
-        self._root = _huffman({
-            name: _exact(share) for name, share in shares.items() if share > 0
-        })
-        self._paths: dict[str, tuple[tuple[_Split, bool], ...]] = {}
-        self._trace(self._root, ())
+        self._starts = [phase.first_sample for phase in phases]
+        self._trees = [ShareTree(shares=phase.shares) for phase in phases]
+        self._before = self._draws_before_each_phase()
 
     def __getitem__(self, position: SupportsIndex) -> SampleId:
         """Find the sample at ``position``.
@@ -80,81 +81,96 @@ class SampleOrder:
         Raises:
             IndexError: the position is negative.
         """
-        draws = operator.index(position)
-        if draws < 0:
+        place = operator.index(position)
+        if place < 0:
             raise IndexError(f"position {position} is before the first sample")
-        node = self._root
-        while isinstance(node, _Split):
-            before = node.left_draws(draws)
-            if node.left_draws(draws + 1) > before:
-                node, draws = node.left, before
-            else:
-                node, draws = node.right, draws - before
-        size = self._samples[node]
+        phase = bisect_right(self._starts, place) - 1
+        source, draws = self._trees[phase].draw(place - self._starts[phase])
+        draws += self._before[phase].get(source, 0)
+        size = self._samples[source]
         epoch, index = divmod(draws, size)
-        return SampleId(node, epoch, permute(index, size, round_keys(self._seed, node, epoch)))
+        keys = round_keys(self._seed, source, epoch)
+        return SampleId(source, epoch, permute(index, size, keys))
 
     def count(self, source: str, position: SupportsIndex) -> int:
         """Count the samples of ``source`` among the first ``position``."""
-        if source not in self._paths:
-            return 0
-        draws = operator.index(position)
-        for split, is_left in self._paths[source]:
-            left = split.left_draws(draws)
-            draws = left if is_left else draws - left
-        return draws
+        place = operator.index(position)
+        phase = max(0, bisect_right(self._starts, place) - 1)
+        inside = self._trees[phase].count(source, place - self._starts[phase])
+        return self._before[phase].get(source, 0) + inside
 
-    def _trace(self, node: _Split | str, path: tuple[tuple[_Split, bool], ...]) -> None:
-        if isinstance(node, str):
-            self._paths[node] = path
-            return
-        self._trace(node.left, (*path, (node, True)))
-        self._trace(node.right, (*path, (node, False)))
+    def drawn(self, position: SupportsIndex) -> dict[str, Drawn]:
+        """Put the shares of the first ``position`` samples beside what the recipe promised."""
+        total = operator.index(position)
+        promised = self._promised(total)
+        counts = {name: self.count(name, total) for name in promised}
+        return {
+            name: Drawn(
+                promised_share=float(promised[name] / max(total, 1)),
+                share=count / max(total, 1),
+                samples=count,
+                epochs=count / max(self._samples[name], 1),
+            )
+            for name, count in counts.items()
+        }
+
+    def _promised(self, total: int) -> dict[str, Fraction]:
+        """Multiply every phase's shares, divided by their sum, with its part of ``total``."""
+        promised = dict.fromkeys(self._samples, Fraction(0))
+        starts = [min(start, total) for start in self._starts]
+        for phase, (start, end) in zip(self._phases, pairwise([*starts, total]), strict=True):
+            exact = {name: exact_share(share) for name, share in phase.shares.items()}
+            whole = sum(exact.values(), Fraction(0))
+            for name, share in exact.items():
+                promised[name] += share / whole * (end - start)
+        return promised
+
+    def _draws_before_each_phase(self) -> list[dict[str, int]]:
+        before: list[dict[str, int]] = [{}]
+        for tree, (start, end) in zip(self._trees, pairwise(self._starts), strict=False):
+            counts = dict(before[-1])
+            for source in tree.sources:
+                counts[source] = counts.get(source, 0) + tree.count(source, end - start)
+            before.append(counts)
+        return before
 
 
-def _exact(share: float) -> Fraction:
-    """Take a share as it is written: 0.1 is a tenth, not the float nearest to it."""
-    return Fraction(repr(float(share)))
-
-
-def _huffman(weights: Mapping[str, Fraction]) -> _Split | str:
-    heap: list[tuple[Fraction, int, _Split | str]] = [
-        (weight, tie, name) for tie, (name, weight) in enumerate(sorted(weights.items()))
-    ]
-    heapq.heapify(heap)
-    for tie in range(len(heap), 2 * len(heap) - 1):
-        light_weight, _, light = heapq.heappop(heap)
-        heavy_weight, _, heavy = heapq.heappop(heap)
-        weight = light_weight + heavy_weight
-        part = heavy_weight / weight
-        heapq.heappush(
-            heap, (weight, tie, _Split(heavy, light, part.numerator, part.denominator))
+def _check_starts(phases: Sequence[Phase]) -> None:
+    if not phases or phases[0].first_sample != 0:
+        raise RecipeError(
+            "data.phases", "no shares hold from the first sample on", "let a phase begin at 0"
         )
-    return heap[0][2]
+    for earlier, later in pairwise(phases):
+        if later.first_sample <= earlier.first_sample:
+            raise RecipeError(
+                later.path,
+                f"begins at sample {later.first_sample:,}, not after the phase before it, "
+                f"which begins at {earlier.first_sample:,}",
+                "let it begin later, or leave it out",
+            )
 
 
-def _check_shares(shares: Mapping[str, float], samples: Mapping[str, int]) -> None:
-    for name, share in shares.items():
+def _check_shares(phase: Phase, samples: Mapping[str, int]) -> None:
+    for name, share in phase.shares.items():
+        path = f"{phase.path}.{name}"
         if name not in samples:
             raise RecipeError(
-                f"{PATH}.{name}",
+                path,
                 f"there is no source {name!r}",
                 f"known sources: {', '.join(sorted(samples)) or 'none'}",
             )
         if not (math.isfinite(share) and share >= 0):
-            raise RecipeError(
-                f"{PATH}.{name}", f"{share} is not a share", "give a number from 0 to 1"
-            )
+            raise RecipeError(path, f"{share} is not a share", "give a number from 0 to 1")
         if share > 0 and samples[name] < 1:
             raise RecipeError(
-                f"{PATH}.{name}",
+                path,
                 f"{share} of the samples, but the source has not one whole sample",
                 "give it more text, shorten budget.sequence_length, or set the share to 0",
             )
-    total = sum((_exact(share) for share in shares.values()), Fraction(0))
+    total = sum((exact_share(share) for share in phase.shares.values()), Fraction(0))
     if abs(total - 1) > SUM_TOLERANCE:
         raise RecipeError(
-            PATH,
+            phase.path,
             f"the shares add up to {float(total):.9g}, not to 1 within 1e-6",
             "divide each of them by that sum",
         )

@@ -1,32 +1,22 @@
 """Windows of tokens for training and for the held-out loss; the only torch of this package.
 
-Window ``k`` of a token file with sequence length ``L`` is ``tokens[k L : k L + L + 1]``: its
-first ``L`` tokens are read and its last ``L`` predicted, so neighbours share one token and each
-token is predicted once.
+Window ``k`` of a source's tokens, all its files in a row, with sequence length ``L`` is
+``tokens[k L : k L + L + 1]``: its first ``L`` tokens are read and its last ``L`` predicted, so
+neighbours share one token and each token is predicted once.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SampleOrder
-from components.data.token_file import Tokens, open_token_file
+from components.data.shards import MOST_OPEN, OpenFiles, ShardedTokens
 
 DIGEST_MODULUS = 1 << 63
-
-
-def windows_per_source(manifest: Manifest, sequence_length: int) -> dict[str, int]:
-    """Count the whole training windows of each source."""
-    return {
-        name: max(0, (source.train.tokens - 1) // sequence_length)
-        for name, source in manifest.sources.items()
-    }
 
 
 def step_positions(*, first_sample: int, samples_per_step: int, rank: int, ranks: int) -> range:
@@ -56,29 +46,23 @@ class PackedSamples(Dataset[torch.Tensor]):
     def __init__(
         self, *, folder: Path, manifest: Manifest, order: SampleOrder, sequence_length: int
     ) -> None:
-        self._folder = folder
-        self._manifest = manifest
+        files = OpenFiles(folder=folder, most_open=MOST_OPEN)
+        self._tokens = {
+            name: ShardedTokens(records=source.train, files=files)
+            for name, source in manifest.sources.items()
+        }
         self._order = order
         self._sequence_length = sequence_length
-        self._files: dict[str, Tokens] = {}
 
     def __getitem__(self, position: int) -> torch.Tensor:
         """Read the sample at ``position``: int64 ``[sequence_length + 1]``."""
         sample = self._order[position]
         start = sample.index * self._sequence_length
-        return _tensor(self._tokens(sample.source), start, start + self._sequence_length + 1)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}
+        tokens = self._tokens[sample.source]
+        return torch.from_numpy(tokens.read(start, start + self._sequence_length + 1))
 
     def sample_id(self, position: int) -> SampleId:
         return self._order[position]
-
-    def _tokens(self, source: str) -> Tokens:
-        if source not in self._files:
-            record = self._manifest.sources[source].train
-            self._files[source] = open_token_file(self._folder, record)
-        return self._files[source]
 
 
 class HeldOutWindows:
@@ -87,7 +71,7 @@ class HeldOutWindows:
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
     ) -> None:
-        self._folder = folder
+        self._files = OpenFiles(folder=folder, most_open=MOST_OPEN)
         self._manifest = manifest
         self._sequence_length = sequence_length
         self._max_windows = max_windows
@@ -98,11 +82,8 @@ class HeldOutWindows:
 
     def windows(self, source: str) -> Iterator[torch.Tensor]:
         """Yield int64 ``[sequence_length + 1]``; the last may be shorter, down to 2."""
-        tokens = open_token_file(self._folder, self._manifest.sources[source].held_out)
+        records = self._manifest.sources[source].held_out
+        tokens = ShardedTokens(records=records, files=self._files)
         length = self._sequence_length
         for start in range(0, len(tokens) - 1, length)[: self._max_windows]:
-            yield _tensor(tokens, start, start + length + 1)
-
-
-def _tensor(tokens: Tokens, start: int, stop: int) -> torch.Tensor:
-    return torch.from_numpy(tokens[start:stop].astype(np.int64))
+            yield torch.from_numpy(tokens.read(start, start + length + 1))

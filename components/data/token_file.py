@@ -15,7 +15,7 @@ import numpy as np
 
 from components.data.files import FileRecord, replace_atomically, verify_file
 
-Width = Literal["uint16", "uint32"]
+Width = Literal["uint16", "uint32", "int32"]
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
 BATCH_DOCUMENTS = 256
@@ -23,11 +23,15 @@ BATCH_DOCUMENTS = 256
 
 @dataclass(frozen=True)
 class TokenFileRecord(FileRecord):
-    """Identify one token file; ``tokens`` counts the end-of-document ids too."""
+    """Identify one token file, or the part of it that begins at ``first_token``.
+
+    ``tokens`` counts the end-of-document ids too; hash and size are those of the whole file.
+    """
 
     tokens: int
     documents: int
     dtype: Width
+    first_token: int = 0
 
 
 def width_of(vocab_size: int) -> Width:
@@ -102,4 +106,12 @@ def open_token_file(folder: Path, record: TokenFileRecord) -> Tokens:
     """
     verify_file(folder, record, contents=False)
     dtype = little_endian(record.dtype)
-    return np.memmap(folder / record.name, dtype=dtype, mode="r", shape=(record.tokens,))
+    if not record.tokens:  # nothing cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(
+        folder / record.name,
+        dtype=dtype,
+        mode="r",
+        offset=record.first_token * dtype.itemsize,
+        shape=(record.tokens,),
+    )

@@ -25,18 +25,19 @@ def draw_data(recipe: Recipe, folder: Path) -> None:
     vocab_size = recipe.tokenizer["vocab_size"]
     tokens = _WINDOWS * recipe.budget.sequence_length + 1
     sources = {}
-    for name in recipe.data.shares:
-        records = {
-            part: write_token_file(
+    for name in recipe.data.names:
+        train, held_out = (
+            write_token_file(
                 folder / f"{name}.{part}.bin",
                 _documents(f"{recipe.budget.seed}/{name}/{part}", tokens, recipe),
                 eod_id=_EOD_ID,
                 vocab_size=vocab_size,
             )
             for part in ("train", "held_out")
-        }
-        documents = records["train"].documents
-        sources[name] = SourceRecord(inputs=(), documents=documents, **records)
+        )
+        sources[name] = SourceRecord(
+            inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
+        )
     settings = thaw(recipe.tokenizer)
     Manifest(
         key="drawn",

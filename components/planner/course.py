@@ -127,7 +127,7 @@ def plan_work(
             job,
             hardware,
             software.speed,
-            sources=sum(share > 0 for share in recipe.data.shares.values()),
+            sources=len(recipe.data.names),
             windows_per_source=cadence.max_windows_per_source,
         ),
         evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step

@@ -6,7 +6,8 @@ they change no byte of the result. Everything else decides it.
 
 from typing import Literal
 
-from components.spec.frozen import Node
+from components.spec.document_steps import DocumentSteps
+from components.spec.near_duplicates import NearDuplicates
 from components.spec.section import Count, Section
 
 MANNER = frozenset({"executor", "workers", "most_jobs", "wait"})
@@ -29,12 +30,13 @@ class ExactDuplicates(Section):
     unit: Literal["document"]
 
 
-class Preparation(Section):
-    """The stages in their order, and how they are run.
+class Preparation(DocumentSteps):
+    """The stages, and how they are run: what is done to one document, then the duplicates.
 
     ``workers`` are processes on one machine, ``most_jobs`` elements of a job array, each on a
     node of its own. A task is about ``shard_bytes`` of input. Without ``wait`` a job array is
     submitted and the command ends; the same command goes on with what the array has done.
+    Personal data is removed last, from what is kept.
     """
 
     executor: Literal["local", "slurm", "ray"]
@@ -43,9 +45,5 @@ class Preparation(Section):
     wait: bool
     shard_bytes: Count
     read: Reading
-    normalise: Node | Literal["none"]
-    language: Node | Literal["none"]
-    filters: Node | Literal["none"]
     exact_duplicates: ExactDuplicates | Literal["none"]
-    near_duplicates: Node | Literal["none"]
-    personal_data: Node | Literal["none"]
+    near_duplicates: NearDuplicates | Literal["none"]

@@ -5,6 +5,7 @@ activation, tying, routing and the schedule's shape stay. The sizes are those of
 ``conf/scale/``; what the user named is left alone.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from components.spec.named import Named, Tree, leaves
@@ -38,6 +39,7 @@ def shrink(tree: Tree, rule: Shrink, named: Named, full: Tree) -> None:
     named.put(tree, "precision.compute", "auto")
     named.put(tree, "data.held_out_fraction", rule.held_out_fraction)
     named.put(tree, "data.tokenizer_sample_bytes", rule.tokenizer_sample_bytes)
+    _shrink_phases(tree, full["budget"]["total_tokens"], named)
     _stand_in(tree["data"], rule, named)
 
 
@@ -118,29 +120,59 @@ def _shrink_cadence(tree: Tree, rule: Shrink, named: Named) -> None:
     named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
 
 
+def _shrink_phases(tree: Tree, full_tokens: int, named: Named) -> None:
+    """A phase of the mixture begins at the same part of the budget."""
+    total = tree["budget"]["total_tokens"]
+    for path, value in leaves(tree["data"]["phases"], "data.phases"):
+        if path.endswith(".from_tokens"):
+            named.put(tree, path, max(1, value * total // full_tokens))
+
+
 def _stand_in(data: Any, rule: Shrink, named: Named) -> None:
     """Give each source its embedded text; those without one leave, carriers fill up."""
-    sources, shares = data["sources"], data["shares"]
+    sources = data["sources"]
     for name, source in sources.items():
-        if not source.get("files") and source.get("stand_in"):
+        if not _has_text(source) and source.get("stand_in"):
             named.put(sources, f"{name}.embedded", source["stand_in"])
+    usable = [name for name, source in sources.items() if _has_text(source)]
+    if data["mixture"] != "given":
+        data["sources"] = {name: sources[name] for name in usable}
+        return
     if named.covers("data.shares"):
         return
-    usable = [name for name in shares if _has_text(sources.get(name, {}))]
-    carried = sum(carrier.share for carrier in rule.carriers.values())
-    scale = (1 - carried) / sum(shares[name] for name in usable) if usable else 0
-    data["shares"] = {name: shares[name] * scale for name in usable}
-    unshared = [name for name in sources if name not in shares]  # the user's; refused later
-    data["sources"] = {name: sources[name] for name in [*usable, *unshared]}
+    sections = [data, *data["phases"].values()]
+    shared = dict.fromkeys(name for section in sections for name in section["shares"])
+    kept = [name for name in shared if name in usable]
+    unshared = [name for name in sources if name not in shared]  # the user's; refused later
+    data["sources"] = {name: sources[name] for name in [*kept, *unshared]}
+    carriers = _carriers(data["sources"], kept, rule)
+    for section in sections:
+        section["shares"] = _with_carriers(section["shares"], kept, carriers)
+
+
+def _carriers(sources: Any, usable: list[str], rule: Shrink) -> dict[str, float]:
+    """Give each carrier's share by the source that reads its text, a new one if none does."""
+    shares = {}
     for name, carrier in rule.carriers.items():
-        share = carrier.share if usable else carrier.share / carried
-        reading = [one for one in usable if sources[one]["embedded"] == carrier.embedded]
-        if reading:  # the recipe's own source reads that text already
-            data["shares"][reading[0]] += share
-            continue
-        data["shares"][name] = share
-        data["sources"][name] = {"files": [], "embedded": carrier.embedded, "stand_in": None}
+        reading = [one for one in usable if sources[one].get("embedded") == carrier.embedded]
+        if not reading:
+            sources[name] = {"files": [], "embedded": carrier.embedded, "stand_in": None}
+        shares[reading[0] if reading else name] = carrier.share
+    return shares
+
+
+def _with_carriers(
+    shares: Mapping[str, float], usable: list[str], carriers: Mapping[str, float]
+) -> dict[str, float]:
+    """Let usable sources share what carriers leave; carriers share all if there are none."""
+    kept = {name: share for name, share in shares.items() if name in usable}
+    carried, total = sum(carriers.values()), sum(kept.values())
+    scale = (1 - carried) / total if total else 0
+    given = {name: share * scale for name, share in kept.items()}
+    for name, share in carriers.items():
+        given[name] = given.get(name, 0) + (share if total else share / carried)
+    return given
 
 
 def _has_text(source: Any) -> bool:
-    return bool(source.get("files") or source.get("embedded"))
+    return any(source.get(kind) for kind in ("files", "embedded", "tokens", "dataset"))

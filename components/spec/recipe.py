@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from components.errors import RecipeError
 from components.spec.corpus import MANNER, Preparation
+from components.spec.data import Data
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
 from components.spec.ramp import BatchRamp
@@ -21,7 +22,6 @@ from components.spec.sections import (
     Budget,
     Checkpoint,
     Cluster,
-    Data,
     Evaluation,
     Parallelism,
     Precision,
@@ -78,6 +78,23 @@ class Recipe(Section):
         )
 
     @cached_property
+    def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
+        """First sample, YAML path and shares of each phase; the first may be left to a rule."""
+        budget, named = self.budget, self.data.phases
+        first = (0, "data.shares", self.data.shares)
+        later = [
+            (
+                phase.first_sample(
+                    total_tokens=budget.total_tokens, sequence_length=budget.sequence_length
+                ),
+                f"data.phases.{name}.shares",
+                phase.shares,
+            )
+            for name, phase in named.items()
+        ]
+        return (first, *sorted(later, key=lambda phase: phase[0]))
+
+    @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of each pipeline stage; stage s is on pipeline rank s % pipeline."""
         degrees = self.parallelism
@@ -104,7 +121,8 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """Hash what changes the mathematics: not the layout, the machine or the folders."""
         tree = self.model_dump(mode="json", include=set(MATHEMATICS))
-        del tree["data"]["folder"], tree["data"]["verify"]
+        for key in ("folder", "tokenizer_folder", "verify", "write_megatron"):
+            del tree["data"][key]
         if isinstance(self.data.preparation, Preparation):
             for key in MANNER:
                 del tree["data"]["preparation"][key]

@@ -3,15 +3,13 @@
 from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
+from components.spec.data_rules import check_data
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
 from components.spec.shape import check_shape
-from components.spec.targets import nearest
 
 if TYPE_CHECKING:
     from components.spec.recipe import Recipe
-
-SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
 
 
 def check_rules(recipe: "Recipe") -> None:
@@ -25,7 +23,7 @@ def check_rules(recipe: "Recipe") -> None:
     _check_budget(recipe)
     _check_ramp(recipe)
     _check_precision(recipe)
-    _check_shares(recipe)
+    check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
     check_layout(recipe)
 
 
@@ -98,27 +96,3 @@ def _check_precision(recipe: "Recipe") -> None:
             f"{compute} needs none, it would be ignored",
             "set precision.loss_scale=none",
         )
-
-
-def _check_shares(recipe: "Recipe") -> None:
-    shares, sources = recipe.data.shares, recipe.data.sources
-    total = sum(shares.values())
-    if abs(total - 1) > SHARES_TOLERANCE:
-        raise RecipeError(
-            "data.shares",
-            f"{len(shares)} shares add up to {total:.6f}, not to 1",
-            f"divide each by {total:.6f}, or change one by {1 - total:+.6f}",
-        )
-    for name in sources:
-        if name not in shares:
-            raise RecipeError(
-                f"data.sources.{name}",
-                "no share is given for this source",
-                f"set data.shares.{name}=..., or: {nearest(name, list(shares))}",
-            )
-        if sources[name].files and sources[name].embedded:
-            raise RecipeError(
-                f"data.sources.{name}",
-                "files and embedded exclude each other",
-                "give one of them",
-            )

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.spec.corpus import Preparation
 from components.spec.frozen import FrozenMapping, FrozenValue
 from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
 from components.spec.section import Count, Fraction, Section
@@ -36,33 +35,6 @@ class Budget(Section):
     ramp_up: RampUp | Literal["none"]
     sequence_length: Count
     seed: Annotated[int, Field(ge=0)]
-
-
-class Source(Section):
-    """Where the text of one source is: the user's files, or an embedded corpus.
-
-    Both may be absent: a published corpus that cannot be shipped has a share but no text, and
-    ``stand_in`` names the embedded corpus that takes its place in a miniature. ``language``
-    (ISO 639-1) is what the text claims to be in; the preparation compares.
-    """
-
-    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    embedded: str | None = None
-    stand_in: str | None = None
-    language: str | None = None
-
-
-class Data(Section):
-    """Which sources, in which shares of the training tokens, prepared where."""
-
-    shares: FrozenMapping[Annotated[float, Field(ge=0, le=1)]]
-    sources: FrozenMapping[Source]
-    preparation: Preparation | Literal["none"]
-    folder: str
-    held_out_fraction: Fraction
-    tokenizer_sample_bytes: Count | Literal["all"]
-    document_mask: bool
-    verify: Literal["contents", "sizes"]
 
 
 class LossScale(Section):

@@ -59,10 +59,14 @@ def _check_present(tree: Tree) -> None:
 def _drop_unshared(tree: Tree, named: Named) -> None:
     """A data set is a menu: what no share asks for leaves, unless the user named it."""
     data = tree["data"]
+    if data["mixture"] != "given":
+        return
+    sections = [data, *data["phases"].values()]
+    asked = {name for section in sections for name in section["shares"]}
     data["sources"] = {
         name: source
         for name, source in data["sources"].items()
-        if name in data["shares"] or named.covers(f"data.sources.{name}")
+        if name in asked or named.covers(f"data.sources.{name}")
     }
 
 

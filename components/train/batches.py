@@ -6,21 +6,22 @@ import torch
 from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
-from components.data.order import SampleId, SampleOrder
-from components.data.samples import PackedSamples, step_positions, windows_per_source
+from components.data.order import Drawn, SampleId
+from components.data.samples import PackedSamples, step_positions
 from components.spec.recipe import Recipe
+from components.train.mixture import make_order
 
 
 class StepBatches(Dataset[torch.Tensor]):
     """Item ``step`` is one rank's share of it: ``[microbatches, sequences, length + 1]``."""
 
     def __init__(self, *, recipe: Recipe, folder: Path, manifest: Manifest, rank: int) -> None:
-        length = recipe.budget.sequence_length
-        counts = windows_per_source(manifest, length)
-        samples = {name: counts[name] for name in recipe.data.shares}
-        order = SampleOrder(shares=recipe.data.shares, samples=samples, seed=recipe.budget.seed)
+        self._order = make_order(recipe, manifest)
         self._samples = PackedSamples(
-            folder=folder, manifest=manifest, order=order, sequence_length=length
+            folder=folder,
+            manifest=manifest,
+            order=self._order,
+            sequence_length=recipe.budget.sequence_length,
         )
         self._ramp = recipe.ramp
         self._microbatch = recipe.parallelism.microbatch_sequences
@@ -43,3 +44,7 @@ class StepBatches(Dataset[torch.Tensor]):
 
     def sample_ids(self, step: int) -> list[SampleId]:
         return [self._samples.sample_id(position) for position in self.positions(step)]
+
+    def drawn_before(self, step: int) -> dict[str, Drawn]:
+        """Sum up per source what all ranks read in the first ``step`` steps."""
+        return self._order.drawn(self._ramp.consumed_after(step))

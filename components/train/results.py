@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,6 +43,10 @@ def summarize(
         },
         "device": str(module.device),
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
+        "mixture": {
+            name: asdict(drawn)
+            for name, drawn in module.batches.drawn_before(module.progress.step).items()
+        },
         "held_out": summarize_held_out(journal.held_out_losses, unigram),
     }
 

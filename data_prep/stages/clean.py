@@ -11,67 +11,70 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datatrove.data import Document as Text
+from datatrove.data import Document as Work
 
 from components.errors import RecipeError
-from components.spec.sections import Source
-from data_prep.read import Document, Input, LocalFile
+from components.spec.data import Source
+from data_prep.read import Document, Input, LocalFile, Text
 from data_prep.sources import find_inputs
 from data_prep.stages import shards
 from data_prep.stages.cut import check_piece
 from data_prep.stages.plan import Piece, Task
-from data_prep.stages.removal import Step, build, why_removed
+from data_prep.stages.removal import build, why_removed
 from data_prep.stages.shards import CleanText, write_shard
 from data_prep.stages.tally import Tally
+from data_prep.steps import DocumentStep
 
-VERSION = 1
+VERSION = 1  # counts changes of the document steps, too
 HASHES = ".hashes.npy"
 HASH_BYTES = 16
 CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
 
 
 def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
-    """Clean one task's documents; return the files: ``[documents, 16]`` bytes of hashes."""
-    steps = build(settings["steps"])
-    source = settings["sources"][task.source]
+    """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
+    steps = build(settings["steps"], task.source)
+    source = Source.model_validate(settings["sources"][task.source])
     shard, hashes = stem.with_suffix(shards.SUFFIX), stem.with_suffix(HASHES)
     digests = bytearray()
     with write_shard(shard) as add:
         for piece in task.pieces:
-            where = f"data.sources.{task.source}"
-            for item in read_piece(task.source, source, piece, where):
+            for item in read_piece(task.source, source, piece):
                 if isinstance(item, RecipeError):
                     _refuse_or_count(item, settings["read"]["invalid"], task.source, tally)
                     continue
-                text = Text(text=item.text, id="", metadata={})
-                if source["language"]:
-                    text.metadata["expected_language"] = source["language"]
-                kept = _clean(item, text, steps, settings["read"], task.source, tally)
+                kept = _clean(
+                    item, steps, settings["read"]["longest_bytes"], task.source, tally
+                )
                 if kept is not None:
                     add(kept)
-                    digests += hashlib.blake2b(
-                        kept.text.encode(), digest_size=HASH_BYTES
-                    ).digest()
+                    digests += _hash(kept.text)
     shards.write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
     return [shard, hashes]
 
 
 def _clean(
     item: Document,
-    text: Text,
-    steps: Sequence[Step],
-    read: Mapping[str, Any],
+    steps: Sequence[DocumentStep],
+    longest_bytes: int | str,
     source: str,
     tally: Tally,
 ) -> CleanText | None:
-    why = why_removed(text, steps, longest_bytes=read["longest_bytes"])
-    language = str(text.metadata.get("language", shards.UNKNOWN))
+    metadata = dict(item.metadata) if isinstance(item, Text) else {}
+    metadata.pop("language", None)  # only what a step of ours says counts
+    document = Work(text=item.text, id="", metadata=metadata)
+    why = why_removed(document, steps, longest_bytes=longest_bytes)
+    language = str(document.metadata.get("language", shards.UNKNOWN))
     if why is not None:
         tally.remove(source, language, item.text, why)
         return None
-    tally.keep(source, language, len(item.text.encode()), len(text.text.encode()))
-    group = text.text if item.group == item.text else item.group
-    return CleanText(text.text, group, language)
+    text = document.text
+    tally.keep(source, language, len(item.text.encode()), len(text.encode()), {})
+    return CleanText(text, text if item.group == item.text else item.group, language)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest()
 
 
 def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: Tally) -> None:
@@ -84,14 +87,13 @@ def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: Tally) -
     tally.remove(source, shards.UNKNOWN, "", f"invalid: {error.problem}")
 
 
-def read_piece(
-    name: str, source: Mapping[str, Any], piece: Piece, where: str
-) -> Iterator[Document | RecipeError]:
+def read_piece(name: str, source: Source, piece: Piece) -> Iterator[Document | RecipeError]:
     """Read a piece, and hold that from its beginning to its end it is what was hashed.
 
     Raises:
         RecipeError: it has vanished, or has changed since, or does so meanwhile.
     """
+    where = f"data.sources.{name}"
     if piece.path is None:
         text_input = _open(name, source, piece)
         if text_input.record().sha256 != piece.sha256:
@@ -106,15 +108,16 @@ def read_piece(
         raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
 
 
-def _open(name: str, source: Mapping[str, Any], piece: Piece) -> Input:
+def _open(name: str, source: Source, piece: Piece) -> Input:
     """Find the input again by the recipe's own words, narrowed to one file."""
-    places: dict[str, Any] = {"files": [], "embedded": piece.name}
-    if piece.path is not None:
-        places = {"files": [piece.path], "embedded": None}
-    (found,) = find_inputs(name, Source.model_validate({**source, **places}))
-    if isinstance(found, LocalFile):
-        return replace(found, name=piece.name, start=piece.start, end=piece.end)
-    return found
+    files = () if piece.path is None else (piece.path,)
+    found = find_inputs(name, source.model_copy(update={"files": files}))
+    if piece.path is None:
+        return next(one for one in found if one.record().name == piece.name)
+    (file,) = (
+        one for one in found if isinstance(one, LocalFile) and str(one.path) == piece.path
+    )
+    return replace(file, name=piece.name, start=piece.start, end=piece.end)
 
 
 def _state(path: Path) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from components.data.files import BLOCK_BYTES, FileRecord
 from components.errors import RecipeError
+from data_prep.formats import kind_of
 from data_prep.read import Input, LocalFile
 from data_prep.sources import OpenSource
 from data_prep.stages.plan import Piece, Task
@@ -55,7 +56,7 @@ def _pieces(text_input: Input, record: FileRecord, shard_bytes: int) -> Iterator
             start=0,
             end=None,
         )
-    elif text_input.path.suffix in CUTTABLE and record.bytes > shard_bytes:
+    elif kind_of(text_input.path.name) in CUTTABLE and record.bytes > shard_bytes:
         yield from _ranges(text_input, record, shard_bytes)
     else:
         yield whole(text_input.path, record)

@@ -5,13 +5,14 @@ part of their range at a time, and all signatures; it writes a verdict for each 
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from components.spec.near_duplicates import NearDuplicates
+from data_prep.near_duplicates import find_duplicates
 from data_prep.stages.clean import HASHES
 from data_prep.stages.cut import check_piece
 from data_prep.stages.plan import Piece, Task
@@ -34,11 +35,9 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> 
     hashes = [_open(piece) for piece in _of_kind(task, HASHES)]
     verdicts = [np.full(len(one), KEEP, np.uint8) for one in hashes]
     if settings["near_duplicates"] != "none":
-        near = import_module("data_prep.near_duplicates")
+        near = NearDuplicates.model_validate(settings["near_duplicates"])
         files = [Path(str(piece.path)) for piece in _of_kind(task, SIGNATURES)]
-        found = near.find_duplicates(
-            files, near.settings_of(settings["near_duplicates"]), stem.parent
-        )
+        found = find_duplicates(files, near, stem.parent)
         for verdict, rows in zip(verdicts, found, strict=True):
             verdict[rows] = NEAR
     if settings["exact_duplicates"] != "none":

@@ -24,7 +24,7 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
     for piece in task.pieces:
         check_piece(piece, task.source, BROKEN)
     shard, *verdict_files = (Path(str(piece.path)) for piece in task.pieces)
-    steps = build(settings["steps"])
+    steps = build(settings["steps"], task.source)
     verdicts = iter(np.load(verdict_files[0]).tolist() if verdict_files else [])
     file = stem.with_suffix(shards.SUFFIX)
     with write_shard(file) as add:
@@ -36,7 +36,8 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
                 tally.remove(task.source, document.language, document.text, why)
                 continue
             size = len(document.text.encode())
-            tally.keep(task.source, document.language, size, len(text.text.encode()))
+            replaced = text.metadata.get("personal_data", {})
+            tally.keep(task.source, document.language, size, len(text.text.encode()), replaced)
             own = document.group == document.text
             add(CleanText(text.text, text.text if own else document.group, document.language))
     assert next(verdicts, None) is None, "a verdict without a document"

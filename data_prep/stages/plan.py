@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from components.data.files import replace_atomically
+from data_prep.formats import kind_of
 
 FILE_NAME = "plan.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A file, a byte range of it, or (without a path) an embedded corpus, and its hash."""
+    """A file, a byte range of it, or without a path an embedded corpus or a dataset."""
 
     name: str
     path: str | None
@@ -79,4 +80,4 @@ def read_plan(folder: Path) -> Plan:
 
 
 def _identity(piece: Piece) -> Sequence[Any]:
-    return piece.sha256, Path(piece.name).suffix, piece.start, piece.end
+    return piece.sha256, kind_of(piece.name), piece.start, piece.end

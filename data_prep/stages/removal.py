@@ -1,33 +1,25 @@
 """Why a document goes: too long, empty, or what one of the recipe's document steps says."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from datatrove.data import Document
 
-EVERY_STEP = ("normalise", "language", "filters", "personal_data")
+from components.spec.document_steps import DocumentSteps
+from data_prep.steps import DocumentStep, build_steps
+
+WHERE = "data.preparation"
 
 
-class Step(Protocol):
-    """Change a document in place and keep it (None), or say why it is removed."""
-
-    name: str
-
-    def __call__(self, document: Document) -> str | None: ...
-
-
-def build(settings: Mapping[str, Any]) -> Sequence[Step]:
-    """Build the document steps of the sections named in ``settings``; the others are none."""
-    if set(settings.values()) <= {"none"}:
-        return []
-    steps = import_module("data_prep.steps")
-    built: Sequence[Step] = steps.build_steps({**dict.fromkeys(EVERY_STEP, "none"), **settings})
-    return built
+def build(settings: Mapping[str, Any], source: str) -> list[DocumentStep]:
+    """Build the document steps of those sections that ``settings`` has; the others are none."""
+    none = dict.fromkeys(DocumentSteps.model_fields, "none")
+    steps = DocumentSteps.model_validate({**none, **settings})
+    return build_steps(steps, source=source, where=WHERE)
 
 
 def why_removed(
-    document: Document, steps: Sequence[Step], *, longest_bytes: int | str
+    document: Document, steps: Sequence[DocumentStep], *, longest_bytes: int | str
 ) -> str | None:
     """Apply the steps up to the first that removes; what begins or becomes empty goes, too."""
     if isinstance(longest_bytes, int):

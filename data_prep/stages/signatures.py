@@ -4,23 +4,30 @@ It is a pass of its own, so that other signatures do not cost the cleaning again
 """
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from components.spec.near_duplicates import NearDuplicates
+from data_prep.near_duplicates import write_signatures
 from data_prep.stages.cut import check_piece
 from data_prep.stages.plan import Task
 from data_prep.stages.shards import read_shard
 from data_prep.stages.tally import Tally
 
-VERSION = 1
+VERSION = 1  # counts changes of data_prep.near_duplicates, too
 SIGNATURES = ".signatures.npy"
 BROKEN = "delete its folder and run the same command again"
 
 
+def settings_of(near: NearDuplicates) -> dict[str, Any]:
+    """Keep what signatures depend on: not how their slots are banded, nor the threshold."""
+    slots = {"bands": near.bands * near.rows, "rows": 1, "threshold": "none"}
+    return {**near.model_dump(mode="json"), **slots}
+
+
 def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
     """Write the signatures of one shard, a row a document."""
-    near = import_module("data_prep.near_duplicates")
+    near = NearDuplicates.model_validate(settings)
     (piece,) = task.pieces
     check_piece(piece, task.source, BROKEN)
     file = stem.with_suffix(SIGNATURES)
@@ -30,10 +37,10 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
         nonlocal documents
         for document in read_shard(Path(str(piece.path))):
             size = len(document.text.encode())
-            tally.keep(task.source, document.language, size, size)
+            tally.keep(task.source, document.language, size, size, {})
             documents += 1
             yield document.text
 
-    written = near.write_signatures(texts(), file, near.settings_of(settings))
+    written = write_signatures(texts(), file, near)
     assert written == documents, "a document without a signature"
     return [file]

@@ -13,21 +13,22 @@ EXAMPLE_CHARACTERS = 200
 
 @dataclass
 class Count:
-    """Documents, bytes of UTF-8 text, and removed documents by reason."""
+    """Documents, bytes of UTF-8 text, removed documents by reason, replaced places by kind."""
 
     documents_in: int = 0
     documents_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     removed: dict[str, int] = field(default_factory=dict)
+    replaced: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: "Count") -> None:
         self.documents_in += other.documents_in
         self.documents_out += other.documents_out
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
-        for reason, number in other.removed.items():
-            self.removed[reason] = self.removed.get(reason, 0) + number
+        _add(self.removed, other.removed)
+        _add(self.replaced, other.replaced)
 
     def is_balanced(self) -> bool:
         return self.documents_in == self.documents_out + sum(self.removed.values())
@@ -40,9 +41,16 @@ class Tally:
     counts: dict[str, dict[str, Count]] = field(default_factory=dict)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
-    def keep(self, source: str, language: str, bytes_in: int, bytes_out: int) -> None:
-        """Count a document that stays."""
-        self._of(source, language).add(Count(1, 1, bytes_in, bytes_out))
+    def keep(
+        self,
+        source: str,
+        language: str,
+        bytes_in: int,
+        bytes_out: int,
+        replaced: Mapping[str, int],
+    ) -> None:
+        """Count a document that stays, and what was replaced in it."""
+        self._of(source, language).add(Count(1, 1, bytes_in, bytes_out, {}, dict(replaced)))
 
     def remove(self, source: str, language: str, text: str, reason: str) -> None:
         """Count a document that goes, under the part of ``reason`` before the colon."""
@@ -97,3 +105,8 @@ def tally_of(tree: Mapping[str, Any]) -> Tally:
 
 def _size(text: str) -> int:
     return len(text.encode())
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, number in more.items():
+        total[name] = total.get(name, 0) + number

@@ -5,11 +5,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
 
 from components.data.unigram import Unigram
+from components.spec.data import HubDataset
 from components.spec.document_steps import DocumentSteps
 from components.spec.recipe import read_section
 
@@ -21,6 +23,10 @@ SETTINGS = CONF / "tokenizer" / "unigram_eu24.yaml"
 class TextSource:
     files: tuple[str, ...] = ()
     embedded: str | None = None
+    dataset: HubDataset | None = None
+    column: str = "text"
+    tokens: tuple[str, ...] = ()
+    eod: Literal["appended", "absent"] = "appended"
 
 
 def make_tokenizer(vocab_size: int = 570) -> Unigram:

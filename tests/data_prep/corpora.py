@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from components.spec.corpus import Preparation
-from components.spec.sections import Source
+from components.spec.data import Source
 from data_prep.corpus import Cleaned, Corpus
 from data_prep.stages.executors import Executor, Local
 from data_prep.stages.shards import CleanShard

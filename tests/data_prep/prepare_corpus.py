@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from components.spec.sections import Source
+from components.spec.data import Source
 from data_prep.stages.executors import Local
 from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, digest_of
 

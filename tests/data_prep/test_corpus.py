@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.spec.sections import Source
+from components.spec.data import Source
 from data_prep.stages.executors import Local
 from tests.data_prep.corpora import (
     EXACT,

@@ -29,7 +29,8 @@ def say(line):
 
 prepare(sources={"first": TextSource((sys.argv[1],)), "second": TextSource((sys.argv[2],))},
         tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
-        tokenizer_sample_bytes="all", sequence_length=16, say=say)
+        tokenizer_folder="none", tokenizer_sample_bytes="all", sequence_length=16,
+        verify="contents", say=say)
 """
 
 
@@ -51,6 +52,8 @@ def run(
             "held_out_fraction": 0.1,
             "tokenizer_sample_bytes": "all",
             "sequence_length": 16,
+            "tokenizer_folder": "none",
+            "verify": "contents",
             "say": said.append,
         }
         return prepare(**{**arguments, **changes})
@@ -66,7 +69,7 @@ def test_the_token_files_hold_the_texts_and_nothing_else(run, tokenizer, sources
     folder, manifest = run()
     paragraphs = Path(sources["first"].files[0]).read_text("utf-8").split("\n\n")
     decoded: list[str] = []
-    for record in (manifest.sources["first"].train, manifest.sources["first"].held_out):
+    for record in (*manifest.sources["first"].train, *manifest.sources["first"].held_out):
         tokens = np.asarray(open_token_file(folder, record))
         parts = np.split(tokens, np.flatnonzero(tokens == tokenizer.eod_id) + 1)
         assert len(parts.pop()) == 0
@@ -128,7 +131,7 @@ def test_the_sequence_length_does_not_change_the_folder(run):
 @pytest.mark.parametrize("side", ["train", "held_out"])
 def test_a_truncated_token_file_is_named_by_the_next_preparation(run, side):
     folder, manifest = run()
-    path = folder / getattr(manifest.sources["first"], side).name
+    path = folder / getattr(manifest.sources["first"], side)[0].name
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(RecipeError, match=rf"{path.name}: is truncated.*\n  delete its folder"):
         run()
@@ -248,7 +251,7 @@ with (folder / "a.txt").open("w") as file:
             file.write(paragraph + chr(10) * 2)
 prepare(sources={{"a": TextSource((str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
         root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
-        sequence_length=16, say=lambda line: None)
+        tokenizer_folder="none", sequence_length=16, verify="contents", say=lambda line: None)
 sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 """
     run = [sys.executable, "-c", script, str(folder)]

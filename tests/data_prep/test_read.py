@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.read import LocalFile, open_files
+from data_prep.files import open_files
+from data_prep.read import LocalFile
 
 WHERE = "data.sources.mine.files"
 
 
 def local(path: Path, content: bytes) -> LocalFile:
     path.write_bytes(content)
-    return LocalFile(path=path, name=path.name, where=WHERE)
+    return LocalFile(path=path, name=path.name, where=WHERE, column="text")
 
 
 def texts(file: LocalFile) -> list[str]:
@@ -20,7 +21,7 @@ def texts(file: LocalFile) -> list[str]:
 
 
 def names(*patterns: str) -> list[str]:
-    return [file.name for file in open_files(patterns, WHERE)]
+    return [file.name for file in open_files(patterns, WHERE, "text")]
 
 
 def test_blank_lines_part_a_text_file_into_documents(tmp_path):
@@ -95,14 +96,14 @@ def test_a_folder_and_an_unknown_suffix_are_refused(tmp_path):
     (tmp_path / "a.pdf").write_text("x")
     with pytest.raises(RecipeError, match=r"mine\.files: .* is a folder\n  give a pattern"):
         names(str(tmp_path))
-    with pytest.raises(RecipeError, match=r"a\.pdf is neither \.txt nor \.jsonl"):
+    with pytest.raises(RecipeError, match=r"a\.pdf is none of \.txt, \.txt\.gz, .*\.parquet"):
         names(str(tmp_path / "a.pdf"))
 
 
 def test_a_file_that_cannot_be_opened_is_named_with_the_systems_reason(tmp_path):
     loop = tmp_path / "loop.txt"
     loop.symlink_to(loop)
-    (file,) = open_files((str(loop),), WHERE)
+    (file,) = open_files((str(loop),), WHERE, "text")
     with pytest.raises(RecipeError, match=r"loop\.txt cannot be read: Too many levels"):
         file.record()
 

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from components.errors import RecipeError
-from components.spec.sections import Source
+from components.spec.data import Source
 from data_prep.sources import open_source
 
 

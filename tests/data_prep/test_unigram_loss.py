@@ -21,8 +21,8 @@ def prepared(tmp_path):
         name: SourceRecord(
             inputs=(),
             documents=3,
-            train=write(f"{name}.train", TRAIN[name]),
-            held_out=write(f"{name}.held_out", HELD_OUT[name]),
+            train=(write(f"{name}.train", TRAIN[name]),),
+            held_out=(write(f"{name}.held_out", HELD_OUT[name]),),
         )
         for name in TRAIN
     }

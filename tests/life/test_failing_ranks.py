@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.data.order import SampleOrder
+from components.data.order import Phase, SampleOrder
 from tests.life.conftest import ROOT, TINY, command, environment
 
 SHARES = {"eu": 0.991, "rare": 0.009}
@@ -52,13 +52,14 @@ def train_and_break(
         time.sleep(0.02)
     data = Path(json.loads((run / "data.json").read_text())["folder"])
     manifest = json.loads((data / "manifest.json").read_text())
-    damage(data / manifest["sources"]["rare"]["train"]["name"])
+    damage(data / manifest["sources"]["rare"]["train"][0]["name"])
     _, err = process.communicate(timeout=200)
     return run, process.returncode, err
 
 
 def test_the_rare_source_is_the_second_ranks_first() -> None:
-    order = SampleOrder(shares=SHARES, samples={"eu": 500, "rare": 10}, seed=42)
+    phase = Phase(first_sample=0, shares=SHARES, path="data.shares")
+    order = SampleOrder(phases=[phase], samples={"eu": 500, "rare": 10}, seed=42)
     first = next(place for place in range(500) if order[place].source == "rare")
     assert first // SAMPLES_PER_STEP == STEPS_BEFORE
     assert first % SAMPLES_PER_STEP >= SAMPLES_PER_STEP // 2

@@ -45,6 +45,6 @@ def write_source(
     return SourceRecord(
         inputs=(FileRecord(f"{name}.txt", "00", 7),),
         documents=2,
-        train=write("train", num_train),
-        held_out=write("held_out", num_held_out),
+        train=(write("train", num_train),),
+        held_out=(write("held_out", num_held_out),),
     )

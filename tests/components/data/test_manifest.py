@@ -42,7 +42,7 @@ def test_a_folder_without_a_manifest_is_not_prepared_data(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"format_version": 1}', "\ufeff", '{"format_version": 1, "key": 2}'],
+    ["", "[]", "{}", '{"format_version": 2}', "\ufeff", '{"format_version": 2, "key": 2}'],
 )
 def test_something_else_in_its_place_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
@@ -53,7 +53,7 @@ def test_something_else_in_its_place_is_refused(tmp_path, content):
 def test_another_version_is_refused(prepared):
     folder, manifest = prepared
     dataclasses.replace(manifest, format_version=7).write(folder)
-    with pytest.raises(RecipeError, match="has format 7, this version reads 1"):
+    with pytest.raises(RecipeError, match="has format 7, this version reads 2"):
         Manifest.read(folder)
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_field_is_refused(prepared):
     manifest.write(folder)
     path = folder / "manifest.json"
     tree = json.loads(path.read_text())
-    tree["sources"]["a"]["train"]["compression"] = "zstd"
+    tree["sources"]["a"]["train"][0]["compression"] = "zstd"
     path.write_text(json.dumps(tree))
     with pytest.raises(RecipeError, match=r"is not a manifest.*compression"):
         Manifest.read(folder)

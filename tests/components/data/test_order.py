@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data.order import SampleId, SampleOrder
+from components.data.order import Phase, SampleId, SampleOrder
 from components.errors import RecipeError
 
 PREFIXES = 3000
@@ -46,7 +46,12 @@ MIXTURES = {
 
 def order_of(shares, seed: int = 0, size: int = 97) -> SampleOrder:
     samples = {name: size + i for i, name in enumerate(shares)}
-    return SampleOrder(shares=shares, samples=samples, seed=seed)
+    return one_phase(shares, samples, seed)
+
+
+def one_phase(shares, samples, seed: int = 0) -> SampleOrder:
+    phase = Phase(first_sample=0, shares=shares, path="data.shares")
+    return SampleOrder(phases=[phase], samples=samples, seed=seed)
 
 
 @pytest.mark.parametrize("shares", MIXTURES.values(), ids=MIXTURES)
@@ -92,7 +97,7 @@ def test_counts_and_draws_agree(shares, start):
 
 def test_each_epoch_of_a_source_draws_every_sample_once_in_another_order():
     shares, samples = {"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 50, "b": 3, "c": 1}
-    order = SampleOrder(shares=shares, samples=samples, seed=5)
+    order = one_phase(shares, samples, seed=5)
     for name, size in samples.items():
         drawn = [order[p] for p in range(2000) if order[p].source == name]
         epochs = [drawn[start : start + size] for start in range(0, len(drawn) - size, size)]
@@ -115,8 +120,8 @@ def test_the_order_of_the_shares_in_the_recipe_has_no_effect():
     shares = MIXTURES["46 unequal"]
     turned = dict(reversed(shares.items()))
     samples = dict.fromkeys(shares, 1000)
-    one = SampleOrder(shares=shares, samples=samples, seed=0)
-    two = SampleOrder(shares=turned, samples=samples, seed=0)
+    one = one_phase(shares, samples)
+    two = one_phase(turned, samples)
     assert [one[p] for p in range(1000)] == [two[p] for p in range(1000)]
 
 
@@ -127,7 +132,7 @@ def test_numpy_positions_do_not_overflow():
 
 
 def test_a_source_without_a_share_is_never_counted():
-    order = SampleOrder(shares={"a": 1.0, "b": 0.0}, samples={"a": 3, "b": 0, "c": 5}, seed=0)
+    order = one_phase({"a": 1.0, "b": 0.0}, {"a": 3, "b": 0, "c": 5})
     assert (order.count("b", 100), order.count("c", 100)) == (0, 0)
     assert order[0] == SampleId("a", 0, order[0].index)
 
@@ -158,7 +163,7 @@ def test_a_negative_position_is_refused():
 )
 def test_shares_that_make_no_mixture_are_refused(shares, message):
     with pytest.raises(RecipeError, match=message):
-        SampleOrder(shares=shares, samples={"a": 5, "b": 5, "empty": 0}, seed=0)
+        one_phase(shares, {"a": 5, "b": 5, "empty": 0})
 
 
 def test_rounded_shares_are_accepted_and_scaled():

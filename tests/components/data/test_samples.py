@@ -5,14 +5,14 @@ import sys
 import pytest
 import torch
 
-from components.data.order import SampleId, SampleOrder
+from components.data.order import Phase, SampleId, SampleOrder
 from components.data.samples import (
     HeldOutWindows,
     PackedSamples,
     samples_digest,
     step_positions,
-    windows_per_source,
 )
+from components.data.windows import windows_per_source
 
 LENGTH = 8
 
@@ -20,9 +20,9 @@ LENGTH = 8
 @pytest.fixture
 def samples(prepared):
     folder, manifest = prepared
-    order = SampleOrder(
-        shares={"a": 0.6, "b": 0.4}, samples=windows_per_source(manifest, LENGTH), seed=1
-    )
+    phase = Phase(first_sample=0, shares={"a": 0.6, "b": 0.4}, path="data.shares")
+    windows = windows_per_source(manifest, LENGTH)
+    order = SampleOrder(phases=[phase], samples=windows, seed=1)
     return PackedSamples(folder=folder, manifest=manifest, order=order, sequence_length=LENGTH)
 
 

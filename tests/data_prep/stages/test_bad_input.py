@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
-from components.spec.sections import Source
+from components.spec.data import Source
 from data_prep.read import LocalFile
 from data_prep.stages.clean import read_piece
 from data_prep.stages.cut import whole
@@ -67,9 +67,8 @@ def test_an_input_that_changes_after_it_was_hashed_is_named(one, tmp_path, conte
 def test_an_input_that_changes_while_it_is_read_is_named(one, tmp_path):
     one("a.txt", b"one\n\ntwo\n\n" * 100_000)
     file = tmp_path / "a.txt"
-    record = LocalFile(path=file, name="a.txt", where="here").record()
-    settings = {"language": None}
-    items = read_piece("mine", settings, whole(file, record), "data.sources.mine")
+    record = LocalFile(path=file, name="a.txt", where="here", column="text").record()
+    items = read_piece("mine", Source(), whole(file, record))
     next(items)
     with file.open("ab") as more:
         more.write(b"\n\nlate")

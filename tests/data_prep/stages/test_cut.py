@@ -15,8 +15,8 @@ QUICK = settings(max_examples=150, deadline=None)
 def pieces_of(tmp_path_factory, name, content, shard_bytes):
     path = tmp_path_factory.mktemp("cut") / name
     path.write_bytes(content)
-    file = LocalFile(path=path, name=name, where="here")
-    source = OpenSource(inputs=(file,), records=(file.record(),))
+    file = LocalFile(path=path, name=name, where="here", column="text")
+    source = OpenSource(inputs=(file,), records=(file.record(),), column="text")
     tasks = list(cut_source("mine", source, shard_bytes))
     return file, [piece for task in tasks for piece in task.pieces]
 
@@ -28,7 +28,9 @@ def texts_of(file: LocalFile) -> list[str]:
 def read(file, pieces):
     found = []
     for piece in pieces:
-        part = LocalFile(path=file.path, name="", where="", start=piece.start, end=piece.end)
+        part = LocalFile(
+            path=file.path, name="", where="", column="text", start=piece.start, end=piece.end
+        )
         found += texts_of(part)
     return found
 
@@ -59,9 +61,9 @@ def test_small_files_share_a_task_and_keep_their_order(tmp_path):
         path = tmp_path / f"{number}.jsonl"
         line = json.dumps({"text": "x" * 10}) + "\n"
         path.write_text(line * (size // 20))
-        files.append(LocalFile(path=path, name=path.name, where="here"))
+        files.append(LocalFile(path=path, name=path.name, where="here", column="text"))
     records = tuple(file.record() for file in files)
-    tasks = list(cut_source("mine", OpenSource(tuple(files), records), 100))
+    tasks = list(cut_source("mine", OpenSource(tuple(files), records, "text"), 100))
     names = [[piece.name for piece in task.pieces] for task in tasks]
     assert names[0] == ["0.jsonl", "1.jsonl"]
     order = [name for group in names for name in group]

@@ -5,13 +5,14 @@ from data_prep.stages.tally import Tally, merge_tallies
 
 def test_a_document_counts_once_under_the_short_reason():
     tally = Tally()
-    tally.keep("web", "de", bytes_in=10, bytes_out=8)
+    tally.keep("web", "de", 10, 8, {"emails": 2})
     tally.remove("web", "de", "Käse", "repetition: 0.3 > 0.2")
     tally.remove("web", "fr", "fromage", "repetition: 0.4 > 0.2")
     count = tally.of_source("web")
     assert (count.documents_in, count.documents_out) == (3, 1)
     assert (count.bytes_in, count.bytes_out) == (10 + 5 + 7, 8)
     assert count.removed == {"repetition": 2}
+    assert count.replaced == {"emails": 2}
     assert tally.counts["web"]["fr"].removed == {"repetition": 1}
     tally.check()
 
@@ -26,7 +27,7 @@ def test_examples_are_the_first_three_in_the_order_of_the_tasks():
 
 def test_a_lost_document_is_noticed():
     tally = Tally()
-    tally.keep("web", "de", 1, 1)
+    tally.keep("web", "de", 1, 1, {})
     tally.counts["web"]["de"].documents_out = 0
     with pytest.raises(AssertionError, match="web, de: in is not out"):
         tally.check()

@@ -1,0 +1,187 @@
+"""Megatron's token files: ``PREFIX.bin`` holds the ids alone, ``PREFIX.idx`` where they part.
+
+The index, all little-endian: 9 bytes of magic, version (uint64), code of the ids' type (uint8),
+number of sequences and of document borders (uint64); then the length of each sequence (int32),
+its first byte (int64), and the borders: the first sequence of each document and the end
+(int64). As written by megatron-core 0.16.1, core/datasets/indexed_dataset.py. Sequences that do
+not follow one another without gaps, or with modes behind, are not read here.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from components.data.files import replace_atomically
+from components.data.token_file import Tokens, Width, little_endian
+from components.errors import RecipeError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+INT32, UINT16 = 4, 8
+WIDTHS: dict[int, Width] = {INT32: "int32", UINT16: "uint16"}
+# Ids below 2**31 have the same bytes in both: the .bin file of a uint32 token file is itself.
+CODES: dict[Width, int] = {"uint16": UINT16, "uint32": INT32, "int32": INT32}
+BLOCK = 1 << 20
+
+Borders = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class MegatronIndex:
+    """A checked index, mapped into memory."""
+
+    prefix: str
+    width: Width
+    tokens: int
+    first_bytes: Borders
+    borders: Borders
+
+    @property
+    def bin_file(self) -> Path:
+        return Path(f"{self.prefix}.bin")
+
+    @property
+    def documents(self) -> int:
+        return len(self.borders) - 1
+
+    def document_ends(self, first: int, last: int) -> Borders:
+        """Count the tokens up to and with each of the documents ``first`` to ``last - 1``."""
+        sequences = self.borders[first + 1 : last + 1]
+        ends = np.full(len(sequences), self.tokens, dtype=np.int64)
+        inside = sequences < len(self.first_bytes)
+        item_bytes = little_endian(self.width).itemsize
+        ends[inside] = self.first_bytes[sequences[inside]] // item_bytes
+        return ends
+
+
+def read_index(prefix: str, where: str) -> MegatronIndex:
+    """Map and check ``PREFIX.idx``, all of it, and the size of ``PREFIX.bin``.
+
+    Raises:
+        RecipeError: not such an index, or one that is cut short, too long, of another version
+            or type, at odds with itself, or not of the ``.bin`` file beside it.
+    """
+    path = Path(f"{prefix}.idx")
+    content = _map(path, where)
+    head = content[: HEADER.size].tobytes()
+    width, num_sequences, num_borders = _read_header(head, path, where)
+    sizes = (4 * num_sequences, 8 * num_sequences, 8 * num_borders)
+    expected_bytes = HEADER.size + sum(sizes)
+    if len(content) != expected_bytes:
+        problem = (
+            f"is {'truncated' if len(content) < expected_bytes else 'too long'}: "
+            f"{len(content):,} bytes, its header asks for {expected_bytes:,}"
+        )
+        raise _unreadable(where, path, problem)
+    ends = np.cumsum((HEADER.size, *sizes))
+    lengths, first_bytes, borders = (
+        content[start:end].view(kind)
+        for start, end, kind in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
+    )
+    total_bytes = _check_sequences(lengths, first_bytes, width, path, where)
+    _check_borders(borders, num_sequences, path, where)
+    _check_bin(Path(f"{prefix}.bin"), total_bytes, where)
+    tokens = total_bytes // little_endian(width).itemsize
+    return MegatronIndex(
+        prefix=prefix, width=width, tokens=tokens, first_bytes=first_bytes, borders=borders
+    )
+
+
+def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> None:
+    """Write ``PREFIX.idx`` for a ``.bin`` file of ``tokens``: a document ends with each end id.
+
+    An id of the end inside a text ends a document too, as it does for every reader.
+    """
+    ends = np.concatenate([np.empty(0, np.int64), *_ends(tokens, eod_id)])
+    assert (int(ends[-1]) if len(ends) else 0) == len(tokens), "text behind the last document"
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+    lengths = ends - starts
+    assert not len(lengths) or int(lengths.max()) < 1 << 31, "a document beyond the format"
+    count = len(ends)
+    with replace_atomically(Path(f"{prefix}.idx")) as file:
+        file.write(HEADER.pack(MAGIC, VERSION, CODES[width], count, count + 1))
+        file.write(lengths.astype("<i4").tobytes())
+        file.write((starts * little_endian(width).itemsize).astype("<i8").tobytes())
+        file.write(np.arange(count + 1, dtype="<i8").tobytes())
+
+
+def _ends(tokens: Tokens, eod_id: int) -> Iterator[Borders]:
+    for start in range(0, len(tokens), BLOCK):
+        yield np.flatnonzero(tokens[start : start + BLOCK] == eod_id) + (start + 1)
+
+
+def _map(path: Path, where: str) -> npt.NDArray[np.uint8]:
+    try:
+        if path.stat().st_size < HEADER.size:
+            raise _unreadable(where, path, "is shorter than its header")
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise _unreadable(where, path, f"cannot be read: {error.strerror}") from error
+
+
+def _read_header(head: bytes, path: Path, where: str) -> tuple[Width, int, int]:
+    magic, version, code, num_sequences, num_borders = HEADER.unpack(head)
+    if magic != MAGIC:
+        raise _unreadable(where, path, f"begins with {magic!r}, not with {MAGIC!r}")
+    if version != VERSION:
+        raise _unreadable(where, path, f"has version {version}, {VERSION} is read here")
+    if code not in WIDTHS:
+        known = ", ".join(f"{number} ({width})" for number, width in WIDTHS.items())
+        raise _unreadable(where, path, f"has ids of type {code}; read here are {known}")
+    return WIDTHS[code], num_sequences, num_borders
+
+
+def _check_sequences(
+    lengths: npt.NDArray[np.int32],
+    first_bytes: Borders,
+    width: Width,
+    path: Path,
+    where: str,
+) -> int:
+    """Check that each sequence begins where the one before it ends; return the end of all."""
+    item_bytes, total = little_endian(width).itemsize, 0
+    for start in range(0, len(lengths), BLOCK):
+        block = lengths[start : start + BLOCK].astype(np.int64)
+        ends = total + np.cumsum(block) * item_bytes
+        begins = np.concatenate([np.array([total]), ends[:-1]])
+        wrong = (block < 0) | (first_bytes[start : start + BLOCK] != begins)
+        if wrong.any():
+            number = start + int(np.argmax(wrong))
+            problem = (
+                f"is damaged: sequence {number:,} does not begin where the one before ends"
+            )
+            raise _unreadable(where, path, problem)
+        total = int(ends[-1])
+    return total
+
+
+def _check_borders(borders: Borders, num_sequences: int, path: Path, where: str) -> None:
+    """Check that the documents hold all sequences, in order."""
+    good = len(borders) > 0 and borders[0] == 0 and borders[-1] == num_sequences
+    for start in range(0, len(borders), BLOCK):
+        good = good and bool((np.diff(borders[start : start + BLOCK + 1]) >= 0).all())
+    if not good:
+        problem = (
+            f"is damaged: its documents do not hold the {num_sequences:,} sequences in order"
+        )
+        raise _unreadable(where, path, problem)
+
+
+def _check_bin(path: Path, expected_bytes: int, where: str) -> None:
+    if not path.is_file():
+        raise RecipeError(where, f"{path} is missing", "name a prefix that has .bin and .idx")
+    found = path.stat().st_size
+    if found != expected_bytes:
+        problem = f"is {'truncated' if found < expected_bytes else 'too long'}"
+        raise _unreadable(
+            where, path, f"{problem}: {found:,} bytes, its index says {expected_bytes:,}"
+        )
+
+
+def _unreadable(where: str, path: Path, problem: str) -> RecipeError:
+    return RecipeError(where, f"{path} {problem}", "write it anew with Megatron")

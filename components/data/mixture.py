@@ -1,0 +1,126 @@
+"""The shares of each phase: from the tokens found, and within what each source may repeat."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal
+
+from components.data.order import Phase
+from components.data.share_tree import exact_share
+from components.errors import RecipeError
+
+# Shares computed on one machine are those of any other: its last bits are not kept.
+DECIMALS = 12
+SAMPLES_OFF = 2  # what a phase may draw beyond an exact share, see components.data.share_tree
+
+
+def tempered_shares(tokens: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Share the draws in proportion to ``tokens ** (1 / temperature)``.
+
+    1 is the natural proportion; the higher, the nearer to equal shares: 5 in Arivazhagan et
+    al. 2019 (arXiv 1907.05019), 1/0.3 in mT5 (Xue et al. 2021, arXiv 2010.11934), which write
+    the exponent as 1/T and as alpha.
+    """
+    most = max(tokens.values())
+    weights = {name: (count / most) ** (1 / temperature) for name, count in tokens.items()}
+    total = sum(weights.values())
+    return {name: round(weight / total, DECIMALS) for name, weight in weights.items()}
+
+
+def limit_repeats(
+    phases: Sequence[Phase],
+    *,
+    samples: Mapping[str, int],
+    most_epochs: Mapping[str, int],
+    total_samples: int,
+    surplus: Literal["refused", "dealt"],
+) -> tuple[Phase, ...]:
+    """Keep every source below its most epochs over ``total_samples``; others keep their ratios.
+
+    What is dealt: a source that reaches its limit is drawn in all phases in the same, smaller
+    part, and in each phase the others share the rest as before; those who then reach their own
+    limit are cut in turn, until none does. UniMax (Chung et al. 2023, arXiv 2304.09151,
+    algorithm 1) deals the same way from equal shares.
+
+    Raises:
+        RecipeError: a source would be repeated more often and the surplus is refused, or no
+            source is left in a phase that could take it.
+    """
+    limits = {name: epochs * samples[name] for name, epochs in most_epochs.items()}
+    lengths = _lengths(phases, total_samples)
+    shares = [
+        {name: exact_share(share) for name, share in phase.shares.items()} for phase in phases
+    ]
+    cut: set[str] = set()
+    while over := _over(shares, lengths, limits, cut):
+        if surplus == "refused":
+            raise _too_often(over, limits, samples, most_epochs, total_samples)
+        slack = SAMPLES_OFF * len(phases)
+        for name, drawn in over.items():
+            kept = max(limits[name] - slack, 0) / drawn
+            for part in shares:
+                part[name] = part.get(name, Fraction(0)) * kept
+        cut |= set(over)
+        for part, phase in zip(shares, phases, strict=True):
+            _fill_up(part, cut, phase)
+    if not cut:
+        return tuple(phases)
+    return tuple(
+        replace(phase, shares={name: round(float(one), DECIMALS) for name, one in part.items()})
+        for phase, part in zip(phases, shares, strict=True)
+    )
+
+
+def _lengths(phases: Sequence[Phase], total_samples: int) -> list[int]:
+    starts = [min(phase.first_sample, total_samples) for phase in phases]
+    return [end - start for start, end in pairwise([*starts, total_samples])]
+
+
+def _over(
+    shares: Sequence[Mapping[str, Fraction]],
+    lengths: Sequence[int],
+    limits: Mapping[str, int],
+    cut: set[str],
+) -> dict[str, Fraction]:
+    """Give the samples of each source that would be drawn more often than it may."""
+    drawn = {
+        name: sum(
+            (part.get(name, Fraction(0)) * n for part, n in zip(shares, lengths, strict=True)),
+            Fraction(0),
+        )
+        for name in limits
+        if name not in cut
+    }
+    return {name: count for name, count in drawn.items() if count > limits[name]}
+
+
+def _fill_up(part: dict[str, Fraction], cut: set[str], phase: Phase) -> None:
+    rest = 1 - sum((part[name] for name in part if name in cut), Fraction(0))
+    free = sum((part[name] for name in part if name not in cut), Fraction(0))
+    if free == 0:
+        raise RecipeError(
+            phase.path,
+            "every source here has reached its most_epochs before the tokens are full",
+            "raise most_epochs, lower budget.total_tokens, or add a source without a limit",
+        )
+    for name in part:
+        if name not in cut:
+            part[name] *= rest / free
+
+
+def _too_often(
+    over: Mapping[str, Fraction],
+    limits: Mapping[str, int],
+    samples: Mapping[str, int],
+    most_epochs: Mapping[str, int],
+    total_samples: int,
+) -> RecipeError:
+    name = next(iter(over))
+    epochs = float(over[name] / samples[name]) if samples[name] else float("inf")
+    return RecipeError(
+        f"data.sources.{name}.most_epochs",
+        f"{most_epochs[name]}, but its shares read it {epochs:.2f} times over the budget",
+        f"give it at most {limits[name] / total_samples:.6f} of the samples, raise the limit, "
+        "or set data.surplus=dealt",
+    )

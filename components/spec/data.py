@@ -1,0 +1,104 @@
+"""The section ``data``: where text comes from, and in which mixture it is drawn."""
+
+import math
+from fractions import Fraction as Exact
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.spec.corpus import Preparation
+from components.spec.frozen import FrozenMapping
+from components.spec.section import Count, Fraction, Section
+
+Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class HubDataset(Section):
+    """What ``datasets.load_dataset`` opens: a name on the hub, or a folder of data files."""
+
+    path: str
+    name: str | None = None
+    split: str
+    revision: str | None = None
+    streaming: bool = False
+
+
+class Source(Section):
+    """Where the text of one source is: files, a dataset, token files or an embedded corpus.
+
+    All may be absent: a published corpus that cannot be shipped has a share but no text, and
+    ``stand_in`` names the embedded corpus that takes its place in a miniature. What a source
+    does not use is left out of the settled recipe.
+
+    ``column`` names the text in records, ``tokens`` the prefixes of Megatron's ``.bin`` and
+    ``.idx`` files, ``eod`` whether each of their documents ends with the end-of-document id.
+    ``most_epochs`` limits how often a run reads the source: up to 4 times was nearly as good as
+    new text in Muennighoff et al. 2023 (arXiv 2305.16264, abstract). ``language`` (ISO 639-1)
+    is what the text claims to be in; a preparation that tells languages shows how much is.
+    """
+
+    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    embedded: str | None = None
+    stand_in: str | None = None
+    tokens: Names = ()
+    eod: Annotated[
+        Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
+    ] = "appended"
+    dataset: Annotated[HubDataset | None, Field(exclude_if=lambda one: one is None)] = None
+    column: Annotated[str, Field(exclude_if=lambda name: name == "text")] = "text"
+    most_epochs: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
+    language: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.files or self.embedded or self.tokens or self.dataset)
+
+
+class Temperature(Section):
+    """Shares in proportion to tokens ** (1 / temperature)."""
+
+    temperature: Annotated[float, Field(ge=1)]
+
+
+class DataPhase(Section):
+    """Other shares, from a point of the token budget on: one of the two says which."""
+
+    from_tokens: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
+    from_fraction: Annotated[Fraction | None, Field(exclude_if=lambda one: one is None)] = None
+    shares: FrozenMapping[Share]
+
+    def first_sample(self, *, total_tokens: int, sequence_length: int) -> int:
+        """The first sample that begins at the phase's token or after it."""
+        if self.from_tokens is not None:
+            return -(-self.from_tokens // sequence_length)
+        return math.ceil(Exact(repr(self.from_fraction)) * total_tokens / sequence_length)
+
+
+class Data(Section):
+    """Which sources, in which shares of the training tokens, prepared where.
+
+    With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
+    """
+
+    shares: FrozenMapping[Share]
+    mixture: Literal["given", "natural"] | Temperature
+    surplus: Literal["refused", "dealt"]
+    phases: FrozenMapping[DataPhase]
+    sources: FrozenMapping[Source]
+    preparation: Preparation | Literal["none"]
+    folder: str
+    tokenizer_folder: str
+    held_out_fraction: Fraction
+    tokenizer_sample_bytes: Count | Literal["all"]
+    document_mask: bool
+    verify: Literal["contents", "sizes"]
+    write_megatron: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources that this run reads or judges, in the order of the recipe."""
+        if self.mixture != "given":
+            return tuple(self.sources)
+        later = (name for phase in self.phases.values() for name in phase.shares)
+        return tuple(dict.fromkeys([*self.shares, *later]))

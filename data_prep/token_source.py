@@ -1,0 +1,165 @@
+"""Token files that somebody has already: Megatron's, read in place.
+
+Held out are documents at the end of each file, as Megatron's ``--split`` takes them: nothing is
+copied or decoded, but copies of a document may stand on both sides.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from components.data.files import FileRecord, record_file
+from components.data.manifest import SourceRecord
+from components.data.megatron import MegatronIndex, read_index
+from components.data.token_file import TokenFileRecord, Tokens, open_token_file
+from components.errors import RecipeError
+from data_prep.read import expand_pattern
+
+BLOCK_TOKENS = 1 << 22
+SUFFIX = ".idx"
+
+
+class DeclaredTokens(Protocol):
+    """What a recipe's source says of its token files."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]: ...
+    @property
+    def eod(self) -> Literal["appended", "absent"]: ...
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """The checked indices of one source; ``records`` are their hashes."""
+
+    where: str
+    eod: Literal["appended", "absent"]
+    indices: tuple[MegatronIndex, ...]
+    records: tuple[FileRecord, ...]
+
+    def identity(self) -> list[tuple[object, ...]]:
+        """Say what decides the manifest's entry: where the files lie is part of it."""
+        return [
+            (self.eod, record.name, record.sha256, index.tokens)
+            for index, record in zip(self.indices, self.records, strict=True)
+        ]
+
+    def measure(self, *, vocab_size: int, eod_id: int, fraction: float) -> SourceRecord:
+        """Read every ``.bin`` file once: hash it, check its ids, and part it in two.
+
+        Raises:
+            RecipeError: an id outside the vocabulary, a document without the end-of-document
+                id, or a file that has changed meanwhile.
+        """
+        parts = [
+            self._parts(index, fraction, vocab_size=vocab_size, eod_id=eod_id)
+            for index in self.indices
+        ]
+        return SourceRecord(
+            inputs=self.records,
+            documents=sum(index.documents for index in self.indices),
+            train=tuple(train for train, _ in parts),
+            held_out=tuple(held_out for _, held_out in parts),
+        )
+
+    def _parts(
+        self, index: MegatronIndex, fraction: float, *, vocab_size: int, eod_id: int
+    ) -> tuple[TokenFileRecord, TokenFileRecord]:
+        path = index.bin_file
+        whole = TokenFileRecord(
+            name=str(path),
+            sha256="",
+            bytes=path.stat().st_size,
+            tokens=index.tokens,
+            documents=index.documents,
+            dtype=index.width,
+        )
+        whole = replace(whole, sha256=self._read_through(index, whole, vocab_size, eod_id))
+        kept = index.documents - held_out_documents(index.documents, fraction)
+        cut = int(index.document_ends(kept - 1, kept)[0]) if kept else 0
+        train = replace(whole, tokens=cut, documents=kept)
+        held_out = replace(
+            whole,
+            tokens=index.tokens - cut,
+            documents=index.documents - kept,
+            first_token=cut,
+        )
+        return train, held_out
+
+    def _read_through(
+        self, index: MegatronIndex, record: TokenFileRecord, vocab_size: int, eod_id: int
+    ) -> str:
+        digest = hashlib.sha256()
+        tokens = open_token_file(Path(), record)
+        for start in range(0, len(tokens), BLOCK_TOKENS):
+            block = tokens[start : start + BLOCK_TOKENS]
+            digest.update(block.tobytes())
+            wrong = (block < 0) | (block >= vocab_size)
+            if wrong.any():
+                place = int(np.argmax(wrong))
+                raise RecipeError(
+                    self.where,
+                    f"{record.name} has id {block[place]:,} at token {start + place:,}, the "
+                    f"vocabulary ends with {vocab_size - 1:,}",
+                    "let tokenizer describe the tokenizer that wrote the files",
+                )
+        if self.eod == "appended":
+            self._check_ends(index, tokens, eod_id)
+        return digest.hexdigest()
+
+    def _check_ends(self, index: MegatronIndex, tokens: Tokens, eod_id: int) -> None:
+        for first, ends in _ends_in_blocks(index):
+            last = tokens[np.maximum(ends - 1, 0)]
+            without = (last != eod_id) & (np.diff(ends, prepend=_end_before(index, first)) > 0)
+            if without.any():
+                place = int(np.argmax(without))
+                raise RecipeError(
+                    self.where,
+                    f"document {first + place:,} of {index.bin_file} ends with id "
+                    f"{last[place]:,}, not with the end of document, {eod_id:,}",
+                    f"tokenize again with --append-eod, correct tokenizer, or set "
+                    f"{self.where.removesuffix('.tokens')}.eod=absent",
+                )
+
+
+def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
+    """Find, check and hash the indices that a source names.
+
+    Raises:
+        RecipeError: a prefix or pattern without files, or an index that is not sound.
+    """
+    where = f"data.sources.{name}.tokens"
+    prefixes = dict.fromkeys(
+        str(path.absolute()).removesuffix(SUFFIX)
+        for pattern in source.tokens
+        for path in expand_pattern(pattern.removesuffix(SUFFIX) + SUFFIX, where)
+    )
+    indices = tuple(read_index(prefix, where) for prefix in prefixes)
+    records = (record_file(Path(f"{prefix}{SUFFIX}")) for prefix in prefixes)
+    return TokenSource(
+        where=where,
+        eod=source.eod,
+        indices=indices,
+        records=tuple(
+            replace(record, name=f"{prefix}{SUFFIX}")
+            for record, prefix in zip(records, prefixes, strict=True)
+        ),
+    )
+
+
+def held_out_documents(documents: int, fraction: float) -> int:
+    """Count the documents to hold out: at least one, and not all, where there are two."""
+    return min(max(round(documents * fraction), 1), max(documents - 1, 0))
+
+
+def _ends_in_blocks(index: MegatronIndex) -> Iterator[tuple[int, np.ndarray]]:
+    for first in range(0, index.documents, BLOCK_TOKENS):
+        yield first, index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
+
+
+def _end_before(index: MegatronIndex, document: int) -> Sequence[int]:
+    return index.document_ends(document - 1, document).tolist() if document else [0]

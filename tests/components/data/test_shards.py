@@ -1,0 +1,141 @@
+import dataclasses
+import pickle
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
+from components.data.order import Phase, SampleOrder
+from components.data.samples import HeldOutWindows, PackedSamples
+from components.data.shards import OpenFiles, ShardedTokens
+from components.data.token_file import TokenFileRecord, little_endian
+from components.data.windows import windows_per_source
+from components.errors import RecipeError
+
+
+def write(folder, name, tokens, width="uint16", first_token=0) -> TokenFileRecord:
+    content = np.array([7] * first_token + list(tokens), little_endian(width)).tobytes()
+    (folder / name).write_bytes(content)
+    return TokenFileRecord(name, "", len(content), len(tokens), 1, width, first_token)
+
+
+def sharded(folder, sizes, most_open=3) -> ShardedTokens:
+    """Shards that count on from one another, of changing widths and beginnings."""
+    widths = ("uint16", "uint32", "int32")
+    first, records = 0, []
+    for number, size in enumerate(sizes):
+        tokens = range(first, first + size)
+        records.append(write(folder, f"{number}", tokens, widths[number % 3], number % 4))
+        first += size
+    return ShardedTokens(records=records, files=OpenFiles(folder=folder, most_open=most_open))
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=12),
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 40))),
+)
+def test_any_stretch_is_that_of_the_joined_files(tmp_path_factory, sizes, stretches):
+    tokens = sharded(tmp_path_factory.mktemp("shards"), sizes)
+    joined = list(range(sum(sizes)))
+    assert len(tokens) == len(joined)
+    for start, length in stretches:
+        assert tokens.read(start, start + length).tolist() == joined[start : start + length]
+
+
+def test_no_more_files_are_open_than_allowed(tmp_path):
+    tokens = sharded(tmp_path, [5] * 40)
+    for start in (0, 100, 7, 150, 60, 0):
+        tokens.read(start, start + 50)
+    assert len(tokens._files) == 3
+
+
+def test_a_file_read_again_and_again_stays_open(tmp_path):
+    tokens = sharded(tmp_path, [5, 5, 5, 5], most_open=2)
+    first = tokens._files.tokens(tokens._records[0])
+    for shard in (1, 0, 2, 0, 3):
+        again = tokens._files.tokens(tokens._records[shard])
+        assert shard or again is first
+
+
+def test_a_missing_shard_is_named_when_it_is_read(tmp_path):
+    tokens = sharded(tmp_path, [5, 5, 5])
+    (tmp_path / "2").unlink()
+    assert tokens.read(0, 10).tolist() == list(range(10))
+    with pytest.raises(RecipeError, match=r"2: is missing, but the manifest lists it"):
+        tokens.read(8, 11)
+
+
+def split_into_shards(prepared, size: int):
+    """Cut each token file of a prepared folder into files of ``size`` tokens."""
+    folder, manifest = prepared
+
+    def cut(records):
+        tokens = ShardedTokens(records=records, files=OpenFiles(folder=folder, most_open=1))
+        return tuple(
+            write(folder, f"{records[0].name}-{start}", tokens.read(start, start + size))
+            for start in range(0, len(tokens), size)
+        )
+
+    sources = {
+        name: dataclasses.replace(one, train=cut(one.train), held_out=cut(one.held_out))
+        for name, one in manifest.sources.items()
+    }
+    return dataclasses.replace(manifest, sources=sources)
+
+
+@pytest.mark.parametrize("size", [3, 8, 50])
+def test_cutting_files_into_shards_changes_no_window(prepared, size):
+    folder, whole = prepared
+    cut = split_into_shards(prepared, size)
+    phase = Phase(first_sample=0, shares={"a": 0.6, "b": 0.4}, path="data.shares")
+    windows = windows_per_source(whole, 8)
+    assert windows_per_source(cut, 8) == windows
+    order = SampleOrder(phases=[phase], samples=windows, seed=1)
+    one, two = (
+        PackedSamples(folder=folder, manifest=manifest, order=order, sequence_length=8)
+        for manifest in (whole, cut)
+    )
+    assert all(one[p].tolist() == two[p].tolist() for p in range(60))
+    held_out = [
+        [
+            window.tolist()
+            for window in HeldOutWindows(
+                folder=folder, manifest=manifest, sequence_length=4, max_windows=99
+            ).windows("a")
+        ]
+        for manifest in (whole, cut)
+    ]
+    assert held_out[0] == held_out[1]
+
+
+def test_three_thousand_files_of_four_trillion_tokens_give_a_batch_at_once(tmp_path):
+    files, tokens = 3000, 1_333_333_333
+    records = []
+    for number in range(files):
+        path = tmp_path / f"{number}.tokens"
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(2 * tokens)  # sparse: takes no room
+        records.append(TokenFileRecord(path.name, "", 2 * tokens, tokens, 1, "uint16"))
+    tokenizer = TokenizerRecord(settings={}, files=(), vocab_size=1000, eod_id=0)
+    source = SourceRecord(
+        inputs=(), documents=1, train=tuple(records), held_out=tuple(records[:1])
+    )
+    Manifest(key="", tokenizer=tokenizer, held_out_fraction=0.1, sources={"a": source}).write(
+        tmp_path
+    )
+    began = time.process_time()  # the host may be busy; nothing here waits
+    manifest = Manifest.read(tmp_path)
+    windows = windows_per_source(manifest, 4096)
+    phase = Phase(first_sample=0, shares={"a": 1.0}, path="data.shares")
+    order = SampleOrder(phases=[phase], samples=windows, seed=0)
+    samples = PackedSamples(
+        folder=tmp_path, manifest=manifest, order=order, sequence_length=4096
+    )
+    assert sum(samples[position].shape[0] for position in range(16)) == 16 * 4097
+    assert time.process_time() - began < 0.5
+    assert windows["a"] == (files * tokens - 1) // 4096
+    assert len(pickle.dumps(samples)) < 1 << 20

@@ -1,0 +1,226 @@
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.data.manifest import Manifest
+from components.data.megatron import write_index
+from components.data.order import Phase, SampleOrder
+from components.data.samples import HeldOutWindows, PackedSamples
+from components.data.shards import OpenFiles, ShardedTokens
+from components.data.windows import windows_per_source
+from components.errors import RecipeError
+from components.spec.data import Source
+from data_prep.megatron_files import write_megatron
+from data_prep.prepare import prepare
+from data_prep.token_source import held_out_documents, open_token_source
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
+
+
+class Declared:
+    """A tokenizer that is only declared: nothing of it is ever loaded."""
+
+    vocab_size, eod_id = 1000, 1
+
+    def settings(self):
+        return {"vocab_size": 1000}
+
+
+def run(root: Path, said: list[str] | None = None, **changes):
+    arguments = {
+        "sources": {"mine": Source(tokens=(str(GOLDEN / "uint16_whole"),))},
+        "tokenizer": Declared(),
+        "tokenizer_folder": "none",
+        "root": root,
+        "name": "mix",
+        "held_out_fraction": 0.3,
+        "tokenizer_sample_bytes": "all",
+        "sequence_length": 4,
+        "verify": "contents",
+        "say": (said if said is not None else []).append,
+    }
+    return prepare(**{**arguments, **changes})
+
+
+def golden(name: str) -> list[list[int]]:
+    documents = json.loads((GOLDEN / f"{name}.json").read_text())
+    return [[token for part in document for token in part] for document in documents]
+
+
+def flat(documents) -> list[int]:
+    return [token for document in documents for token in document]
+
+
+def read_all(folder, records) -> list[int]:
+    files = OpenFiles(folder=folder, most_open=1)
+    return ShardedTokens(records=records, files=files).read(0, 1 << 40).tolist()
+
+
+def test_nothing_is_copied_and_the_documents_are_parted_in_their_order(tmp_path):
+    said: list[str] = []
+    folder, manifest = run(tmp_path, said)
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+    record, documents = manifest.sources["mine"], golden("uint16_whole")
+    assert len(documents) == 7
+    assert read_all(folder, record.train) == flat(documents[:5])
+    assert read_all(folder, record.held_out) == flat(documents[5:])
+    assert (record.documents, record.train[0].documents) == (7, 5)
+    content = (GOLDEN / "uint16_whole.bin").read_bytes()
+    assert record.train[0].sha256 == hashlib.sha256(content).hexdigest()
+    assert said[0] == "tokenizer: none; ids below 1,000, 1 ends"
+    assert Manifest.read(folder) == manifest
+
+
+def test_windows_run_over_the_files_of_a_pattern_as_over_one(tmp_path):
+    for name in ("x0", "x1"):
+        for suffix in (".bin", ".idx"):
+            shutil.copy(GOLDEN / f"uint16_whole{suffix}", tmp_path / f"{name}{suffix}")
+    source = Source(tokens=(f"{tmp_path}/x*",))
+    folder, manifest = run(tmp_path / "prepared", sources={"mine": source})
+    documents = golden("uint16_whole")
+    joined = flat(documents[:5]) * 2
+    phase = Phase(first_sample=0, shares={"mine": 1.0}, path="data.shares")
+    windows = windows_per_source(manifest, 4)
+    order = SampleOrder(phases=[phase], samples=windows, seed=0)
+    samples = PackedSamples(folder=folder, manifest=manifest, order=order, sequence_length=4)
+    read = {
+        samples.sample_id(position).index: samples[position].tolist()
+        for position in range(windows["mine"])
+    }
+    assert read == {k: joined[4 * k : 4 * k + 5] for k in range((len(joined) - 1) // 4)}
+    held_out = HeldOutWindows(
+        folder=folder, manifest=manifest, sequence_length=4, max_windows=99
+    )
+    first = next(held_out.windows("mine")).tolist()
+    assert first == flat(documents[5:])[:5]
+
+
+@pytest.mark.parametrize(
+    ("documents", "fraction", "held_out"),
+    [(7, 0.3, 2), (1000, 0.05, 50), (10, 0.001, 1), (2, 0.9, 1), (1, 0.5, 0), (0, 0.5, 0)],
+)
+def test_the_held_out_part_is_some_documents_but_never_all(documents, fraction, held_out):
+    assert held_out_documents(documents, fraction) == held_out
+
+
+def edited(tmp_path: Path, change) -> Source:
+    """Copy the golden files and change one token in place."""
+    tokens = np.fromfile(GOLDEN / "uint16_whole.bin", np.uint16)
+    change(tokens)
+    tokens.tofile(tmp_path / "a.bin")
+    shutil.copy(GOLDEN / "uint16_whole.idx", tmp_path / "a.idx")
+    return Source(tokens=(str(tmp_path / "a"),))
+
+
+def test_an_id_outside_the_vocabulary_is_refused_with_its_place(tmp_path):
+    source = edited(tmp_path, lambda tokens: tokens.__setitem__(9, 1000))
+    message = r"a\.bin has id 1,000 at token 9, the vocabulary ends with 999\n  let tokenizer"
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path, sources={"mine": source})
+
+
+def test_a_document_without_an_end_is_refused_unless_the_recipe_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.token_source.BLOCK_TOKENS", 2)  # several blocks
+    end = len(flat(golden("uint16_whole")[:4])) - 1
+    source = edited(tmp_path, lambda tokens: tokens.__setitem__(end, 7))
+    message = r"document 3 of .*a\.bin ends with id 7, not .*, 1\n  .*sources\.mine\.eod=absent"
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path, sources={"mine": source})
+    absent = source.model_copy(update={"eod": "absent"})
+    folder, manifest = run(tmp_path, sources={"mine": absent})
+    assert 7 in read_all(folder, manifest.sources["mine"].train)
+
+
+def test_empty_documents_need_no_end(tmp_path):
+    folder, manifest = run(
+        tmp_path, sources={"mine": Source(tokens=(str(GOLDEN / "uint16.idx"),))}
+    )
+    assert read_all(folder, manifest.sources["mine"].train) == flat(golden("uint16")[:6])
+
+
+def test_an_edited_file_is_named_when_contents_are_compared_and_only_then(tmp_path):
+    source = edited(tmp_path, lambda tokens: None)
+    run(tmp_path, sources={"mine": source})
+    edited(tmp_path, lambda tokens: tokens.__setitem__(3, 5))
+    run(tmp_path, sources={"mine": source}, verify="sizes")
+    with pytest.raises(RecipeError, match=r"a\.bin: was edited"):
+        run(tmp_path, sources={"mine": source})
+
+
+def test_a_pattern_without_an_index_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"mine\.tokens: .*/x\*\.idx names no file"):
+        open_token_source("mine", Source(tokens=(f"{tmp_path}/x*",)))
+
+
+def test_what_was_prepared_can_be_written_for_megatron_and_read_back(
+    tmp_path, sources, tokenizer
+):
+    texts = {"first": sources["first"]}
+    folder, manifest = run(tmp_path, sources=texts, tokenizer=tokenizer)
+    prefixes = write_megatron(folder, manifest)
+    assert [prefix.name for prefix in prefixes] == ["first.train", "first.held_out"]
+    assert write_megatron(folder, manifest) == prefixes  # again, in place
+    source = open_token_source("again", Source(tokens=(f"{folder}/first.train",)))
+    measured = source.measure(
+        vocab_size=tokenizer.vocab_size, eod_id=tokenizer.eod_id, fraction=0.1
+    )
+    (ours,) = manifest.sources["first"].train
+    assert measured.documents == ours.documents
+    assert {record.sha256 for record in (*measured.train, *measured.held_out)} == {ours.sha256}
+    assert (folder / "first.train.bin").samefile(folder / "first.train.tokens")
+
+
+def test_without_second_names_the_tokens_are_copied(tmp_path, sources, tokenizer, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no links here")
+
+    folder, manifest = run(tmp_path, sources={"f": sources["first"]}, tokenizer=tokenizer)
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    write_megatron(folder, manifest)
+    written = (folder / "f.train.bin").read_bytes()
+    assert written == (folder / "f.train.tokens").read_bytes()
+    assert not list(folder.glob(".*"))
+
+
+def test_text_is_encoded_by_the_tokenizer_that_is_given(
+    tmp_path, sources, tokenizer, new_tokenizer
+):
+    texts = {"first": sources["first"]}
+    trained, manifest = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
+    said: list[str] = []
+    fresh = new_tokenizer(tokenizer.vocab_size)
+    given, again = run(
+        tmp_path / "b",
+        said,
+        sources=texts,
+        tokenizer=fresh,
+        tokenizer_folder=str(trained),
+    )
+    assert not any(line.startswith("tokenizer:") for line in said)
+    assert again.sources["first"].train == manifest.sources["first"].train
+    assert again.tokenizer.files == manifest.tokenizer.files
+    assert given.name != trained.name
+
+
+def test_a_folder_without_a_tokenizer_or_with_another_is_refused(
+    tmp_path, sources, tokenizer, new_tokenizer
+):
+    texts = {"first": sources["first"]}
+    with pytest.raises(RecipeError, match=r"tokenizer_folder: .* none of tokenizer\.json"):
+        run(tmp_path, sources=texts, tokenizer=tokenizer, tokenizer_folder=str(tmp_path))
+    trained, _ = run(tmp_path / "a", sources=texts, tokenizer=tokenizer)
+    other = new_tokenizer(tokenizer.vocab_size + 7)
+    message = r"tokenizer_folder: .* holds another tokenizer: has 570 pieces"
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path / "b", sources=texts, tokenizer=other, tokenizer_folder=str(trained))
+
+
+def test_a_prefix_with_signed_ids_is_checked_for_negative_ones(tmp_path):
+    np.array([5, -3, 1], np.int32).tofile(tmp_path / "a.bin")
+    write_index(tmp_path / "a", np.array([5, 9, 1], np.int32), "int32", eod_id=1)
+    with pytest.raises(RecipeError, match=r"a\.bin has id -3 at token 1"):
+        run(tmp_path, sources={"mine": Source(tokens=(str(tmp_path / "a"),))})
