@@ -68,6 +68,7 @@ class Corpus:
             RecipeError: bad input, nothing left of a source, or see :func:`run_pass`.
         """
         passes = [self._run(clean, self._clean_settings(), self._raw_tasks())]
+        self._check_left(passes)
         near, exact = self.preparation.near_duplicates, self.preparation.exact_duplicates
         if isinstance(near, NearDuplicates):
             each = [
@@ -80,6 +81,7 @@ class Corpus:
         personal = self._settings("personal_data")
         if len(passes) > 1 or personal["personal_data"] != NONE:
             passes.append(self._run(keep, {"steps": personal}, _last_tasks(passes)))
+            self._check_left(passes)
         return Cleaned(
             sources={name: self._opened(name, passes) for name in sorted(self.sources)},
             stages={one.plan.work: _record(one) for one in passes},
@@ -113,19 +115,23 @@ class Corpus:
         manifest = run_pass(plan, self.root, self.executor, self.say)
         return Pass(plan=plan, folder=self.root / plan.folder_name, manifest=manifest)
 
+    def _check_left(self, passes: list[Pass]) -> None:
+        """Refuse to go on where a source has lost every document."""
+        for name in sorted(self.sources):
+            if passes[-1].manifest.tally.of_source(name).documents_out == 0:
+                raise RecipeError(
+                    f"data.sources.{name}",
+                    f"nothing is left of it: {_losses(name, passes)}",
+                    f"see the examples in {passes[-1].folder}/manifest.json, and set "
+                    "data.preparation.* accordingly, or leave the source out",
+                )
+
     def _opened(self, name: str, passes: list[Pass]) -> OpenSource:
         shards = tuple(
             CleanShard(path=Path(str(piece.path)), expected=passes[-1].manifest.outputs[i][0])
             for i, (task, piece) in enumerate(_shards(passes[-1]))
             if task.source == name
         )
-        if passes[-1].manifest.tally.of_source(name).documents_out == 0:
-            raise RecipeError(
-                f"data.sources.{name}",
-                f"nothing is left of it: {_losses(name, passes)}",
-                f"see the examples in {passes[0].folder}/manifest.json, and set "
-                "data.preparation.* accordingly, or leave the source out",
-            )
         return OpenSource(
             inputs=shards, records=tuple(shard.record() for shard in shards), column="text"
         )

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datatrove.data import Document as Work
@@ -23,7 +23,9 @@ from data_prep.stages.plan import Piece, Task
 from data_prep.stages.removal import build, why_removed
 from data_prep.stages.shards import CleanText, write_shard
 from data_prep.stages.tally import Tally
-from data_prep.steps import DocumentStep
+
+if TYPE_CHECKING:
+    from data_prep.steps import DocumentStep
 
 VERSION = 1  # counts changes of the document steps, too
 HASHES = ".hashes.npy"
@@ -55,7 +57,7 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
 
 def _clean(
     item: Document,
-    steps: Sequence[DocumentStep],
+    steps: "Sequence[DocumentStep]",
     longest_bytes: int | str,
     source: str,
     tally: Tally,

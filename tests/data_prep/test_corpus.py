@@ -1,16 +1,24 @@
 """One corpus through every pass: what stays, what is counted, what is built again."""
 
+import gzip
 import json
+import unicodedata
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import yaml
 
 from components.errors import RecipeError
 from components.spec.data import Source
 from data_prep.stages.executors import Local
+from data_prep.stages.pin import pin_lists
 from tests.data_prep.corpora import (
     EXACT,
     LANGUAGES,
+    ROOT,
     clean,
     digest_of,
     paragraphs,
@@ -151,3 +159,114 @@ def test_examples_show_what_was_removed_and_why(sources, root):
     examples = tally["examples"]["exact duplicate"]
     assert len(examples) == 3
     assert examples[0]["text"] == paragraphs("de")[0][:200]
+
+
+NEAR = {"ngram": 5, "bands": 16, "rows": 8, "threshold": 0.8, "seed": 1}
+PLAIN = {"unicode_form": "NFC", "strip_line_ends": True, "remove_controls": True}
+KEEP_ALL = {
+    "keep": "all",
+    "minimum_score": {"default": 0.0},
+    "lower_case": False,
+    "except_sources": [],
+}
+EMAILS = {
+    "emails": "nobody@example.com",
+    "ip_addresses": "none",
+    "phone_numbers": "none",
+    "ibans": "none",
+    "except_sources": [],
+}
+EVERYTHING: dict[str, Any] = {
+    **EXACT,
+    "normalise": PLAIN,
+    "language": KEEP_ALL,
+    "near_duplicates": NEAR,
+    "personal_data": EMAILS,
+}
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> dict[str, Source]:
+    """de: every second paragraph again with its umlauts in two parts, or one word more."""
+    texts = paragraphs("de")
+    same = [unicodedata.normalize("NFD", text) for text in texts[::2]]
+    alike = [f"{text} Ende" for text in texts[1::2]]
+    (tmp_path / "de.txt").write_text("\n\n".join([*texts, *same, *alike]), "utf-8")
+    lines = [json.dumps({"text": f"{text} Fragen an a.b@c.org?"}) for text in paragraphs("en")]
+    (tmp_path / "en.jsonl").write_text("\n".join(lines))
+    return {
+        "de": Source(files=(f"{tmp_path}/de.txt",), language="de"),
+        "en": Source(files=(f"{tmp_path}/en.jsonl",), language="en"),
+    }
+
+
+def test_every_stage_at_once_accounts_for_every_document(planted, tmp_path):
+    cleaned = clean(planted, tmp_path / "s", **EVERYTHING)
+    texts = paragraphs("de")
+    kept = cleaned.stages["keep"].sources
+    assert texts_of(cleaned)["de"] == texts
+    assert kept["de"].removed == {
+        "exact duplicate": len(texts[::2]),
+        "near duplicate": len(texts[1::2]),
+    }
+    assert kept["en"].replaced == {"emails": len(paragraphs("en"))}
+    assert all("nobody@example.com" in text for text in texts_of(cleaned)["en"])
+    assert cleaned.stages["clean"].sources["de"].languages == {"de": 2 * len(texts)}
+
+
+def test_a_setting_rebuilds_its_pass_and_what_follows_and_no_other(planted, tmp_path):
+    def rebuilt(**changes: Any) -> list[str]:
+        said: list[str] = []
+        clean(planted, tmp_path / "s", said=said, **{**EVERYTHING, **changes})
+        return [line.partition("-")[0] for line in said if "to do" in line]
+
+    every = ["clean", "signatures", "duplicates", "keep"]
+    assert rebuilt() == every
+    assert rebuilt() == []
+    assert rebuilt(personal_data={**EMAILS, "emails": "x@example.com"}) == ["keep"]
+    # other pairs are found, the same documents removed: what is read next is the same
+    assert rebuilt(near_duplicates={**NEAR, "threshold": 0.79}) == ["duplicates"]
+    assert rebuilt(near_duplicates={**NEAR, "bands": 8, "rows": 16}) == ["duplicates"]
+    assert rebuilt(near_duplicates={**NEAR, "seed": 2})[:2] == ["signatures", "duplicates"]
+    assert rebuilt(near_duplicates="none")[0] == "duplicates"
+    # other steps, the same texts: signatures and all that follows are found again
+    assert rebuilt(language={**KEEP_ALL, "lower_case": True})[0] == "clean"
+    assert rebuilt(executor="ray", workers=7, most_jobs=3, wait=False) == []
+    assert rebuilt(normalise="none") == every
+
+
+def test_what_a_record_says_of_its_text_reaches_the_filters(tmp_path):
+    warned = {"text": "warned", "metadata": {"quality_warnings": ["tiny"]}}
+    lines = [json.dumps(one) for one in (warned, {"text": "fine", "metadata": {}})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    filters = yaml.safe_load((ROOT / "conf/preparation/opengptx.yaml").read_text())["filters"]
+    annotations = {**dict.fromkeys(filters, "none"), "except_sources": []}
+    cleaned = clean(
+        {"web": Source(files=(f"{tmp_path}/a.jsonl",))},
+        tmp_path / "s",
+        filters={**annotations, "annotations": filters["annotations"]},
+    )
+    assert texts_of(cleaned) == {"web": ["fine"]}
+    assert cleaned.stages["clean"].sources["web"].removed == {"annotations": 1}
+
+
+def test_compressed_text_and_parquet_are_cleaned_as_plain_text(tmp_path):
+    texts = paragraphs("en")
+    records = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    (tmp_path / "a.jsonl").write_bytes(records)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(records))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "c.parquet")
+    source = {"en": Source(files=(f"{tmp_path}/*.*",))}
+    assert texts_of(clean(source, tmp_path / "s")) == {"en": texts * 3}
+
+
+def test_a_word_list_counts_by_its_content_and_is_found_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("words.json").write_text('{"en": ["the"]}')
+    steps = {"filters": {"text_ratios": {"stop_words": "words.json", "flagged_words": "none"}}}
+    first = pin_lists(steps)
+    assert first["steps"]["filters"]["text_ratios"]["stop_words"] == f"{tmp_path}/words.json"
+    assert steps["filters"]["text_ratios"]["stop_words"] == "words.json"
+    Path("words.json").write_text('{"en": ["a"]}')
+    assert pin_lists(steps)["lists"].keys() == first["lists"].keys() == {"stop_words"}
+    assert pin_lists(steps) != first
