@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -27,6 +28,8 @@ COMMAND_KEYS = (
     *("within_days", *FLAGS),
 )
 SITE = "site."
+STUDY = "study="
+SWEEPS = frozenset({"-m", "--multirun"})
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
 
@@ -71,10 +74,36 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     Raises:
         RecipeError: a word is no ``key=value``, or several values are given without ``-m``.
     """
-    sweeping = any(word in {"-m", "--multirun"} for word in words)
-    words = [word for word in words if word not in {"-m", "--multirun"}]
+    sweeping = any(word in SWEEPS for word in words)
+    words = [word for word in words if word not in SWEEPS]
     options = [list(_values_of(word, sweeping)) for word in words]
     return sweeping, [list(point) for point in product(*options)]
+
+
+def study_words(words: Sequence[str]) -> list[str] | None:
+    """Return a study's words without ``-m``; nothing where no study is asked for.
+
+    Raises:
+        RecipeError: a study without ``-m``, or more than one.
+    """
+    named = [word for word in words if word.startswith(STUDY)]
+    if not named:
+        return None
+    kept = [word for word in words if word not in SWEEPS]
+    if len(kept) == len(words):
+        raise RecipeError("study", "a study is many runs", "write -m before it")
+    if len(named) > 1:
+        raise RecipeError("study", "given twice", "keep one of them")
+    return kept
+
+
+def submits(points: Sequence[Sequence[str]]) -> bool:
+    """Tell whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
+    arguments = read_point(points[0])
+    if arguments.action != "auto" or "cluster" not in arguments.choices:
+        return arguments.action == "submit"
+    profile = ROOT / "conf" / "cluster" / f"{arguments.choices['cluster']}.yaml"
+    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
 
 
 def _values_of(word: str, sweeping: bool) -> Iterator[str]:
