@@ -122,7 +122,7 @@ class Ratios(Section):
 
 
 class TextRatios(Section):
-    """The filter of ROOTS for its OSCAR part (arXiv 2303.03915, Section 3.2 and Appendix).
+    """The filter of ROOTS for its OSCAR part (arXiv 2303.03915).
 
     The lists are JSON files, ``{"en": ["the", ...], ...}``; with ``none`` their shares are not
     looked at. Words longer than ``longest_word``, and those with one of ``link_pieces``, are
