@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from command import actions
-from command.arguments import Arguments, read_point, split_sweep, study_words, submits
+from command.arguments import Arguments, read_point
 from command.listing import list_recipes
 from command.outcome import Outcome, Status
+from command.points import split_sweep, study_words, submits
 from components.errors import RecipeError
 
 

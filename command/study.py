@@ -12,10 +12,11 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from command.actions import auto
-from command.arguments import ROOT, STUDY, read_point, submits
+from command.arguments import ROOT, read_point
 from command.data_file import read_data
 from command.labels import as_folder, folder_of_runs
 from command.outcome import Status
+from command.points import STUDY, submits
 from command.study_runs import Planned, Point, Trained
 from command.study_search import Runner, open_trials, reason, search
 from command.study_table import print_trials, trials_tree
