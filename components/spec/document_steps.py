@@ -7,17 +7,18 @@ corpus only.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from components.spec.frozen import FrozenMapping
 from components.spec.section import Count, Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Part = Annotated[float, Field(gt=0, le=1)]  # to datatrove's Gopher filters 0 is no limit at all
 Positive = Annotated[float, Field(gt=0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 # Pairs of a number of words and the largest share of the characters allowed for it.
 Limits = Annotated[
-    tuple[Annotated[tuple[Count, Share], Field(strict=False)], ...], Field(strict=False)
+    tuple[Annotated[tuple[Count, Part], Field(strict=False)], ...], Field(strict=False)
 ]
 EVERY_OTHER = "default"
 
@@ -55,10 +56,10 @@ class Language(Section):
 class GopherRepetition(Section):
     """Repeated lines, paragraphs and n-grams of words (arXiv 2112.11446, Table A1)."""
 
-    duplicate_lines: Share
-    duplicate_paragraphs: Share
-    duplicate_line_characters: Share
-    duplicate_paragraph_characters: Share
+    duplicate_lines: Part
+    duplicate_paragraphs: Part
+    duplicate_line_characters: Part
+    duplicate_paragraph_characters: Part
     top_ngrams: Limits
     duplicate_ngrams: Limits
 
@@ -74,9 +75,9 @@ class GopherQuality(Section):
     min_mean_word_characters: Positive | Literal["none"]
     max_mean_word_characters: Positive | Literal["none"]
     symbols_per_word: Positive
-    bullet_lines: Share
-    ellipsis_lines: Share
-    alphabetic_words: Share
+    bullet_lines: Part
+    ellipsis_lines: Part
+    alphabetic_words: Part
     stop_words: Count | Literal["none"]
 
 
@@ -121,7 +122,7 @@ class Ratios(Section):
 
 
 class TextRatios(Section):
-    """The filter of ROOTS for its OSCAR part (arXiv 2303.03915, Section 3.2 and Appendix).
+    """The filter of ROOTS for its OSCAR part (arXiv 2303.03915).
 
     The lists are JSON files, ``{"en": ["the", ...], ...}``; with ``none`` their shares are not
     looked at. Words longer than ``longest_word``, and those with one of ``link_pieces``, are
@@ -165,6 +166,13 @@ class RepeatedNgrams(Section):
     min_tokens: Count
     max_tokens: Count
     repeats: Annotated[int, Field(ge=2)]
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _in_order(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("min_tokens", value):
+            raise ValueError(f"is below min_tokens {info.data['min_tokens']}")
+        return value
 
 
 class Filters(Section):

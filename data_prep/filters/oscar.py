@@ -2,7 +2,7 @@
 
 Rules and limits: github.com/oscar-project/ungoliant, src/transformers (tiny.rs,
 sentence_filter.rs, header.rs, noisy.rs); Abadji et al., "Towards a Cleaner Document-Oriented
-Multilingual Crawled Corpus" (arXiv 2201.06642), Section 3.
+Multilingual Crawled Corpus" (arXiv 2201.06642).
 """
 
 import unicodedata

@@ -2,7 +2,7 @@
 
 The filter of ROOTS for OSCAR: github.com/bigscience-workshop/data-preparation,
 preprocessing/training/01b_oscar_cleaning_and_filtering/filtering.py; Laurencon et al. (arXiv
-2303.03915), Section 3.2. Approximated: a special character is white space, an ASCII digit, or
+2303.03915). Approximated: a special character is white space, an ASCII digit, or
 what Unicode calls punctuation, a symbol, a fraction or exponent, or private, and a few letters,
 where the original has a list; a Chinese word is a character, where the original has
 SentencePiece's. Left out: the perplexity, for which no model can be carried here.

@@ -48,6 +48,11 @@ def test_each_section_may_be_none(tree):
             {"min_tokens": 1, "max_tokens": 2, "repeats": 1},
             ">= 2|equal",
         ),
+        (
+            "filters.repeated_ngrams",
+            {"min_tokens": 3, "max_tokens": 2, "repeats": 2},
+            "max_tokens: value error, is below min_tokens 3, got 2",
+        ),
         ("normalise.unicode_form", "NFD", "'NFC' or 'NFKC'"),
         ("personal_data.emails", None, "valid string"),
     ],
