@@ -151,7 +151,7 @@ class ByteBPE:
         encoded = self._engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Give the text of the ids; special pieces appear as they are written."""
         assert self._engine is not None, "train or load first"
         return self._engine.decode([int(token) for token in ids], skip_special_tokens=False)

@@ -31,13 +31,13 @@ def encode_in_parts(texts: Sequence[str], encode: Encode, *, drops_space: bool) 
 
 
 def _joined(text: str, encode: Encode, *, drops_space: bool) -> Ids:
-    first, *later = cut(text)
+    first, *later = cut(text, PART_CHARACTERS)
     if drops_space:
         later = [part.removeprefix(" ") for part in later]
     return np.concatenate([encode([part])[0] for part in (first, *later)])
 
 
-def cut(text: str, part_characters: int = PART_CHARACTERS) -> Iterator[str]:
+def cut(text: str, part_characters: int) -> Iterator[str]:
     """Cut a text into parts of about ``part_characters`` at most; joined they are the text."""
     start = 0
     while len(text) - start > part_characters:

@@ -184,7 +184,7 @@ class Unigram:
         ids: list[Ids] = self._processor.encode(texts, return_type="numpy", num_threads=1)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Give the text of the ids; special pieces appear as they are written."""
         assert self._processor is not None, "train or load first"
         return str(self._processor.decode([int(token) for token in ids]))

@@ -62,7 +62,7 @@ def test_the_special_pieces_have_their_published_ids(trained):
 def test_no_id_is_added_or_out_of_range(trained):
     (ids,) = trained.encode(["abc"])
     assert set(ids) & {0, 1, 2, 3, 4} == set()
-    assert trained.encode(["", "abc"]) == [[], ids]
+    assert [each.tolist() for each in trained.encode(["", "abc"])] == [[], ids.tolist()]
     assert trained.encode([]) == []
 
 
@@ -119,7 +119,8 @@ def test_a_loaded_tokenizer_encodes_as_the_trained_one(tmp_path):
     trained.train(words(), tmp_path)
     loaded.load(tmp_path)
     texts = words(seed=1)
-    assert loaded.encode(texts) == trained.encode(texts)
+    for one, other in zip(loaded.encode(texts), trained.encode(texts), strict=True):
+        assert one.tolist() == other.tolist()
 
 
 def test_training_and_loading_are_silent(tmp_path, capfd):
