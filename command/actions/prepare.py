@@ -11,7 +11,7 @@ from command.outcome import Outcome
 from components.build import build
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
-from components.train.mixture import make_order, total_samples
+from components.train.mixture import make_order
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.unigram_loss import unigram_losses
@@ -58,7 +58,7 @@ def prepare_data(recipe: Recipe) -> dict[str, Any]:
     if recipe.data.write_megatron:
         for prefix in write_megatron(folder, manifest):
             _say(f"megatron: {prefix}")
-    drawn = make_order(recipe, manifest).drawn(total_samples(recipe))
+    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
         "folder": str(folder.resolve()),
