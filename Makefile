@@ -18,7 +18,7 @@ EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test cluster corpus check fix golden recipes parity moved bench lock clean
+.PHONY: help setup run test cluster corpus check fix golden recipes parity moved bench megatron lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -88,6 +88,16 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
 	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
+
+megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
+	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python
+	$(PY) -m benchmarks.data_open .venv/megatron/bin/python
+
+.venv/megatron: setup
+	$(PY) -m venv $@
+	$@/bin/python -m pip install --quiet --no-deps megatron-core==0.16.1
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($@/bin/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))')/house.pth
 
 lock: ## resolve requirements/*.in again (needs uv)
 	for part in run dev deepspeed data; do \

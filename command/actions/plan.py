@@ -8,6 +8,7 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.compose import compose_recipe, compose_searched
+from command.mixture_text import mixture_lines
 from command.outcome import Outcome
 from command.plan_text import print_plan
 from components.planner.bill import BILL_KEYS
@@ -52,6 +53,7 @@ def run(arguments: Arguments) -> Outcome:
         sys.stdout.write(json.dumps(tree) + "\n")
     else:
         print_plan(tree, picture_of(plan), sys.stdout, now=datetime.now().astimezone())
+        sys.stdout.writelines(f"{line}\n" for line in mixture_lines(recipe))
     if page is not None:
         # With output=json, standard output is one object and nothing else.
         (sys.stderr if arguments.output == "json" else sys.stdout).write(f"{page}\n")

@@ -17,7 +17,7 @@ from components.errors import RecipeError
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.recipe import Recipe
-from components.train.mixture import make_order, total_samples
+from components.train.mixture import make_order
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
@@ -72,7 +72,7 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
     if recipe.data.write_megatron:
         for prefix in write_megatron(folder, manifest):
             _say(f"megatron: {prefix}")
-    drawn = make_order(recipe, manifest).drawn(total_samples(recipe))
+    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
         "folder": str(folder.resolve()),

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
+from command.mixture_text import mixture_lines
 from command.outcome import Outcome
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
@@ -40,6 +41,7 @@ def _print(recipe: Recipe) -> None:
     tree = recipe.model_dump(mode="json")
     published, assumed = tree.pop("published"), tree.pop("assumed")
     sys.stdout.write(yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True))
+    sys.stdout.writelines(f"{line}\n" for line in mixture_lines(recipe))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110)
     console.print()
     console.print(_derived_table(recipe))

@@ -7,6 +7,7 @@ from typing import Any
 from components.report import figures, numbers, planned, provenance, tables
 from components.report.cards import key_figures
 from components.report.document import check_destination, embedded, set_page, write_page
+from components.report.mixture import mixture_grid
 from components.report.outcome import Entry, load_entries
 from components.report.recipe_text import recipe_lines
 
@@ -54,6 +55,7 @@ def _charts(entries: Sequence[Entry]) -> dict[str, str | None]:
 def _tables(entries: Sequence[Entry]) -> dict[str, tables.Grid]:
     return {
         "summary": tables.summary_grid(entries),
+        "mixture": mixture_grid(entries),
         "planned": planned.planned_grid(entries),
         "differences": tables.differences_grid(entries),
         "published": provenance.published_grid(entries),

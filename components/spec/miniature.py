@@ -133,20 +133,24 @@ def _stand_in(data: Any, rule: Shrink, named: Named) -> None:
     sources = data["sources"]
     for name, source in sources.items():
         if not _has_text(source) and source.get("stand_in"):
-            named.put(sources, f"{name}.embedded", source["stand_in"])
+            source["embedded"] = source["stand_in"]
+        if not named.covers(f"data.sources.{name}.most_epochs"):
+            source.pop("most_epochs", None)  # a limit of the real text, not of its stand-in
     usable = [name for name, source in sources.items() if _has_text(source)]
     if data["mixture"] != "given":
         data["sources"] = {name: sources[name] for name in usable}
         return
     if named.covers("data.shares"):
         return
-    sections = [data, *data["phases"].values()]
+    phases = data["phases"]
+    sections = [data, *phases.values()]
     shared = dict.fromkeys(name for section in sections for name in section["shares"])
     kept = [name for name in shared if name in usable]
     unshared = [name for name in sources if name not in shared]  # the user's; refused later
     data["sources"] = {name: sources[name] for name in [*kept, *unshared]}
     carriers = _carriers(data["sources"], kept, rule)
-    for section in sections:
+    ours = [one for name, one in phases.items() if not named.covers(f"data.phases.{name}")]
+    for section in (data, *ours):
         section["shares"] = _with_carriers(section["shares"], kept, carriers)
 
 

@@ -94,6 +94,11 @@ class Recipe(Section):
         ]
         return (first, *sorted(later, key=lambda phase: phase[0]))
 
+    @property
+    def total_samples(self) -> int:
+        """Samples of the whole run, the overshoot of its last step too."""
+        return self.ramp.consumed_after(self.derived.steps)
+
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of each pipeline stage; stage s is on pipeline rank s % pipeline."""

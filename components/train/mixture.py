@@ -29,15 +29,10 @@ def make_order(recipe: Recipe, manifest: Manifest) -> SampleOrder:
         phases,
         samples=samples,
         most_epochs=limits,
-        total_samples=total_samples(recipe),
+        total_samples=recipe.total_samples,
         surplus=recipe.data.surplus,
     )
     return SampleOrder(phases=limited, samples=samples, seed=recipe.budget.seed)
-
-
-def total_samples(recipe: Recipe) -> int:
-    """Count what the whole run draws, the overshoot of its last step too."""
-    return recipe.ramp.consumed_after(recipe.derived.steps)
 
 
 def _by_rule(data: Data, manifest: Manifest) -> dict[str, float]:

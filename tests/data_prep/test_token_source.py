@@ -55,7 +55,7 @@ def flat(documents) -> list[int]:
     return [token for document in documents for token in document]
 
 
-def read_all(folder, records) -> list[int]:
+def read_all(folder, records):
     files = OpenFiles(folder=folder, most_open=1)
     return ShardedTokens(records=records, files=files).read(0, 1 << 40).tolist()
 

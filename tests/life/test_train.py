@@ -58,6 +58,8 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
     assert results["steps"] == 24
     assert results["tokens"] == 24 * 512
     assert set(results["flops_per_second"]) == {"full", "causal"}
+    (drawn,) = results["mixture"].values()
+    assert (drawn["samples"], drawn["share"], drawn["promised_share"]) == (192, 1.0, 1.0)
     assert list((whole / "tensorboard").glob("events*"))
     steps = entries(whole, "step")
     assert [entry["step"] for entry in steps] == list(range(1, 25))

@@ -1,0 +1,34 @@
+"""The mixture of a report: promised beside drawn."""
+
+from components.report.mixture import mixture_grid
+from components.report.outcome import load_entries
+from tests.components.report.conftest import results_tree
+
+
+def drawn(promised: float, share: float, epochs: float) -> dict[str, float]:
+    return {"promised_share": promised, "share": share, "samples": 7, "epochs": epochs}
+
+
+def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run):
+    mixture = {"de": drawn(0.25, 0.2504, 1.5), "en": drawn(0.75, 0.7496, 0.25)}
+    run = write_run("a", results=results_tree(60) | {"mixture": mixture})
+    grid = mixture_grid(load_entries([run]))
+    assert grid.columns == ("source", "promised", "drawn", "times read")
+    assert [row.cells for row in grid.rows] == [
+        ("de", "25.000%", "25.040%", "1.50"),
+        ("en", "75.000%", "74.960%", "0.25"),
+    ]
+
+
+def test_runs_of_other_sources_stand_side_by_side(write_run):
+    runs = [
+        write_run(name, results=results_tree(60) | {"mixture": {name: drawn(1, 1, 1)}})
+        for name in ("a", "b")
+    ]
+    grid = mixture_grid(load_entries(runs))
+    assert grid.columns[1:4] == ("a: promised", "a: drawn", "a: times read")
+    assert grid.rows[1].cells == ("b", "—", "—", "—", "100.000%", "100.000%", "1.00")
+
+
+def test_a_run_without_results_has_no_row(write_run):
+    assert mixture_grid(load_entries([write_run(killed=True)])).rows == ()

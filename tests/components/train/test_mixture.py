@@ -1,0 +1,90 @@
+"""The order of a run follows from its recipe and the tokens found, whatever the ranks."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.data.manifest import Manifest
+from components.errors import RecipeError
+from components.parity.data import draw_data
+from components.spec.recipe import Recipe
+from components.train.batches import StepBatches
+from components.train.mixture import make_order
+
+TWO = ("data.sources={en: {stand_in: eu24/en}, de: {stand_in: eu24/de}}", "data.shares={}")
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(["recipe=teuken7b", "scale=parity", *words]))
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """Say that of ``de`` nine times as many tokens were found as of ``en``."""
+    draw_data(composed(*TWO, "data.mixture=natural"), tmp_path / "data")
+    found = Manifest.read(tmp_path / "data")
+    sources = {}
+    for name, tokens in (("de", 9 * 3201), ("en", 3201)):
+        (record,) = found.sources[name].train
+        longer = dataclasses.replace(record, tokens=tokens)
+        sources[name] = dataclasses.replace(found.sources[name], train=(longer,))
+    return dataclasses.replace(found, sources=sources)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "share"),
+    [("natural", 0.9), ("{temperature: 2}", 0.75), ("{temperature: 1}", 0.9)],
+)
+def test_a_rule_takes_its_shares_from_the_tokens_found(manifest, mixture, share) -> None:
+    drawn = make_order(composed(*TWO, f"data.mixture={mixture}"), manifest).drawn(480)
+    assert drawn["de"].promised_share == pytest.approx(share)
+    assert abs(drawn["de"].samples - 480 * share) < 2
+
+
+def test_given_shares_change_where_the_phase_begins(manifest) -> None:
+    words = (
+        *("data.shares={en: 0.5, de: 0.5}", TWO[0]),
+        "data.phases={end: {from_fraction: 0.75, shares: {en: 1.0}}}",
+    )
+    recipe = composed(*words)
+    order = make_order(recipe, manifest)
+    assert recipe.total_samples == 480
+    assert abs(order.count("de", 360) - 180) < 2
+    assert order.count("de", 480) == order.count("de", 360)
+
+
+def test_what_a_source_may_not_repeat_is_refused_or_dealt(manifest) -> None:
+    words = (TWO[0], "data.shares={en: 0.9, de: 0.1}", "data.sources.en.most_epochs=4")
+    with pytest.raises(RecipeError, match=r"en\.most_epochs: 4, but .* 4\.32 times"):
+        make_order(composed(*words), manifest)
+    order = make_order(composed(*words, "data.surplus=dealt"), manifest)
+    assert 390 <= order.count("en", 480) <= 400  # four times its hundred windows
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_draw_across_a_phase_what_one_process_draws(tmp_path, ranks) -> None:
+    words = (
+        *("data.shares={en: 0.5, de: 0.5}", TWO[0]),
+        "data.phases={end: {from_fraction: 0.33, shares: {en: 1.0}}}",
+    )
+    recipe = composed(*words)
+    draw_data(recipe, tmp_path / "data")
+    manifest = Manifest.read(tmp_path / "data")
+
+    def ids(recipe: Recipe, step: int, ranks: int):
+        return [
+            one
+            for rank in range(ranks)
+            for one in StepBatches(
+                recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=rank
+            ).sample_ids(step)
+        ]
+
+    together = composed(*words, f"parallelism.data={ranks}")
+    for step in range(10):
+        assert ids(together, step, ranks) == ids(recipe, step, 1)
+    # One integer resumes: what is drawn follows from the step, in a process that saw no other.
+    assert ids(recipe, 7, 1) == ids(composed(*words), 7, 1)
