@@ -54,9 +54,9 @@ class DatatrovesSentences(Words):
 
 
 def read_preset(name: str) -> DocumentSteps:
-    """Read a work's steps as they are composed, over those of plain."""
+    """Read a work's steps as they are composed, over those of engine and plain."""
     tree: dict[str, Any] = {}
-    for stem in ("plain", name):
+    for stem in ("engine", "plain", name):
         tree |= yaml.safe_load((PRESETS / f"{stem}.yaml").read_text("utf-8"))
     del tree["defaults"]
     return read_section(DocumentSteps, tree, "data.preparation")

@@ -101,7 +101,7 @@ def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) 
         workers, context, initializer=work_under, initargs=(os.getpid(), folder)
     )
     try:
-        futures: list[Future[None]] = [pool.submit(act, folder, task) for task in tasks]
+        futures = _submit(pool, act, folder, tasks)
         progress = Progress(name=folder.name, tasks=len(tasks), say=say)
         for future in as_completed(futures):
             future.result()
@@ -112,3 +112,13 @@ def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) 
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _submit(
+    pool: ProcessPoolExecutor, act: Act, folder: Path, tasks: Sequence[int]
+) -> list[Future[None]]:
+    """Hand the tasks over; a worker may be killed before the next one has started."""
+    try:
+        return [pool.submit(act, folder, task) for task in tasks]
+    except OSError as error:  # the pool has closed the pipes that a new worker would get
+        raise BrokenProcessPool from error

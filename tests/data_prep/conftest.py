@@ -65,10 +65,10 @@ def make_paragraphs(count: int, letters: str, seed: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def preset() -> Callable[[str], DocumentSteps]:
-    """Read the steps of a work as Hydra composes them: over those of plain."""
+    """Read the steps of a work as Hydra composes them: over those of engine and plain."""
 
     def read(name: str) -> DocumentSteps:
-        files = [CONF / "preparation" / f"{stem}.yaml" for stem in ("plain", name)]
+        files = [CONF / "preparation" / f"{stem}.yaml" for stem in ("engine", "plain", name)]
         tree = {
             key: value
             for file in files
