@@ -1,7 +1,7 @@
 """Who does the tasks of a pass: this process, a pool of them, or Ray.
 
 datatrove's own local executor is not used: its pool waits for ever for a task whose worker was
-killed, and its workers outlive a killed parent (docs/decisions/0013-pool-of-the-library.md).
+killed, and its workers outlive a killed parent (docs/decisions/0015-pool-of-the-library.md).
 """
 
 import multiprocessing

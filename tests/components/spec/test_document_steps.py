@@ -16,18 +16,18 @@ PATH = "data.preparation"
 
 @pytest.fixture
 def tree():
-    files = [CONF / f"{name}.yaml" for name in ("plain", "roots")]
+    files = [CONF / f"{name}.yaml" for name in ("engine", "plain", "roots")]
     merged = {k: v for f in files for k, v in yaml.safe_load(f.read_text("utf-8")).items()}
-    del merged["defaults"]
-    return copy.deepcopy(merged)
+    return copy.deepcopy({key: merged[key] for key in DocumentSteps.model_fields})
 
 
 def test_every_preset_of_a_work_is_over_plain():
-    presets = sorted(CONF.glob("*.yaml"))
-    assert len(presets) >= 5
-    for file in presets:
-        content = yaml.safe_load(file.read_text("utf-8"))
-        assert file.stem == "plain" or content["defaults"] == ["plain"]
+    presets = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in CONF.glob("*")}
+    assert len(presets) >= 7
+    assert presets.pop("none") == {"preparation": "none"}
+    assert "defaults" not in presets.pop("engine")
+    assert presets.pop("plain")["defaults"] == ["engine"]
+    assert all(content["defaults"] == ["plain"] for content in presets.values())
 
 
 def test_each_section_may_be_none(tree):
