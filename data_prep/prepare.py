@@ -60,6 +60,7 @@ class _Preparation:
             "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
             "held_out_fraction": self.held_out_fraction,
             "tokenizer_files": [file.sha256 for file in self.tokenizer_files],
+            "stages": {name: stage.key for name, stage in self.stages.items()},
             "inputs": {name: source.identity() for name, source in self.sources.items()},
             "tokens": {name: source.identity() for name, source in self.token_sources.items()},
         }
@@ -79,12 +80,14 @@ def prepare(
     verify: Literal["contents", "sizes"],
     say: Say,
     stages: Mapping[str, StageRecord] | None = None,
+    workers: int = 1,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
     What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
     their sizes alone, where reading all of a large corpus takes too long.
-    ``stages`` is the record of what cleaned the sources before, if anything did.
+    ``stages`` is the record of what cleaned the sources before, if anything did. ``workers``
+    processes encode; they change no byte.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
@@ -104,7 +107,7 @@ def prepare(
     if folder.exists():
         say(f"data: reusing {folder}")
     else:
-        _build_beside(folder, task, say)
+        _build_beside(folder, task, workers, say)
         say(f"data: prepared {folder}")
     manifest = Manifest.read(folder)
     manifest.verify(folder, contents=verify == "contents")
@@ -114,7 +117,7 @@ def prepare(
     return folder, manifest
 
 
-def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
+def _build_beside(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
     unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
     if unfinished:
         names = ", ".join(map(str, unfinished))
@@ -128,7 +131,7 @@ def _build_beside(folder: Path, task: _Preparation, say: Say) -> None:
         ) from error
     try:
         with full_disk_told(folder.parent):
-            _build(partial, task, say)
+            _build(partial, task, workers, say)
             _take_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -145,7 +148,7 @@ def _take_place(partial: Path, folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _build(folder: Path, task: _Preparation, say: Say) -> None:
+def _build(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
     chosen = {
         name: choose_split(source.documents(), task.held_out_fraction)
         for name, source in task.sources.items()
@@ -162,7 +165,7 @@ def _build(folder: Path, task: _Preparation, say: Say) -> None:
         for name, source in task.token_sources.items()
     }
     for name, source in task.sources.items():
-        train, held_out = _write_source(folder, name, source, splits[name], tokenizer)
+        train, held_out = _write_source(folder, name, source, splits[name], tokenizer, workers)
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
             inputs=source.records,
@@ -214,11 +217,16 @@ def _tokenizer_record(trained: tuple[FileRecord, ...], tokenizer: Tokenizer) -> 
 
 
 def _write_source(
-    folder: Path, name: str, source: OpenSource, split: Split, tokenizer: Tokenizer
+    folder: Path,
+    name: str,
+    source: OpenSource,
+    split: Split,
+    tokenizer: Tokenizer,
+    workers: int,
 ) -> tuple[TokenFileRecord, TokenFileRecord]:
     def write(side: str, part: Callable[[Document], str]) -> TokenFileRecord:
         texts = filter(None, map(part, source.documents()))
-        return encode(folder / f"{name}.{side}.tokens", texts, tokenizer, workers=1)
+        return encode(folder / f"{name}.{side}.tokens", texts, tokenizer, workers=workers)
 
     return write("train", split.train_text), write("held_out", split.held_out_text)
 

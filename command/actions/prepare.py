@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
@@ -22,6 +22,7 @@ from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.array import QueuedError
+from data_prep.stages.executors import Executor, Local, cores
 from data_prep.unigram_loss import unigram_losses
 
 
@@ -59,6 +60,7 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
     folder, manifest = prepare(
         sources=sources,
         stages=stages,
+        workers=_workers(recipe.data.preparation),
         tokenizer=build(recipe.tokenizer, "tokenizer"),
         tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
@@ -105,7 +107,14 @@ def _cleaned(
     return {**raw, **cleaned.sources}, cleaned.stages
 
 
-def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Any:
+def _workers(preparation: Preparation | Literal["none"]) -> int:
+    """Processes that encode here; what is small enough for no preparation needs but one."""
+    if not isinstance(preparation, Preparation):
+        return 1
+    return cores() if preparation.workers == "auto" else preparation.workers
+
+
+def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Executor:
     if preparation.executor == "slurm":
         from cluster.array import OnSlurm
 
@@ -115,8 +124,6 @@ def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any])
         from data_prep.stages.on_ray import OnRay
 
         return OnRay(workers=preparation.workers)
-    from data_prep.stages.executors import Local
-
     return Local(workers=preparation.workers, leave_failures=False)
 
 
