@@ -5,7 +5,6 @@ python -m benchmarks.data_prep_measure encode|remove|memory ARGUMENT ...
 
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data_prep_ours as ours
+from benchmarks.machine import resident_bytes
 from data_prep.encode import encode
 from data_prep.near_duplicates import write_signatures
 
@@ -67,7 +67,8 @@ def _remove(folder: Path, way: str, threshold: str, *words: str) -> list[list[in
 def _peak(
     folder: Path, kind: str, megabytes: str, family: str, pieces: str, trained: str, *files: str
 ) -> dict[str, int]:
-    texts = _repeated([Path(file) for file in files], int(megabytes) * 1_000_000)
+    peaks: list[int] = []
+    texts = _repeated([Path(file) for file in files], int(megabytes) * 1_000_000, peaks)
     if kind == "signatures":
         settings = ours.settings_of("none", ours.BANDS, ours.ROWS)
         documents = write_signatures(texts, folder / "a.npy", settings)
@@ -77,21 +78,22 @@ def _peak(
         documents = encode(
             folder / "a.tokens", texts, tokenizer, workers=ours.WORKERS
         ).documents
-    whom = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    peak = max(resource.getrusage(one).ru_maxrss for one in whom) * 1_024
-    return {"documents": documents, "peak_bytes": peak}
+    return {"documents": documents, "peak_bytes": max(peaks)}
 
 
-def _repeated(files: Sequence[Path], size: int) -> Iterator[str]:
-    """Read the texts again and again, each time under another number."""
+def _repeated(files: Sequence[Path], size: int, peaks: list[int]) -> Iterator[str]:
+    """Read the texts again and again, each time under another number; then note the memory."""
     copy = 0
     while size > 0:
         for text in ours.texts_of(files):
             yield f"{copy}\n{text}"
             size -= len(text.encode())
             if size <= 0:
-                return
+                break
         copy += 1
+    # The workers still live then. What the system says of ended ones counts in their parent.
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    peaks += [resident_bytes("VmHWM", process) for process in ("self", *children)]
 
 
 if __name__ == "__main__":
