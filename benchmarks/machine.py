@@ -36,9 +36,9 @@ def peak_added_bytes(call: Callable[[], object]) -> int:
     return resident_bytes("VmHWM") - before
 
 
-def resident_bytes(field: str) -> int:
-    """Read ``VmRSS`` or its high-water mark ``VmHWM`` of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def resident_bytes(field: str, process: str = "self") -> int:
+    """Read ``VmRSS`` or its high-water mark ``VmHWM`` of a process."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     values = dict(line.split(":", 1) for line in lines if ":" in line)
     return int(values[field].split()[0]) * 1_024
 

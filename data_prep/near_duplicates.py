@@ -54,7 +54,7 @@ def find_duplicates(
     """Give for each file the sorted indices of its documents that repeat an earlier one.
 
     Documents that match, directly or through others, are one group, whose first document in
-    the order of the files stays. Memory is for one band at a time, some 50 bytes a document;
+    the order of the files stays. Memory is for one band at a time, about 40 bytes a document;
     ``folder`` holds 8 bytes a document and band until the call returns.
     """
     signatures = SignatureFiles(signature_files, settings.bands * settings.rows)
