@@ -94,7 +94,7 @@ megatron: .venv/megatron ## compare data files with megatron-core, in an environ
 	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python
 	$(PY) -m benchmarks.data_open .venv/megatron/bin/python
 
-.venv/megatron: setup
+.venv/megatron: .venv/ready
 	$(PY) -m venv $@
 	$@/bin/python -m pip install --quiet --no-deps megatron-core==0.16.1
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($@/bin/python -c \

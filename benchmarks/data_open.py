@@ -157,6 +157,7 @@ def largest_of_theirs(python: str) -> tuple[int, dict[str, float]]:
 
 
 def measure_ours(files: int) -> dict[str, float]:
+    """Measure in a process of its own, over files that are gone afterwards."""
     with tempfile.TemporaryDirectory() as home:
         write_ours(Path(home), files)
         return apart(open_ours, Path(home))

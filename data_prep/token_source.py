@@ -107,7 +107,7 @@ class TokenSource:
                     f"vocabulary ends with {vocab_size - 1:,}",
                     "let tokenizer describe the tokenizer that wrote the files",
                 )
-        if self.eod == "appended":
+        if self.eod == "appended" and record.tokens:
             self._check_ends(index, tokens, eod_id)
         return digest.hexdigest()
 

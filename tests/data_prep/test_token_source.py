@@ -135,6 +135,17 @@ def test_a_document_without_an_end_is_refused_unless_the_recipe_says_so(tmp_path
     assert 7 in read_all(folder, manifest.sources["mine"].train)
 
 
+def test_files_of_empty_documents_alone_have_nothing_to_train_on(tmp_path):
+    shutil.copy(GOLDEN / "uint16.idx", tmp_path / "a.idx")
+    head = (tmp_path / "a.idx").read_bytes()[:18]
+    borders = np.array([0, 1, 1, 2], np.int64).tobytes()
+    counts = np.array([2, 4], np.uint64).tobytes()
+    (tmp_path / "a.idx").write_bytes(head + counts + bytes(2 * 4 + 2 * 8) + borders)
+    (tmp_path / "a.bin").touch()
+    with pytest.raises(RecipeError, match=r"sources\.mine: has 0 tokens to train on"):
+        run(tmp_path, sources={"mine": Source(tokens=(str(tmp_path / "a"),))})
+
+
 def test_empty_documents_need_no_end(tmp_path):
     folder, manifest = run(
         tmp_path, sources={"mine": Source(tokens=(str(GOLDEN / "uint16.idx"),))}

@@ -1,10 +1,11 @@
 import dataclasses
 import pickle
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -22,7 +23,7 @@ def write(folder, name, tokens, width="uint16", first_token=0) -> TokenFileRecor
     return TokenFileRecord(name, "", len(content), len(tokens), 1, width, first_token)
 
 
-def sharded(folder, sizes, most_open=3) -> ShardedTokens:
+def sharded(folder, sizes, files: OpenFiles) -> ShardedTokens:
     """Shards that count on from one another, of changing widths and beginnings."""
     widths = ("uint16", "uint32", "int32")
     first, records = 0, []
@@ -30,38 +31,49 @@ def sharded(folder, sizes, most_open=3) -> ShardedTokens:
         tokens = range(first, first + size)
         records.append(write(folder, f"{number}", tokens, widths[number % 3], number % 4))
         first += size
-    return ShardedTokens(records=records, files=OpenFiles(folder=folder, most_open=most_open))
+    return ShardedTokens(records=records, files=files)
 
 
+@settings(deadline=None)  # files are written: the disk may be busy
 @given(
     st.lists(st.integers(0, 9), max_size=12),
     st.lists(st.tuples(st.integers(0, 99), st.integers(0, 40))),
 )
 def test_any_stretch_is_that_of_the_joined_files(tmp_path_factory, sizes, stretches):
-    tokens = sharded(tmp_path_factory.mktemp("shards"), sizes)
+    folder = tmp_path_factory.mktemp("shards")
+    tokens = sharded(folder, sizes, OpenFiles(folder=folder, most_open=3))
     joined = list(range(sum(sizes)))
     assert len(tokens) == len(joined)
     for start, length in stretches:
         assert tokens.read(start, start + length).tolist() == joined[start : start + length]
 
 
+def mapped(folder) -> int:
+    """Count the files of ``folder`` that the kernel has mapped for this process."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[-1] for line in maps if str(folder) in line})
+
+
 def test_no_more_files_are_open_than_allowed(tmp_path):
-    tokens = sharded(tmp_path, [5] * 40)
+    files = OpenFiles(folder=tmp_path, most_open=3)
+    tokens = sharded(tmp_path, [5] * 40, files)
+    assert (len(files), mapped(tmp_path)) == (0, 0)
     for start in (0, 100, 7, 150, 60, 0):
         tokens.read(start, start + 50)
-    assert len(tokens._files) == 3
+        assert len(files) == mapped(tmp_path) == 3
 
 
 def test_a_file_read_again_and_again_stays_open(tmp_path):
-    tokens = sharded(tmp_path, [5, 5, 5, 5], most_open=2)
-    first = tokens._files.tokens(tokens._records[0])
-    for shard in (1, 0, 2, 0, 3):
-        again = tokens._files.tokens(tokens._records[shard])
-        assert shard or again is first
+    files = OpenFiles(folder=tmp_path, most_open=2)
+    records = [write(tmp_path, str(number), [number] * 3) for number in range(4)]
+    first = files.tokens(records[0])
+    for number in (1, 0, 2, 0, 3):
+        again = files.tokens(records[number])
+        assert number or again is first
 
 
 def test_a_missing_shard_is_named_when_it_is_read(tmp_path):
-    tokens = sharded(tmp_path, [5, 5, 5])
+    tokens = sharded(tmp_path, [5, 5, 5], OpenFiles(folder=tmp_path, most_open=3))
     (tmp_path / "2").unlink()
     assert tokens.read(0, 10).tolist() == list(range(10))
     with pytest.raises(RecipeError, match=r"2: is missing, but the manifest lists it"):
