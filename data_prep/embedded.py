@@ -82,6 +82,11 @@ def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     return LocalFile(path=texts[name], name=name, where=where, column="text")
 
 
+def licence_of(name: str) -> str:
+    """Name the licence of an embedded corpus (LICENSE, corpora/)."""
+    return "PSF-2.0" if name.startswith("python/") else "CC0-1.0"
+
+
 @cache
 def library_source() -> tuple[LibraryDocument, ...]:
     """Read the modules, a document each, in the order of their paths.

@@ -1,5 +1,6 @@
 """Build the data that a recipe names: clean text, tokenizer, packed token files, manifest."""
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,12 +13,15 @@ from command.compose import compose_recipe
 from command.outcome import Outcome
 from command.stage_table import print_stages
 from components.build import build
+from components.data.files import replace_atomically
 from components.data.manifest import StageRecord
 from components.errors import RecipeError
+from components.report.data_page import write_card
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.recipe import Recipe
 from components.train.mixture import make_order
+from data_prep.card import describe
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
@@ -25,11 +29,13 @@ from data_prep.stages.array import QueuedError
 from data_prep.stages.executors import Executor, Local, cores
 from data_prep.unigram_loss import unigram_losses
 
+CARD = "card.json"
+
 
 def run(arguments: Arguments) -> Outcome:
     """Prepare, and print what the stages did and where the data is."""
     try:
-        data = prepare_data(compose_recipe(arguments), arguments.site)
+        data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
     except QueuedError as error:
         sys.stdout.write(f"{error}\n")
         return Outcome()
@@ -42,8 +48,12 @@ def run(arguments: Arguments) -> Outcome:
     return Outcome()
 
 
-def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
+def prepare_data(
+    recipe: Recipe, site: Mapping[str, Any], *, anew: bool = False
+) -> dict[str, Any]:
     """Prepare what ``recipe`` reads, or find it prepared; return what a run keeps of it.
+
+    The data's card is written where there is none, or ``anew``.
 
     Raises:
         RecipeError: a source without text, or text that cannot be used.
@@ -57,11 +67,12 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
                 f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
             )
     sources, stages = _cleaned(recipe, site)
+    tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
         sources=sources,
         stages=stages,
         workers=_workers(recipe.data.preparation),
-        tokenizer=build(recipe.tokenizer, "tokenizer"),
+        tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
         name=f"{recipe.name}-{recipe.scale.name}",
@@ -75,13 +86,37 @@ def prepare_data(recipe: Recipe, site: Mapping[str, Any]) -> dict[str, Any]:
         for prefix in write_megatron(folder, manifest):
             _say(f"megatron: {prefix}")
     drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
+    mixture = {name: asdict(source) for name, source in drawn.items()}
+    if anew or not (folder / CARD).exists():
+        card = describe(
+            name=f"{recipe.name}-{recipe.scale.name}",
+            manifest=manifest,
+            sources=recipe.data.sources,
+            texts=sources,
+            tokenizer=tokenizer,
+            mixture=mixture,
+            stages=_stages_folder(recipe),
+        )
+        _write_card(card, folder)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
         "folder": str(folder.resolve()),
         "key": manifest.key,
         "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
-        "mixture": {name: asdict(source) for name, source in drawn.items()},
+        "mixture": mixture,
     }
+
+
+def _stages_folder(recipe: Recipe) -> Path:
+    return Path(recipe.data.folder).absolute() / "stages"
+
+
+def _write_card(card: Mapping[str, Any], folder: Path) -> None:
+    """Write the card beside the token files; of several recipes the last one's stays."""
+    text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
+    with replace_atomically(folder / CARD) as file:
+        file.write(text.encode(errors="replace"))
+    _say(f"card: {write_card(card, (folder / CARD).with_suffix('.html'))}")
 
 
 def _cleaned(
@@ -98,7 +133,7 @@ def _cleaned(
     corpus = Corpus(
         sources=texts,
         preparation=preparation,
-        root=Path(recipe.data.folder).absolute() / "stages",
+        root=_stages_folder(recipe),
         executor=_executor(recipe, preparation, site),
         say=_say,
     )

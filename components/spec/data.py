@@ -36,6 +36,7 @@ class Source(Section):
     ``most_epochs`` limits how often a run reads the source: up to 4 times was nearly as good as
     new text in Muennighoff et al. 2023 (arXiv 2305.16264, abstract). ``language`` (ISO 639-1)
     is what the text claims to be in; a preparation that tells languages shows how much is.
+    ``licence`` and ``origin`` are for the data card: under which terms, and from where.
     """
 
     files: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -49,6 +50,8 @@ class Source(Section):
     column: Annotated[str, Field(exclude_if=lambda name: name == "text")] = "text"
     most_epochs: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
     language: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+    licence: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+    origin: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
 
     @property
     def has_text(self) -> bool:
