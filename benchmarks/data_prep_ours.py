@@ -33,7 +33,7 @@ def tokenizer_of(family: str, **changes: Any) -> Tokenizer:
 def texts_of(files: Sequence[Path]) -> Iterator[str]:
     """Read the texts as preparation does."""
     for file in files:
-        reader = LocalFile(path=file, name=file.name, where="benchmark")
+        reader = LocalFile(path=file, name=file.name, where="benchmark", column="text")
         yield from (document.text for document in reader.documents())
 
 

@@ -1,4 +1,4 @@
-"""A corpus prepared on a real Slurm: as arrays of a pass each, left, found again, cut down."""
+"""A corpus prepared on a real Slurm, an array a pass: left, found again, cut; and on Ray."""
 
 import signal
 import subprocess
@@ -71,6 +71,23 @@ def test_a_queue_gives_the_bytes_that_this_machine_gives(
     assert prepared(capsys) == queued
     manifests = [(tmp_path / root / queued / "manifest.json") for root in ("prepared", "here")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
+
+
+def test_ray_gives_the_bytes_that_this_machine_gives(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rayed = [*words, "data.preparation.executor=ray", "data.folder=rayed"]
+    done = subprocess.run(
+        command(*rayed),
+        env=environment() | {"RAY_AUTH_MODE": "disabled"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert main([*words, "data.folder=here"]) == 0
+    assert prepared(capsys) == Path(done.stdout.splitlines()[-1]).name
 
 
 def test_without_waiting_each_call_goes_on_where_the_last_one_left(

@@ -57,8 +57,9 @@ def play(texts: Path, root: Path, victim: str, work: str, done: int) -> str:
         os.killpg(process.pid, signal.SIGKILL)
     else:
         kill(process.pid)
-    process.communicate()
+    process.wait()
     wait_until_gone(workers)
+    process.communicate()
     return finish(start(texts, root))
 
 
