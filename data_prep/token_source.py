@@ -136,7 +136,7 @@ def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
     prefixes = dict.fromkeys(
         str(path.absolute()).removesuffix(SUFFIX)
         for pattern in source.tokens
-        for path in expand_pattern(pattern.removesuffix(SUFFIX) + SUFFIX, where)
+        for path in expand_pattern(_prefix(pattern) + SUFFIX, where)
     )
     indices = tuple(read_index(prefix, where) for prefix in prefixes)
     records = (record_file(Path(f"{prefix}{SUFFIX}")) for prefix in prefixes)
@@ -154,6 +154,10 @@ def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
 def held_out_documents(documents: int, fraction: float) -> int:
     """Count the documents to hold out: at least one, and not all, where there are two."""
     return min(max(round(documents * fraction), 1), max(documents - 1, 0))
+
+
+def _prefix(pattern: str) -> str:
+    return pattern.removesuffix(SUFFIX).removesuffix(".bin")
 
 
 def _ends_in_blocks(index: MegatronIndex) -> Iterator[tuple[int, np.ndarray]]:
