@@ -112,13 +112,13 @@ def read_piece(name: str, source: Source, piece: Piece) -> Iterator[Document | R
 
 def _open(name: str, source: Source, piece: Piece) -> Input:
     """Find the input again by the recipe's own words, narrowed to one file."""
-    files = () if piece.path is None else (piece.path,)
-    found = find_inputs(name, source.model_copy(update={"files": files}))
     if piece.path is None:
+        found = find_inputs(name, source.model_copy(update={"files": ()}))
         return next(one for one in found if one.record().name == piece.name)
-    (file,) = (
-        one for one in found if isinstance(one, LocalFile) and str(one.path) == piece.path
-    )
+    # An embedded text is a file, too: named as one it is found once.
+    alone = {"files": (piece.path,), "embedded": None, "dataset": None}
+    (file,) = find_inputs(name, source.model_copy(update=alone))
+    assert isinstance(file, LocalFile)
     return replace(file, name=piece.name, start=piece.start, end=piece.end)
 
 

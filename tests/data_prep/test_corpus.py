@@ -68,6 +68,14 @@ def test_with_every_stage_off_each_document_is_repacked_in_its_order(sources, ro
     assert list(cleaned.stages) == ["clean"]
 
 
+def test_embedded_texts_are_cleaned_like_files(root):
+    one, library = Source(embedded="eu24/ga"), Source(embedded="python/docs")
+    cleaned = clean({"ga": one, "docs": library}, root, shard_bytes=100_000_000)
+    texts = texts_of(cleaned)
+    assert texts["ga"] == paragraphs("ga")
+    assert len(texts["docs"]) > 500
+
+
 def test_of_exact_duplicates_the_first_stays_in_the_order_of_the_sources(sources, root):
     cleaned = clean(sources, root, **EXACT)
     expected = without_repeats(as_written(sources))
