@@ -1,7 +1,7 @@
 """What does this machine reach? Measure a profile's figures: products, memory, collectives.
 
     python -m benchmarks.peaks                                 # one device
-    python -m benchmarks.peaks recipe=teuken7b cluster=juwels  # and the products of its layers
+    python -m benchmarks.peaks recipe=NAME cluster=NAME        # and the products of its layers
     torchrun --nproc-per-node=4 -m benchmarks.peaks            # the links inside a node, too
     srun -N 8 --ntasks-per-node=4 python -m benchmarks.peaks ranks=32 per_node=4  # and across
 
