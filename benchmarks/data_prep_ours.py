@@ -1,7 +1,7 @@
 """Our ways of `benchmarks.data_prep`, and the bare tokenizer; all read the files to the end."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -13,14 +13,14 @@ import yaml
 from components.build import build
 from components.data.tokenizer import Tokenizer
 from components.spec.near_duplicates import NearDuplicates
-from data_prep.encode import encode
+from data_prep.batches import batches
+from data_prep.encode import BATCH_CHARACTERS, encode
 from data_prep.near_duplicates import find_duplicates, write_signatures
 from data_prep.read import LocalFile
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "tokenizer"
 WORKERS = 2
 NGRAM, BANDS, ROWS = 5, 16, 8
-BATCH_CHARACTERS = 1 << 18
 
 
 def tokenizer_of(family: str, **changes: Any) -> Tokenizer:
@@ -50,19 +50,10 @@ def encode_bare(files: Sequence[Path], tokenizer: Tokenizer) -> int:
 
 def _encode_away(file: Path, tokenizer: Tokenizer) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process, as `encode` has
-    return sum(sum(map(len, tokenizer.encode(batch))) for batch in _batches(texts_of([file])))
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    yield batch
+    return sum(
+        sum(map(len, tokenizer.encode(batch)))
+        for batch in batches(texts_of([file]), BATCH_CHARACTERS)
+    )
 
 
 def settings_of(threshold: float | str, bands: int, rows: int) -> NearDuplicates:

@@ -16,6 +16,7 @@ from threading import Thread
 
 from components.data.token_file import Chunk, TokenFileRecord, pack_documents, write_chunks
 from components.data.tokenizer import Tokenizer
+from data_prep.batches import batches
 
 BATCH_CHARACTERS = 1 << 18
 BATCHES_A_WORKER = 3
@@ -36,7 +37,7 @@ def encode(
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Chunk]:
-    return (_pack(batch, tokenizer) for batch in _batches(texts))
+    return (_pack(batch, tokenizer) for batch in batches(texts, BATCH_CHARACTERS))
 
 
 def _dealt(texts: Iterable[str], tokenizer: Tokenizer, workers: int) -> Iterator[Chunk]:
@@ -46,7 +47,7 @@ def _dealt(texts: Iterable[str], tokenizer: Tokenizer, workers: int) -> Iterator
     )
     under_way: deque[Future[Chunk]] = deque()
     try:
-        for batch in _batches(texts):
+        for batch in batches(texts, BATCH_CHARACTERS):
             under_way.append(pool.submit(_pack_here, batch))
             if len(under_way) == BATCHES_A_WORKER * workers:
                 yield under_way.popleft().result()
@@ -54,19 +55,6 @@ def _dealt(texts: Iterable[str], tokenizer: Tokenizer, workers: int) -> Iterator
             yield under_way.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _pack(batch: list[str], tokenizer: Tokenizer) -> Chunk:

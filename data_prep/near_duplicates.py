@@ -5,7 +5,7 @@ agree with the probability of their Jaccard similarity. Which pairs of documents
 candidates, and which candidates count, `NearDuplicates` says.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,6 +16,7 @@ from rensa import RMinHash
 
 from components.data.files import replace_atomically
 from components.spec.near_duplicates import NearDuplicates
+from data_prep.batches import batches
 from data_prep.groups import Groups, Indices
 from data_prep.shingles import Hashes, scramble, shingles
 from data_prep.signature_files import SignatureFiles, Signatures, write_header
@@ -40,7 +41,8 @@ def write_signatures(texts: Iterable[str], file: Path, settings: NearDuplicates)
     slots, documents = settings.bands * settings.rows, 0
     with replace_atomically(file) as stream:
         write_header(stream, documents, slots)
-        for batch in _batches(shingles(text, settings.ngram) for text in texts):
+        hashed = (shingles(text, settings.ngram) for text in texts)
+        for batch in batches(hashed, BATCH_SHINGLES):
             stream.write(_sign(batch, slots, settings.seed).tobytes())
             documents += len(batch)
         stream.seek(0)
@@ -66,19 +68,6 @@ def find_duplicates(
             documents, buckets = _candidates(_read_keys(keys, band, signatures.documents))
             _join(groups, documents, buckets, alike)
     return signatures.by_file(groups.repeated())
-
-
-def _batches(documents: Iterable[Hashes]) -> Iterator[list[Hashes]]:
-    batch: list[Hashes] = []
-    size = 0
-    for hashes in documents:
-        batch.append(hashes)
-        size += len(hashes) + 1
-        if size >= BATCH_SHINGLES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _sign(batch: list[Hashes], slots: int, seed: int) -> Signatures:

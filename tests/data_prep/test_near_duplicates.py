@@ -1,13 +1,17 @@
 import hashlib
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import sqrt
 
+import networkx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from components.spec.near_duplicates import NearDuplicates
-from data_prep.near_duplicates import find_duplicates, write_signatures
+from data_prep.groups import Groups
+from data_prep.near_duplicates import _join, find_duplicates, write_signatures
 
 WORDS = [
     f"{first}{second}{third}"
@@ -99,6 +103,32 @@ def test_candidates_below_the_threshold_are_not_joined(tmp_path, pairs):
     assert verified[0] == []
     assert set(verified[1]) >= set(np.flatnonzero(similarity[:200] > 0.9).tolist())
     assert similarity[verified[1]].min() > 0.6
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=14),
+    st.sets(st.tuples(st.integers(0, 13), st.integers(0, 13))),
+)
+def test_every_pair_of_a_bucket_that_is_alike_is_joined(buckets, pairs):
+    """Compare with all pairs looked at one by one, whatever "alike" is."""
+    documents = np.random.default_rng(len(pairs)).permutation(len(buckets))
+    related = np.zeros((14, 14), np.bool_)
+    for left, right in pairs:
+        related[left, right] = related[right, left] = True
+    keys = np.sort(np.array(buckets, np.uint64))
+    groups = Groups(len(buckets))
+    _join(groups, documents, keys, lambda left, right: related[left, right])
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(len(buckets)))
+    graph.add_edges_from(
+        (int(documents[i]), int(documents[j]))
+        for i, j in combinations(range(len(buckets)), 2)
+        if keys[i] == keys[j] and related[documents[i], documents[j]]
+    )
+    parts = networkx.connected_components(graph)
+    assert groups.repeated().tolist() == sorted(
+        node for part in parts for node in part - {min(part)}
+    )
 
 
 @pytest.mark.parametrize("threshold", ["none", 0.8])
