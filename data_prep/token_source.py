@@ -5,7 +5,7 @@ copied or decoded, but copies of a document may stand on both sides.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -114,7 +114,7 @@ class TokenSource:
     def _check_ends(self, index: MegatronIndex, tokens: Tokens, eod_id: int) -> None:
         for first, ends in _ends_in_blocks(index):
             last = tokens[np.maximum(ends - 1, 0)]
-            without = (last != eod_id) & (np.diff(ends, prepend=_end_before(index, first)) > 0)
+            without = (last != eod_id) & (ends > 0)  # an empty document stands behind an end
             if without.any():
                 place = int(np.argmax(without))
                 raise RecipeError(
@@ -136,7 +136,7 @@ def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
     prefixes = dict.fromkeys(
         str(path.absolute()).removesuffix(SUFFIX)
         for pattern in source.tokens
-        for path in expand_pattern(pattern.removesuffix(SUFFIX) + SUFFIX, where)
+        for path in expand_pattern(_prefix(pattern) + SUFFIX, where)
     )
     indices = tuple(read_index(prefix, where) for prefix in prefixes)
     records = (record_file(Path(f"{prefix}{SUFFIX}")) for prefix in prefixes)
@@ -156,10 +156,10 @@ def held_out_documents(documents: int, fraction: float) -> int:
     return min(max(round(documents * fraction), 1), max(documents - 1, 0))
 
 
+def _prefix(pattern: str) -> str:
+    return pattern.removesuffix(SUFFIX).removesuffix(".bin")
+
+
 def _ends_in_blocks(index: MegatronIndex) -> Iterator[tuple[int, np.ndarray]]:
     for first in range(0, index.documents, BLOCK_TOKENS):
         yield first, index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
-
-
-def _end_before(index: MegatronIndex, document: int) -> Sequence[int]:
-    return index.document_ends(document - 1, document).tolist() if document else [0]

@@ -51,7 +51,8 @@ def write_tokenizer(
         raise RecipeError(
             str(source),
             f"there is neither {SENTENCEPIECE_FILE} nor {FILE}",
-            "prepare the run's data again with action=prepare",
+            "prepare the run's data again with action=prepare; of token files alone, with "
+            "data.tokenizer_folder=FOLDER",
         )
     roles = _find_roles(engine, section)
     config = {

@@ -162,6 +162,12 @@ def test_an_edited_file_is_named_when_contents_are_compared_and_only_then(tmp_pa
         run(tmp_path, sources={"mine": source})
 
 
+@pytest.mark.parametrize("suffix", ["", ".idx", ".bin"])
+def test_either_file_may_be_named_for_both(suffix):
+    source = open_token_source("mine", Source(tokens=(f"{GOLDEN}/uint16{suffix}",)))
+    assert [index.bin_file for index in source.indices] == [GOLDEN / "uint16.bin"]
+
+
 def test_a_pattern_without_an_index_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"mine\.tokens: .*/x\*\.idx names no file"):
         open_token_source("mine", Source(tokens=(f"{tmp_path}/x*",)))
