@@ -1,0 +1,87 @@
+"""A real rank: ``python measured_rank.py RANK RANKS FOLDER [FOLDER]``.
+
+It takes two steps of each run folder's recipe on real tensors and real gloo, and writes the
+most that torch's own CPU allocator had given out in the second, as the profiler logs every
+allocation and release from the start; and what collectives and FLOPs a third step made.
+"""
+
+import json
+import sys
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from components.dryrun.collectives import CollectiveLedger
+from components.dryrun.products import FlopLedger
+from components.dryrun.world import NoBatches, empty_batch, trainer_of
+from components.spec.recipe import read_recipe
+from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
+
+SECOND = "the second step"
+
+
+def measure(folder: RunFolder, rank: int) -> None:
+    recipe = read_recipe(folder.recipe)
+    module = Pretraining(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
+    module.trainer = trainer_of(recipe)
+    microbatches = recipe.derived.microbatches_per_step
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        module.configure_model()
+        module.configure_optimizers()
+        module.train_dataloader()
+        module.training_step(empty_batch(recipe, microbatches).zero_())
+        batch = empty_batch(recipe, microbatches).zero_()
+        with record_function(SECOND):
+            module.training_step(batch)
+    with CollectiveLedger(module.mesh) as calls, FlopLedger() as flops:
+        module.training_step(empty_batch(recipe, microbatches).zero_())
+    written = {
+        "peak_bytes": peak_of(profiler),
+        "calls": [[*kind, count, calls.bytes[kind]] for kind, count in calls.calls.items()],
+        "flops": dict(flops.flops),
+    }
+    folder.write_json(f"measured-{rank}.json", written)
+
+
+def peak_of(profiler: profile) -> int:
+    with tempfile.TemporaryDirectory() as path:
+        file = Path(path) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text("utf-8"))["traceEvents"]
+    (second,) = [one for one in events if one.get("name") == SECOND and one.get("ph") == "X"]
+    last = second["ts"] + second["dur"]
+    given = [one for one in events if one.get("name") == "[memory]"]
+    return max(
+        int(one["args"]["Total Allocated"])
+        for one in given
+        if second["ts"] <= one["ts"] <= last
+    )
+
+
+def connect_and_measure(folder: RunFolder, rank: int, ranks: int) -> None:
+    torch.set_num_threads(1)
+    store = (folder.path / "store").resolve()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    measure(folder, rank)
+    dist.destroy_process_group()
+
+
+def main(words: list[str]) -> None:
+    rank, ranks = map(int, words[:2])
+    for path in words[2:]:  # each in a process of its own, where nothing is left of another
+        folder = RunFolder(Path(path))
+        child = get_context("fork").Process(
+            target=connect_and_measure, args=(folder, rank, ranks)
+        )
+        child.start()
+        child.join()
+        assert child.exitcode == 0, path
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
