@@ -72,7 +72,11 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(row(known[name]))
         kept = {"machine": machine(), "recipes": {key: known[key] for key in sorted(known)}}
         RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    PAGE.write_text(HEAD + "".join(row(known[name]) for name in sorted(known)), "utf-8")
+    missing = ", ".join(f"`{name}`" for name in every if name not in known)
+    rows = "".join(row(known[name]) for name in sorted(known))
+    PAGE.write_text(
+        HEAD + rows + (f"\nNot gone through yet: {missing}.\n" * bool(missing)), "utf-8"
+    )
     return 0
 
 

@@ -96,9 +96,7 @@ class CollectiveLedger(Watch):
 
 def axes_of_groups(mesh: Mesh) -> Mapping[str, tuple[str, int]]:
     """Name the axis, or the joined axes, of each process group, and count its ranks."""
-    default = dist.group.WORLD
-    assert default is not None
-    found = {str(default.group_name): (WORLD, default.size())}
+    found: dict[str, tuple[str, int]] = {}
     families = (mesh.dense, mesh.experts)
     joined = [m for family in families for m in (family.copies, family.pieces, family.others)]
     degrees = vars(mesh.degrees)
@@ -109,6 +107,10 @@ def axes_of_groups(mesh: Mesh) -> Mapping[str, tuple[str, int]]:
         axis = " x ".join(dict.fromkeys(PARTS.get(part, part) for part in parts))
         if group.group_name not in found and parts:
             found[str(group.group_name)] = axis, group.size()
+    default = dist.group.WORLD
+    assert default is not None
+    # An axis that has all ranks may be the default group itself: then it has the axis's name.
+    found.setdefault(str(default.group_name), (WORLD, default.size()))
     return found
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -52,7 +51,7 @@ class _Counts:
 
 
 def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
-    """Take a step as ``rank`` of the recipe's world; the process needs no device."""
+    """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
@@ -77,11 +76,17 @@ def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
 
 
 def _observe(module: FakeRank, modes: ExitStack, count: int) -> Rehearsal:
+    """Take a first step unseen, as short as a schedule may be, and watch the second.
+
+    The first makes the optimizer's state, and DTensor asks fake tensors of global size for the
+    shapes of every operator that it meets for the first time.
+    """
+    first = min(module.recipe.parallelism.pipeline, count)
+    module.training_step(empty_batch(module.recipe, first))
     flops = modes.enter_context(FlopLedger())
     calls = modes.enter_context(CollectiveLedger(module.mesh))
     memory = modes.enter_context(MemoryLedger(parameters_of(module)))
     memory.name("weights", (weight for _, weight in module.named_weights()))
-    _make_state(module.engine.optimizer)
     memory.name("optimizer", _tensors(module.engine.optimizer.state.values()))
     passes = []
 
@@ -125,16 +130,6 @@ def microbatches_to_rehearse(recipe: Recipe) -> int:
     if ranks > 1 and degrees.stages_per_rank > 1:
         return whole if whole % ranks else min(3 * ranks, whole)
     return min(ranks + 1, whole)
-
-
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer make its state, which the first step of a run does."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def _follow(module: FakeRank, memory: MemoryLedger) -> None:
