@@ -76,6 +76,7 @@ moved: setup ## train in one layout, go on in others, compare the losses and pri
 	$(PY) -m tests.life.moved
 
 bench: setup ## run the benchmarks that this machine can run
+	$(PY) -m benchmarks.peaks
 	$(PY) -m benchmarks.train_step
 	$(PY) -m benchmarks.model
 	$(PY) -m benchmarks.loss

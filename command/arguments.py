@@ -1,9 +1,8 @@
 """The command line as data: arguments are ``key=value``, ``-m`` sweeps over listed values."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ OUTPUTS = ("text", "json")
 FLAGS = ("again", "force")
 COMMAND_KEYS = (
     *("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts", "at_most"),
-    *("within_days", *FLAGS),
+    *("within_days", "calibrate", *FLAGS),
 )
 SITE = "site."
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
@@ -45,6 +44,7 @@ class Arguments:
     output: str = "text"
     folders: dict[str, Path] = field(default_factory=dict)
     runs: tuple[Path, ...] = ()
+    calibrate: tuple[Path, ...] = ()
     layouts: tuple[dict[str, Any], ...] = ()
     at_most: int | None = None
     searches: bool = False
@@ -61,37 +61,17 @@ def groups() -> dict[str, list[str]]:
     """Name the groups of ``conf/`` and the options of each."""
     folders = sorted(folder for folder in (ROOT / "conf").iterdir() if folder.is_dir())
     return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders
+        folder.name: sorted(f.stem for f in folder.glob("*.yaml") if "." not in f.stem)
+        for folder in folders
     }
 
 
-def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
-    """Take ``-m`` away and list the points, the last key changing fastest.
+def parse_word(word: str) -> Override:
+    """Read one ``key=value`` by Hydra's grammar.
 
     Raises:
-        RecipeError: a word is no ``key=value``, or several values are given without ``-m``.
+        RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
     """
-    sweeping = any(word in {"-m", "--multirun"} for word in words)
-    words = [word for word in words if word not in {"-m", "--multirun"}]
-    options = [list(_values_of(word, sweeping)) for word in words]
-    return sweeping, [list(point) for point in product(*options)]
-
-
-def _values_of(word: str, sweeping: bool) -> Iterator[str]:
-    key = word.partition("=")[0]
-    if key in PATH_KEYS or (key == "recipe" and not sweeping):
-        yield word
-        return
-    override = _parse(word)
-    if not override.is_sweep_override():
-        yield word
-    elif not sweeping:
-        raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
-    else:
-        yield from (f"{key}={value}" for value in override.sweep_string_iterator())
-
-
-def _parse(word: str) -> Override:
     key, equals, _ = word.partition("=")
     if not equals or word.startswith("-"):
         known = [*COMMAND_KEYS, *groups()]
@@ -132,7 +112,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         if key in kept:
             raise RecipeError(key, "given twice", "keep one of them")
         raw = key in PATH_KEYS or key == "recipe"
-        value: Any = text if raw else _parse(word).value()
+        value: Any = text if raw else parse_word(word).value()
         if key in choices or kept is choices:
             value = _option(key, value, known[key])
         kept[key] = value
@@ -147,6 +127,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         output=command.get("output", "text"),
         folders={key: _path(key, command[key]) for key in PATH_KEYS & command.keys()},
         runs=tuple(_path("runs", item) for item in _list(command.get("runs", []))),
+        calibrate=tuple(_path("calibrate", i) for i in _list(command.get("calibrate", []))),
         layouts=_layouts(command.get("layouts", [])),
         at_most=_at_most(command.get("at_most")),
         searches=searches,

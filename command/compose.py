@@ -1,6 +1,8 @@
 """Hydra's part: group files into one tree. Below this room nobody has heard of OmegaConf."""
 
 import re
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +55,12 @@ def compose_searched(arguments: Arguments) -> Found:
 def _compose_trees(arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the tree with the user's keys, and as it was before they went in."""
     option = _recipe_option(arguments.recipe)
-    overrides = [f"{group}={choice}" for group, choice in sorted(arguments.choices.items())]
+    choices = sorted({**arguments.choices, "recipe": option}.items())
+    words = tuple(f"{group}={choice}" for group, choice in choices)
+    # A file of the user's may change while this process lives; those of conf/ do not.
+    composed = _compose.__wrapped__ if option == SENT else _compose
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
-            tree = compose("config", overrides=[f"recipe={option}", *overrides])
-        composed = OmegaConf.to_container(tree, resolve=False)
-        assert isinstance(composed, dict)
-        values = {str(key): value for key, value in composed.items()}
+        values = deepcopy(composed(ROOT / "conf", words))
         full = _resolve(values)
         for key, value in arguments.values.items():
             _set(values, key, value)
@@ -69,6 +70,16 @@ def _compose_trees(arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]
             "recipe", str(error).strip().splitlines()[0], "see the file"
         ) from None
     return settled, full
+
+
+@cache
+def _compose(conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
+    """Let Hydra group the files, once for all points of a sweep that choose the same."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
+        tree = compose("config", overrides=list(words))
+    composed = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(composed, dict)
+    return {str(key): value for key, value in composed.items()}
 
 
 def _resolve(tree: dict[str, Any]) -> dict[str, Any]:

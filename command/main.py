@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pkgutil import iter_modules
 
-import yaml
-
 from command import actions
-from command.arguments import ROOT, Arguments, read_point, split_sweep
+from command.arguments import Arguments, read_point
 from command.listing import list_recipes
 from command.outcome import Outcome, Status
+from command.points import split_sweep, study_words, submits
 from components.errors import RecipeError
 
 
@@ -23,8 +22,12 @@ def main(words: Sequence[str]) -> int:
         list_recipes()
         return Status.DONE
     try:
+        if (asked := study_words(words)) is not None:
+            from command.study import run_study  # imports Optuna
+
+            return run_study(asked)
         sweeping, points = split_sweep(words)
-        if sweeping and _submits(points):
+        if sweeping and submits(points):
             from command.sweep import submit_all  # imports torch
 
             return submit_all(points)
@@ -34,15 +37,6 @@ def main(words: Sequence[str]) -> int:
     if sweeping:
         _print_table(outcomes)
     return max(outcome.status for outcome in outcomes)
-
-
-def _submits(points: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
-    arguments = read_point(points[0])
-    if arguments.action != "auto" or "cluster" not in arguments.choices:
-        return arguments.action == "submit"
-    profile = ROOT / "conf" / "cluster" / f"{arguments.choices['cluster']}.yaml"
-    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
 
 
 def _run_point(words: Sequence[str], label: str) -> Outcome:

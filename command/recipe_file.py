@@ -1,44 +1,21 @@
 """Read a recipe file as data, before Hydra sees it; nothing is imported or resolved."""
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from command.arguments import groups
+from command.data_file import read_data
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.targets import NODE_KEYS, nearest, read_signature
 
-MAX_BYTES = 1_000_000
 STEM = re.compile(r"[a-z0-9][a-z0-9_]*")
 INTERPOLATION = re.compile(r"\$\{([^}]*)\}?")
 PLAIN_PATH = re.compile(r"[A-Za-z_][\w.]*")
 REFUSED_GROUPS = frozenset({"cluster", "recipe", "scale"})
 SECTIONS = frozenset(Recipe.model_fields) - {"cluster", "scale"}
-
-
-class _DataLoader(yaml.SafeLoader):
-    """YAML without tags, aliases or repeated keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed")
-        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML is untyped here
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the tag {tag} is not allowed")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        repeated = [key for key in keys if keys.count(key) > 1]
-        if repeated:
-            problem = f"{repeated[0]!r} is given twice"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_mapping(node, deep=deep)
 
 
 def read_recipe_file(file: Path) -> dict[str, Any]:
@@ -47,7 +24,7 @@ def read_recipe_file(file: Path) -> dict[str, Any]:
     Raises:
         RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold.
     """
-    tree = _load(file)
+    tree = read_data(file, "recipe")
     for key in tree:
         if key != "defaults" and key not in SECTIONS:
             raise RecipeError(
@@ -59,27 +36,6 @@ def read_recipe_file(file: Path) -> dict[str, Any]:
             )
     _check_defaults(tree.get("defaults", []), file)
     _check_tree({key: value for key, value in tree.items() if key != "defaults"}, "")
-    return tree
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise RecipeError(
-                str(file), f"is larger than {MAX_BYTES:,} bytes", "is it a recipe?"
-            )
-        tree = yaml.load(file.read_text("utf-8"), Loader=_DataLoader)
-    except FileNotFoundError:
-        raise RecipeError("recipe", f"there is no file {file}", "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError("recipe", f"cannot read {file}: {error}", "check the file") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        message = " ".join(str(error).split()) or "nested too deeply"
-        raise RecipeError(
-            "recipe", f"{file} is no plain YAML: {message}", "mend it there"
-        ) from None
-    if not isinstance(tree, dict):
-        raise RecipeError("recipe", f"{file} holds no mapping", "a recipe is key: value")
     return tree
 
 

@@ -4,20 +4,18 @@ Each point has a run folder below the sweep's, named after what it changes. Give
 same command submits only what is not there: finished, queued and ended points are left alone.
 """
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.user import PLAIN, read_user
-from command.actions.status import print_table
+from command.actions.status import print_runs
 from command.actions.submit import Ready, check, check_not_submitted, hand_over
-from command.arguments import ROOT, Arguments, read_point
+from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
+from command.labels import folder_of_runs, labels
 from command.outcome import Status
 from components.errors import RecipeError
 
-LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
 
@@ -37,7 +35,8 @@ def submit_all(points: Sequence[Sequence[str]]) -> int:
             worst = Status.WRONG_INPUT
     if not _submit(ready, read_point(points[0]).at_most):
         worst = Status.WRONG_INPUT
-    print_table([path for path in folders if (path / "recipe.json").exists()])
+    written = [path for path in folders if (path / "recipe.json").exists()]
+    print_runs(written, read_point(points[0]).output)
     return worst
 
 
@@ -51,7 +50,7 @@ def _check(arguments: Arguments, path: Path) -> Ready | None:
             raise
         sys.stderr.write(f"[{path.name}] left as it is: {standing.problem}\n")
         return None
-    one = check(arguments, path)
+    one = check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
         raise RecipeError(
             "at_most",
@@ -77,29 +76,8 @@ def _submit(ready: Sequence[Ready], at_most: int | None) -> bool:
     return len(chains) == len(ready)
 
 
-def labels(points: Sequence[Sequence[str]]) -> list[str]:
-    """Name each point by the words that not all points have, as a folder can be called."""
-    common = set.intersection(*(set(words) for words in points))
-    named = [",".join(word for word in words if word not in common) for words in points]
-    return [_as_folder(name) for name in named]
-
-
-def _as_folder(name: str) -> str:
-    plain = "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name)
-    if len(plain) <= LONGEST:
-        return plain
-    return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
 def _sweep_folder(arguments: Arguments, points: Sequence[Sequence[str]]) -> Path:
     """Return the folder that ``run=`` names, or one that the same points find again."""
-    named = arguments.folders.get("run")
-    if named is not None:
-        return named.absolute()
-    user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
     kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
-    digest = hashlib.sha256("\n".join(" ".join(words) for words in kept).encode())
-    stem = Path(arguments.recipe or "").stem
-    return (
-        Path(user.runs or ROOT / "runs").absolute() / f"{stem}-sweep-{digest.hexdigest()[:8]}"
-    )
+    said = "\n".join(" ".join(words) for words in kept)
+    return folder_of_runs(arguments, f"{Path(arguments.recipe or '').stem}-sweep", said)

@@ -11,6 +11,7 @@ from command.compose import compose_recipe, compose_searched
 from command.outcome import Outcome
 from command.plan_text import print_plan
 from components.planner.bill import BILL_KEYS
+from components.planner.calibrated import Calibration
 from components.planner.picture import picture_of
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search_sheet import search_tree
@@ -30,7 +31,14 @@ PREDICTED = {
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well."""
+    """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well.
+
+    With ``calibrate=[...]`` measured steps correct the planner instead.
+    """
+    if arguments.calibrate:
+        from command.calibrating import calibrate  # imports SciPy
+
+        return calibrate(arguments)
     found = compose_searched(arguments) if arguments.searches else None
     recipe = found.recipe if found else compose_recipe(arguments)
     for warning in warnings_of(recipe):
@@ -84,6 +92,7 @@ def as_json(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     tree["assumed"] = {
         name: item.model_dump(mode="json") for name, item in recipe.assumed.items()
     }
+    tree["calibration"] = _calibration(plan.calibration)
     tree["missing"] = [
         {"figure": item.path, "problem": item.problem, "remedy": item.remedy}
         for item in plan.missing
@@ -117,6 +126,18 @@ def _time(plan: Plan) -> dict[str, Any]:
         "step_seconds_high": total * (1 + error),
         **plan.rates.as_json(),
         "parts": plan.time.parts(),
+    }
+
+
+def _calibration(found: Calibration | None) -> dict[str, Any] | None:
+    """Say what of the cluster's own runs stands behind the plan."""
+    if found is None:
+        return None
+    return {
+        "fitted_on": found.fitted_on,
+        "layouts": found.layouts,
+        "median_error": found.time_error.held_out.median,
+        "p90_error": found.time_error.held_out.p90,
     }
 
 

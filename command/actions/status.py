@@ -23,19 +23,31 @@ def run(arguments: Arguments) -> Outcome:
     folders = find_runs(arguments)
     single = folders == [arguments.folders.get("run")]
     found = [status_of(folder, _scheduler(folder)) for folder in folders]
-    if arguments.output == "json":
-        tree = found[0].as_json() if single else {"runs": [one.as_json() for one in found]}
-        sys.stdout.write(json.dumps(tree) + "\n")
-        return Outcome()
-    _console().print(_runs(found))
     if single:
-        _console().print(_jobs(found[0]))
+        _print_one(found[0], arguments.output)
+    else:
+        _print_all(found, arguments.output)
     return Outcome()
 
 
-def print_table(folders: Sequence[Path]) -> None:
-    """Print a row for each run folder."""
-    _console().print(_runs([status_of(folder, _scheduler(folder)) for folder in folders]))
+def print_runs(folders: Sequence[Path], output: str) -> None:
+    """Print a row for each run folder, or one JSON object."""
+    _print_all([status_of(folder, _scheduler(folder)) for folder in folders], output)
+
+
+def _print_all(found: Sequence[RunStatus], output: str) -> None:
+    if output == "json":
+        sys.stdout.write(json.dumps({"runs": [one.as_json() for one in found]}) + "\n")
+    else:
+        _console().print(_runs(found))
+
+
+def _print_one(one: RunStatus, output: str) -> None:
+    if output == "json":
+        sys.stdout.write(json.dumps(one.as_json()) + "\n")
+    else:
+        _console().print(_runs([one]))
+        _console().print(_jobs(one))
 
 
 def _console() -> Console:

@@ -40,27 +40,23 @@ class Ready:
 
 def run(arguments: Arguments) -> Outcome:
     """Submit a run, or again one whose chain has ended."""
-    user, recipe = _read(arguments)
+    recipe = compose_recipe(arguments)
+    user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
     check_not_submitted(recipe, path, again=arguments.again)
-    ready = check(arguments, path)
+    ready = check(recipe, arguments, path)
     chain = hand_over(ready, after=None)
     _tell(ready, chain)
     return Outcome(run=path)
 
 
-def _read(arguments: Arguments) -> tuple[User, Recipe]:
-    recipe = compose_recipe(arguments)
-    return read_user(recipe.cluster.name, arguments.site), recipe
-
-
-def check(arguments: Arguments, path: Path) -> Ready:
+def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
     """Check all that can fail before a queue: the recipe, the site, the plan, every part.
 
     Raises:
         RecipeError: whatever is wrong, or the user has not said what the site asks for.
     """
-    user, recipe = _read(arguments)
+    user = read_user(recipe.cluster.name, arguments.site)
     scheduler = scheduler_of(recipe.cluster)
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     settings.check_complete()

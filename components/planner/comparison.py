@@ -3,7 +3,6 @@
 from components.planner.communication import group_of
 from components.planner.job import Layout
 from components.planner.plan import Plan
-from components.planner.software import OURS, read_software
 from components.planner.time import busy_seconds, layer_parts
 from components.spec.sections import Parallelism
 
@@ -61,7 +60,7 @@ def _step(best: Plan, published: Plan) -> str:
 def step_parts(plan: Plan) -> dict[str, float]:
     """Name what a step's seconds go to, on the rank that sets the pace."""
     assert plan.time is not None
-    job, speed = plan.job, read_software(OURS).speed
+    job, speed = plan.job, plan.software.speed
     busy = busy_seconds(job, plan.hardware, speed)
     layout, rank = job.layout, busy.index(max(busy))
     layers = sum(layout.layers[rank :: layout.pipeline]) * job.microbatches

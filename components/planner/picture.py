@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from components.planner.job import Layout
 from components.planner.placement import Node, meaning, nodes_of_first_copy
 from components.planner.plan import Plan
-from components.planner.software import OURS, read_software
 from components.planner.timeline import Timeline, timeline_of
 
 
@@ -37,7 +36,6 @@ def picture_of(plan: Plan) -> Picture:
     """Draw a plan; a step that could not be predicted has no timeline."""
     timeline = None
     if plan.time is not None and plan.job.layout.pipeline > 1:
-        speed = read_software(OURS).speed
-        timeline = timeline_of(plan.job, plan.hardware, speed)
+        timeline = timeline_of(plan.job, plan.hardware, plan.software.speed)
     layout = plan.job.layout
     return Picture(layout=layout, nodes=nodes_of_first_copy(layout), timeline=timeline)

@@ -1,14 +1,15 @@
 """One plan: memory, time and bill of a recipe on its cluster, and what the profile lacks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from components.errors import RecipeError
 from components.planner.bill import Bill, bill
+from components.planner.calibrated import Calibration, calibration_of
 from components.planner.course import plan_course
 from components.planner.job import Job, job_of
 from components.planner.memory import Memory, plan_memory
 from components.planner.rates import Rates, rates
-from components.planner.software import OURS, read_software
+from components.planner.software import OURS, Software, read_software
 from components.planner.time import StepTime, plan_time
 from components.spec.hardware import Hardware
 from components.spec.recipe import Recipe
@@ -23,11 +24,14 @@ class Plan:
     """Predictions of one recipe; without ``time`` where the profile lacks what it needs.
 
     ``missing`` names every figure that the plan went on without, ``is_guess`` says whether the
-    time of a step needed one of them.
+    time of a step needed one of them. ``calibration`` is what the cluster's own runs say of
+    the ``software``.
     """
 
     job: Job
     hardware: Hardware
+    software: Software
+    calibration: Calibration | None
     memory: Memory
     time: StepTime | None
     rates: Rates | None
@@ -37,6 +41,9 @@ class Plan:
 
     @property
     def error_fraction(self) -> float:
+        """Say by how much a step may be off: nine of ten measured ones were closer."""
+        if self.calibration is not None:
+            return self.calibration.time_error.held_out.p90
         return ERROR_FRACTION * (MISSING_FACTOR if self.is_guess else 1.0)
 
 
@@ -53,38 +60,32 @@ def plan_recipe(recipe: Recipe) -> Plan:
             f"nobody has measured the cluster {recipe.cluster.name!r}",
             f"plan for a machine with a profile: cluster={recipe.home}",
         )
-    job, software = job_of(recipe), read_software(OURS)
-    memory = plan_memory(job, hardware, software.memory)
+    job, calibration = job_of(recipe), calibration_of(recipe.cluster)
+    software = calibration.software() if calibration else read_software(OURS)
     missing = missing_figures(hardware, job)
-    try:
-        time = plan_time(job, hardware, software.speed)
-    except RecipeError as error:
-        return _untimed(job, hardware, memory, (error, *missing))
-    course = plan_course(recipe, job, time, hardware, software)
-    return Plan(
+    plan = Plan(
         job=job,
         hardware=hardware,
-        memory=memory,
-        time=time,
-        rates=rates(job, hardware, time.total),
-        bill=bill(course=course, cluster=recipe.cluster, hardware=hardware),
-        missing=(*missing, *course.missing),
-        is_guess=bool(missing),
-    )
-
-
-def _untimed(
-    job: Job, hardware: Hardware, memory: Memory, missing: tuple[RecipeError, ...]
-) -> Plan:
-    return Plan(
-        job=job,
-        hardware=hardware,
-        memory=memory,
+        software=software,
+        calibration=calibration,
+        memory=plan_memory(job, hardware, software.memory),
         time=None,
         rates=None,
         bill=None,
         missing=missing,
-        is_guess=True,
+        is_guess=bool(missing),
+    )
+    try:
+        time = plan_time(job, hardware, software.speed)
+    except RecipeError as error:
+        return replace(plan, missing=(error, *missing), is_guess=True)
+    course = plan_course(recipe, job, time, hardware, software)
+    return replace(
+        plan,
+        time=time,
+        rates=rates(job, hardware, time.total),
+        bill=bill(course=course, cluster=recipe.cluster, hardware=hardware),
+        missing=(*missing, *course.missing),
     )
 
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from time import perf_counter
 
 from components.errors import RecipeError
+from components.planner.calibrated import software_of
 from components.planner.job import Job, job_of, layout_of
 from components.planner.layouts import SEARCHED, Family, Layouts
 from components.planner.memory import (
@@ -23,7 +24,6 @@ from components.planner.memory import (
     usable_bytes,
 )
 from components.planner.parameters import rank_parameters
-from components.planner.software import OURS, read_software
 from components.planner.states import states, step_bytes
 from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
 from components.spec.hardware import Hardware
@@ -133,7 +133,7 @@ class Prices:
 
     def __init__(self, template: Recipe) -> None:
         self._hardware = hardware_of(template)
-        self._software = read_software(OURS)
+        self._software = software_of(template.cluster)
         self._kept = template.parallelism
         # A copy: the template must not remember what follows from its own degrees.
         self._base = job_of(template.model_copy())

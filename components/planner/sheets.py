@@ -55,7 +55,8 @@ def time_sheet(tree: Tree, *, now: datetime | None) -> Sheet:
     if tree["time"]["step_seconds"] is None:
         rows.append(("step", "not predicted: see what is missing"))
     else:
-        rows += [*_step_rows(tree["time"]), *_bill_rows(tree["bill"], now)]
+        rows += [*_step_rows(tree["time"]), *_calibration_rows(tree["calibration"])]
+        rows += _bill_rows(tree["bill"], now)
     return Sheet(title="", columns=("time and bill", ""), rows=tuple(rows))
 
 
@@ -71,6 +72,13 @@ def _step_rows(time: Tree) -> list[tuple[str, str]]:
         ("tokens a second", f"{time['tokens_per_second']:,.0f}, {tokens:,.1f} a device"),
         *((meaning, f"{time[key]:.1%}") for key, meaning in _RATES),
     ]
+
+
+def _calibration_rows(found: Tree | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    said = f"{found['layouts']} layouts, {found['fitted_on']}; others are off by a median of "
+    return [("  calibrated on", f"{said}{found['median_error']:.1%}")]
 
 
 def _bill_rows(costs: Tree, now: datetime | None) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVER = "pbs-0001"
 NODES = tuple(f"0x7f0000{number:02d}" for number in range(1, 4))
 SCRIPT = """#!/bin/sh
-export OPENPBS_FOLDER={folder}
+export OPENPBS_FOLDER={folder} OPENPBS_OWNER={owner}
 PYTHONPATH={root} exec {python} -m tests.cluster.openpbs {name} "$@"
 """
 HOLDS_BEFORE_KILL_SECONDS = 3
@@ -37,13 +38,28 @@ Tree = dict[str, Any]
 def link(programs: Path, state: Path) -> None:
     """Write the programs into one folder; their jobs are kept in the other."""
     for name in ("qsub", "qstat", "qdel", "mpiexec"):
-        text = SCRIPT.format(folder=state, root=ROOT, python=sys.executable, name=name)
+        text = SCRIPT.format(
+            folder=state, owner=os.getpid(), root=ROOT, python=sys.executable, name=name
+        )
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
 
 
 def folder() -> Path:
     return Path(os.environ["OPENPBS_FOLDER"])
+
+
+def job_id(number: int) -> str:
+    """Name the ``number``-th job of this server, from 1.
+
+    Every folder counts from elsewhere: a job's number makes its port, and servers that two
+    tests run at once share a host.
+    """
+    return f"{zlib.crc32(str(folder()).encode()) % 9_000 + number}.{SERVER}"
+
+
+def next_job() -> str:
+    return job_id(len(list(folder().glob("[0-9]*.json"))) + 1)
 
 
 def read(job: str) -> Tree:
@@ -89,7 +105,7 @@ def qsub(words: list[str]) -> int:
     except AssertionError as error:
         return refuse("qsub", f"illegal directive: {error}", 2)
     with locked():
-        job = f"{len(list(folder().glob('[0-9]*.json'))) + 1}.{SERVER}"
+        job = next_job()
         if not all((folder() / f"{other}.json").exists() for other in depend):
             return refuse("qsub", "Unknown Job Id", 153)
         waits = [other for other in depend if read(other)["job_state"] != "F"]
@@ -145,13 +161,19 @@ def serve(words: list[str]) -> int:
         nodes = "+".join(f"{node}/0" for node in _nodes(tree))
         state = {"job_state": "R", "exec_host": nodes, "session": process.pid}
         write(job, tree | state)
-    try:
-        process.wait(_wall(tree))
-    except subprocess.TimeoutExpired:
-        _end(process.pid)
-        process.wait()
+    _wait(process, _wall(tree))
     change(job, job_state="F", Exit_status=process.returncode)
     return 0
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: int) -> None:
+    """Wait for a job; end it at its wall, and when those who started this server are gone."""
+    end = time.monotonic() + seconds
+    owner = Path("/proc", os.environ["OPENPBS_OWNER"])
+    while process.poll() is None:
+        if time.monotonic() > end or not owner.exists():
+            _end(process.pid)
+        time.sleep(0.1)
 
 
 def _nodes(tree: Tree) -> tuple[str, ...]:

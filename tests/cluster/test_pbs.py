@@ -36,7 +36,7 @@ def queue(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def put(run: str, *, state: str = "H", after: str | None = None) -> str:
     """Lay a job of a run into the queue."""
-    job = f"{len(list(openpbs.folder().glob('[0-9]*.json'))) + 1}.{openpbs.SERVER}"
+    job = openpbs.next_job()
     tree = {"job_state": state, "Output_Path": f"login:/runs/{run}/jobs/", "comment": run}
     openpbs.write(job, tree)
     if after is not None:

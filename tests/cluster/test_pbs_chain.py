@@ -94,16 +94,16 @@ def test_over_the_wall_the_successor_goes_on_and_the_last_in_the_queue_is_taken_
     wait_until(run, lambda: status(run).state == "finished" and not status(run).queued, 400)
 
     end = status(run)
-    assert [job.job for job in end.jobs] == [f"{n}.{openpbs.SERVER}" for n in (1, 2)]
+    assert [job.job for job in end.jobs] == [openpbs.job_id(n) for n in (1, 2)]
     assert [(job.ended, job.tokens_at_end) for job in end.jobs] == [
         ("stopped", 1_024),
         ("finished", 2_048),
     ]
     assert end.jobs[1].tokens_at_begin == 1_024
-    third = openpbs.read(f"3.{openpbs.SERVER}")
+    third = openpbs.read(openpbs.job_id(3))
     assert third["job_state"] == "F"
     assert "session" not in third  # it never began, and nobody waits behind it
-    assert not (openpbs.folder() / f"4.{openpbs.SERVER}.json").exists()
+    assert not (openpbs.folder() / f"{openpbs.job_id(4)}.json").exists()
 
     expected, found = entries(alone, "step"), entries(run, "step")
     assert [entry["step"] for entry in found] == [1, 2, 3, 4]

@@ -23,7 +23,9 @@ SWEEP = (
     *("site.account=kitchen", f"site.venv={sys.prefix}"),
     *("budget.sequence_length=64", "budget.total_tokens=1_024"),
     *("checkpoint.every_tokens=1_024", "evaluation.every_tokens=1_024"),
-    # Five sequences are no whole number of microbatches of four.
+)
+# Five sequences are no whole number of microbatches of four.
+POINTS = (
     *("budget.global_batch_tokens=256,320,512,1_024", "optimizer.lr=1e-4,3e-4,1e-3"),
     "at_most=3",
 )
@@ -37,19 +39,22 @@ def at_once(jobs: list[JobRecord]) -> int:
     )
 
 
-@pytest.mark.cluster
-@pytest.mark.timeout(600)
-def test_nine_of_twelve_points_run_and_three_are_explained(
-    slurm: LocalSlurm,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def here(slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with the real Slurm at hand."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    folder = tmp_path / "sweep"
-    words = [*SWEEP, f"run={folder}"]
+    return tmp_path
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_nine_of_twelve_points_run_and_three_are_explained(
+    slurm: LocalSlurm, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = here / "sweep"
+    words = [*SWEEP, *POINTS, f"run={folder}"]
     assert main(words) == 2
     said = capfd.readouterr()
     assert said.err.count("] submitted ") == 9
@@ -78,3 +83,57 @@ def test_nine_of_twelve_points_run_and_three_are_explained(
     assert main(["action=status", f"run={folder}", "output=json"]) == 0
     shown = json.loads(capfd.readouterr().out)["runs"]
     assert [one["state"] for one in shown] == ["finished"] * 9
+
+
+STUDY = """
+name: rates
+why: Which rate and batch learn most of a few sequences.
+recipe: teuken7b
+cluster: juwels
+set: {cluster.hours: 0.5}
+space:
+  optimizer.lr: {low: 1.0e-4, high: 1.0e-2, log: true}
+  sequences: [4, 5, 8]
+products: {budget.global_batch_tokens: [64, sequences]}
+objective: {measured: held_out.final, planned: null, direction: minimize}
+search: {sampler: tpe, trials: 6, at_once: 2, seed: 3, poll_seconds: 2}
+published: {}
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_study_submits_a_few_points_at_a_time_and_learns_from_their_results(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "rates.yaml").write_text(STUDY)
+    kept = [word for word in SWEEP if not word.startswith(("recipe=", "cluster.hours="))]
+    words = [*kept, "study=rates.yaml", f"run={here / 'study'}", "output=json"]
+    assert main(words) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert len(found["trials"]) == 6
+    runs = {}
+    for run in sorted((here / "study").glob("*/recipe.json")):
+        status = status_of(run.parent, Slurm())
+        assert status.state == "finished"
+        assert len(status.jobs) == 1
+        runs[status.run] = status.jobs[0]
+    assert runs
+    assert at_once(list(runs.values())) <= 2
+    figures = []
+    for trial in found["trials"]:
+        rate, sequences = (trial["point"][key] for key in ("optimizer.lr", "sequences"))
+        if sequences == 5:
+            assert "5 sequences a step" in trial["why"]
+            continue
+        run = here / "study" / f"optimizer.lr={rate},sequences={sequences}"
+        results = json.loads((run / "results.json").read_text())
+        assert trial["figure"] == results["held_out"]["final"]
+        recipe = json.loads((run / "recipe.json").read_text())
+        assert recipe["budget"]["global_batch_tokens"] == 64 * sequences
+        assert recipe["optimizer"]["lr"] == rate
+        figures.append(trial["figure"])
+    assert found["best"][0]["figure"] == min(figures)
+    assert main(words) == 0
+    assert json.loads(capfd.readouterr().out)["trials"] == found["trials"]
+    assert [len(status_of(Path(run), Slurm()).jobs) for run in runs] == [1] * len(runs)

@@ -50,7 +50,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, weights_bytes: int) -> None:
             "seconds": 1.0,
             "host_bytes": GIB,
         }
-        return {role: found for role in roles_of(recipe)}
+        return dict.fromkeys(roles_of(recipe), found)
 
     monkeypatch.setattr(dryrun, "rehearse_roles", roles)
 

@@ -7,7 +7,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.recipe_file import MAX_BYTES
+from command.data_file import MAX_BYTES
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 

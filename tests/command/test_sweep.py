@@ -1,14 +1,16 @@
 """A sweep over a batch cluster: names of points, their folder, what is refused and why."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from command.arguments import ROOT, split_sweep
+from command.arguments import ROOT
+from command.labels import LONGEST, labels
 from command.main import main
-from command.sweep import LONGEST, labels
+from command.points import split_sweep
 from tests.life.conftest import TINY
 
 HERE = (
@@ -133,6 +135,15 @@ def test_points_that_cannot_be_are_explained_and_the_others_submitted(
     }
 
 
+def test_a_sweep_can_be_told_as_json(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "budget.seed=1,2", "output=json") == 0
+    (runs,) = json.loads(capfd.readouterr().out).values()
+    assert [Path(one["run"]).name for one in runs] == ["budget.seed=1", "budget.seed=2"]
+    assert {one["chain"] for one in runs} == {"1", "2"}
+
+
 def test_a_point_that_the_scheduler_refuses_does_not_stop_the_others(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,3 +190,21 @@ def test_without_a_batch_cluster_a_sweep_is_not_submitted(
     assert capfd.readouterr().err.count("local has no scheduler") == 2
     assert main(["-m", *TINY, *words[:-1]]) == 2
     assert not any((ROOT / "runs").glob("teuken7b-sweep-*/budget.seed=1"))
+
+
+def test_a_layout_that_was_searched_is_submitted_as_it_was_found(
+    queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *(word for word in TINY if not word.startswith("parallelism.")),
+        *("parallelism=auto", "cluster=juwels", "cluster.device=cpu"),
+        *("cluster.nodes=1", "site.account=kitchen", f"run={tmp_path / 'mine'}"),
+    ]
+    assert main([*words, "action=show", "output=json"]) == 0
+    shown = json.loads(capfd.readouterr().out)["recipe"]
+    assert main(words) == 0
+    assert "submitted 1: " in capfd.readouterr().out
+    assert len(submitted(queue)) == 1
+    kept = json.loads((tmp_path / "mine" / "recipe.json").read_text())
+    assert kept["parallelism"] == shown["parallelism"]
+    assert kept["cluster"]["ranks"] == 4

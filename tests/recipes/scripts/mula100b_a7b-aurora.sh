@@ -33,7 +33,7 @@ cd /path/to/kochbuch || exit
 run=/path/to/kochbuch/runs/mula100b_a7b-full
 mkdir -p "$run/ranks"
 
-# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
 # The next job is queued now, while nothing can have killed this one: PBS has no arrays whose jobs

@@ -19,7 +19,7 @@ cd /path/to/kochbuch || exit
 run=/path/to/kochbuch/runs/playbook80b-full
 mkdir -p "$run/ranks"
 
-# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

@@ -29,7 +29,7 @@ run=/path/to/kochbuch/runs/teuken7b-full
 mkdir -p "$run/ranks"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
 
-# By 3 this ends the chain: the run has finished, or two jobs made no progress.
+# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
 python -m cluster.begin "$run" || exit $(($? != 3))
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)i  # as other nodes reach it

@@ -1,0 +1,40 @@
+"""Points of a study that are submitted to a batch cluster, a run each."""
+
+from cluster.schedulers import scheduler_of
+from cluster.status import status_of
+from command.actions.submit import check, check_not_submitted, hand_over
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.study_runs import Folder, Point, Words, result_in
+from command.study_search import Ended
+from components.errors import RecipeError
+from components.spec.recipe import read_recipe
+
+
+class Submitted:
+    """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
+
+    def __init__(self, *, words: Words, folder: Folder, key: str) -> None:
+        self._words = words
+        self._folder = folder
+        self._key = key
+
+    def start(self, point: Point) -> None:
+        arguments, path = read_point(self._words(point)), self._folder(point)
+        recipe = compose_recipe(arguments)
+        try:
+            check_not_submitted(recipe, path, again=False)
+        except RecipeError as standing:
+            if standing.path != "run":
+                raise
+            return
+        hand_over(check(recipe, arguments, path), after=None)
+
+    def look(self, point: Point) -> Ended | None:
+        path = self._folder(point)
+        cluster = read_recipe(path / "recipe.json").cluster
+        status = status_of(path, scheduler_of(cluster))
+        if status.queued is None or status.queued:  # the scheduler does not answer, or is busy
+            return None
+        ended = result_in(path, self._key)
+        return ended or Ended(None, f"{status.state}: {status.why}")

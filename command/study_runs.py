@@ -1,0 +1,91 @@
+"""Three ways to try a point of a study: plan it, train it here, or submit it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from command.actions.plan import as_json
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.study_search import Ended
+from components.errors import RecipeError
+from components.planner.plan import plan_recipe
+from components.spec.study import Value
+
+Point = Mapping[str, Value]
+Words = Callable[[Point], Sequence[str]]
+Folder = Callable[[Point], Path]
+
+
+class Planned:
+    """Points that are planned and never run: their figures are there at once."""
+
+    def __init__(self, *, words: Words, key: str) -> None:
+        self._words = words
+        self._key = key
+        self._trees: dict[frozenset[tuple[str, Value]], dict[str, Any]] = {}
+
+    def start(self, point: Point) -> None:
+        recipe = compose_recipe(read_point(self._words(point)))
+        self._trees[frozenset(point.items())] = as_json(recipe, plan_recipe(recipe))
+
+    def look(self, point: Point) -> Ended:
+        tree = self._trees[frozenset(point.items())]
+        memory = tree["memory"]
+        if memory["verdict"] == "does_not_fit":
+            gib = memory["peak_bytes"] / 2**30
+            return Ended(None, f"does not fit: {gib:.1f} GiB a device")
+        return Ended(figure_of(tree, self._key, "objective.planned"), "")
+
+
+class Trained:
+    """Points that are trained on this machine, one after the other."""
+
+    def __init__(
+        self, *, words: Words, folder: Folder, key: str, train: Callable[[Sequence[str]], None]
+    ) -> None:
+        self._words = words
+        self._folder = folder
+        self._key = key
+        self._train = train
+
+    def start(self, point: Point) -> None:
+        if result_in(self._folder(point), self._key) is None:
+            self._train(self._words(point))
+
+    def look(self, point: Point) -> Ended:
+        ended = result_in(self._folder(point), self._key)
+        return ended or Ended(None, "did not finish")
+
+
+def result_in(run: Path, key: str) -> Ended | None:
+    """Read the figure of a run that has finished; nothing of one that has not.
+
+    Raises:
+        RecipeError: it finished without such a figure.
+    """
+    file = run / "results.json"
+    if not file.is_file():
+        return None
+    results = json.loads(file.read_text("utf-8"))
+    if results["status"] != "finished":
+        return None
+    return Ended(figure_of(results, key, "objective.measured"), "")
+
+
+def figure_of(tree: Mapping[str, Any], key: str, where: str) -> float:
+    """Follow a dotted key.
+
+    Raises:
+        RecipeError: it leads nowhere, or to no number.
+    """
+    figure = reduce(_inside, key.split("."), tree)
+    if isinstance(figure, bool) or not isinstance(figure, int | float):
+        raise RecipeError(where, f"{key} is no number there", "name another key")
+    return float(figure)
+
+
+def _inside(node: Any, step: str) -> Any:
+    return node.get(step) if isinstance(node, Mapping) else None

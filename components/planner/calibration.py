@@ -1,0 +1,190 @@
+"""Fit the planner's few free constants to measured steps.
+
+By least squares of the logarithms of predicted over measured seconds, or bytes, and robustly: a
+step that something else slowed counts little. To move a constant must be paid for by the steps,
+so that one of which they say nothing stays as it was.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from components.errors import RecipeError
+from components.planner.calibrated import Errors, Judged, corrected
+from components.planner.job import Job
+from components.planner.memory import rank_memory
+from components.planner.software import Software
+from components.planner.time import plan_time
+from components.spec.hardware import Hardware
+
+# Constants and the values that they may take: a part of something is no more than all of it,
+# and what takes longer than this at the host is a fault, not a constant.
+SPEED = {
+    "product_fraction": (0.05, 1.0),
+    "traffic": (1.0, 30.0),
+    "layer_seconds": (1e-5, 5e-2),
+    "tensor_layer_seconds": (1e-5, 5e-2),
+    "crossing_layer_seconds": (0.0, 2e-2),
+    "exposed_fraction": (0.0, 1.0),
+    "reduced_fraction": (0.1, 4.0),
+    "hides_reduction": (0.0, 1.0),
+    "step_latencies": (0.0, 100.0),
+}
+MEMORY = {"fragmentation": (1.0, 2.0), "base_bytes": (0.0, 4e9)}
+# A step may be off by a tenth (paired rows of the H100 layouts differ by 1.5 to 24 per cent); a
+# constant that moves by as much as it is, or by a tenth of its range, costs as much as that.
+STEP_SPREAD, RANGE_PART = 0.1, 0.1
+FEWEST = 2  # layouts for each constant, so that half of them still are one for each
+
+Predictor = Callable[[Job, Software], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One layout and what it took: seconds of a step, and bytes of the first rank if known."""
+
+    job: Job
+    seconds: float
+    peak_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Constants, and how far off the plan is with and without them."""
+
+    layouts: int
+    constants: Mapping[str, float]
+    errors: Judged
+
+    @property
+    def helps(self) -> bool:
+        """Tell whether layouts that were not fitted to are predicted better on average."""
+        return self.errors.held_out.mean < self.errors.before.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """What is fitted: which constants of which part, to which figure of each layout."""
+
+    part: str
+    ranges: Mapping[str, tuple[float, float]]
+    predict: Predictor
+    figures: Mapping[Job, float]
+
+
+def fit_speed(measured: Sequence[Measured], hardware: Hardware, software: Software) -> Fit:
+    """Fit the constants of time.
+
+    Raises:
+        RecipeError: too few layouts, or the profile lacks a figure that the plan needs.
+    """
+    figures = _medians((one.job, one.seconds) for one in measured)
+    _check_enough(figures, SPEED)
+    return _fit(
+        _Target(
+            part="speed",
+            ranges=SPEED,
+            predict=lambda job, figures: plan_time(job, hardware, figures.speed).total,
+            figures=figures,
+        ),
+        software,
+    )
+
+
+def fit_memory(measured: Sequence[Measured], software: Software) -> Fit | None:
+    """Fit the constants of memory, if enough layouts have their peak."""
+    known = ((one.job, one.peak_bytes) for one in measured if one.peak_bytes is not None)
+    figures = _medians(known)
+    if len(figures) < FEWEST * len(MEMORY):
+        return None
+    return _fit(
+        _Target(
+            part="memory",
+            ranges=MEMORY,
+            predict=lambda job, figures: rank_memory(job, 0, figures.memory).peak,
+            figures=figures,
+        ),
+        software,
+    )
+
+
+def _medians(pairs: Iterable[tuple[Job, float]]) -> dict[Job, float]:
+    """Take the median of what was measured of one layout more than once."""
+    figures: dict[Job, list[float]] = defaultdict(list)
+    for job, figure in pairs:
+        figures[job].append(figure)
+    return {job: median(values) for job, values in figures.items()}
+
+
+def _check_enough(figures: Mapping[Job, float], names: Collection[str]) -> None:
+    needed = FEWEST * len(names)
+    if len(figures) < needed:
+        raise RecipeError(
+            "calibrate",
+            f"{len(figures)} layouts were measured; {len(names)} constants need {needed}",
+            "measure more layouts: other microbatches, degrees and numbers of nodes",
+        )
+
+
+def _fit(target: _Target, software: Software) -> Fit:
+    """Fit to all layouts, and for the held-out errors to each half of them in turn."""
+    halves = _halves(target.figures)
+    unseen: dict[Job, float] = {}
+    for half, other in (halves, halves[::-1]):
+        constants = _constants(target, half, software)
+        unseen |= _errors(target, other, _with(target, software, constants))
+    constants = _constants(target, tuple(target.figures), software)
+    before = _summary(_errors(target, tuple(target.figures), software))
+    after = _errors(target, tuple(target.figures), _with(target, software, constants))
+    errors = Judged(before=before, fitted=_summary(after), held_out=_summary(unseen))
+    return Fit(layouts=len(target.figures), constants=constants, errors=errors)
+
+
+def _halves(figures: Mapping[Job, float]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    """Deal the layouts to two halves by a hash, so that neither has all of one kind."""
+    ordered = sorted(figures, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
+    return tuple(ordered[::2]), tuple(ordered[1::2])
+
+
+def _constants(target: _Target, jobs: Sequence[Job], software: Software) -> dict[str, float]:
+    """Return the constants that predict ``jobs`` best."""
+    section = getattr(software, target.part)
+    shipped = np.array([float(getattr(section, name)) for name in target.ranges])
+    low, high = np.array(list(target.ranges.values())).T
+    scale = np.maximum(shipped, RANGE_PART * (high - low))
+
+    def named(values: npt.NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(target.ranges, map(float, values), strict=True))
+
+    def residuals(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        figures = _with(target, software, named(values))
+        gaps = [log(target.predict(job, figures) / target.figures[job]) for job in jobs]
+        return np.concatenate([np.array(gaps) / STEP_SPREAD, (values - shipped) / scale])
+
+    start = np.clip(shipped, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
+    found = least_squares(residuals, start, bounds=(low, high), x_scale=scale, loss="soft_l1")
+    return named(found.x)
+
+
+def _with(target: _Target, software: Software, constants: Mapping[str, float]) -> Software:
+    empty: dict[str, float] = {}
+    speed = constants if target.part == "speed" else empty
+    memory = constants if target.part == "memory" else empty
+    return corrected(software, speed, memory)
+
+
+def _errors(target: _Target, jobs: Sequence[Job], software: Software) -> dict[Job, float]:
+    return {job: abs(target.predict(job, software) / target.figures[job] - 1) for job in jobs}
+
+
+def _summary(errors: Mapping[Job, float]) -> Errors:
+    values = np.array(list(errors.values()))
+    middle, ninth = np.quantile(values, [0.5, 0.9])
+    return Errors(mean=float(values.mean()), median=float(middle), p90=float(ninth))

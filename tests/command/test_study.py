@@ -1,0 +1,169 @@
+"""Studies: planned, and trained here; what the words beside them may say."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.actions import auto
+from command.arguments import ROOT, Arguments
+from command.main import main
+from command.outcome import Outcome
+from components.errors import RecipeError
+from tests.life.conftest import TINY
+
+NAME = "smng_p2_search"
+RATES = {
+    "name": "rates",
+    "why": "Which rate is best.",
+    "recipe": "teuken7b",
+    "cluster": "local",
+    "set": {"budget.seed": 3},
+    "space": {
+        "optimizer.lr": [1.0e-5, 1.0e-3, 1.0e-2],
+        "budget.global_batch_tokens": [320, 256],
+    },
+    "products": {},
+    "objective": {"measured": "held_out.final", "planned": None, "direction": "minimize"},
+    "search": {"sampler": "random", "trials": 8, "at_once": 1, "seed": 1, "poll_seconds": 1},
+    "published": {},
+}
+OWN = ("optimizer.", "budget.global_batch", "checkpoint.", "budget.total", "recipe=")
+WORDS = (
+    *(word for word in TINY if not word.startswith(OWN)),
+    "recipe=teuken7b",
+    "budget.total_tokens=1_024",
+    "checkpoint.every_tokens=1_024",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def write(folder: Path, **changes: Any) -> str:
+    (folder / "rates.yaml").write_text(yaml.safe_dump(RATES | changes, sort_keys=False))
+    return "study=rates.yaml"
+
+
+def test_the_best_of_a_planned_study_is_the_best_of_all_plans(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = yaml.safe_load((ROOT / "studies" / f"{NAME}.yaml").read_text())
+    pipelines, tensors = [16, 32], [4, 8]
+    tree["space"] |= {
+        "parallelism.pipeline": pipelines,
+        "parallelism.tensor": tensors,
+        "parallelism.microbatch_sequences": [1],
+        "microbatches": [100],
+    }
+    (folder / "few.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    words = ["study=few.yaml", "action=plan", "output=json", "study.search.trials=30"]
+    words.append("study.search.sampler=random")  # it draws each of the four points
+    assert main(["-m", *words]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert len(found["trials"]) == 30
+    keys = ("parallelism.pipeline", "parallelism.tensor")
+    tried = {tuple(trial["point"][key] for key in keys): trial for trial in found["trials"]}
+    for one in itertools.product(pipelines, tensors):
+        point = [f"parallelism.pipeline={one[0]}", f"parallelism.tensor={one[1]}"]
+        batch = ["budget.global_batch_tokens=204_800", "budget.total_tokens=1_024_000"]
+        fixed = ["parallelism.microbatch_sequences=1", "parallelism.data=1"]
+        whole = ["recipe=gpt175b", "cluster=smng_p2", "action=plan", "output=json"]
+        assert main([*whole, *point, *batch, *fixed]) == 0
+        plan = json.loads(capfd.readouterr().out)
+        known = tried[one]
+        if plan["memory"]["verdict"] == "does_not_fit":
+            assert known["figure"] is None
+            assert known["why"].startswith("does not fit: ")
+        else:
+            assert known["figure"] == plan["time"]["tokens_per_second_per_device"]
+    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
+    assert found["best"][0]["figure"] == max(figures)
+    assert found["published"]["planned_figure"] > 0
+    assert not list(folder.glob("runs*"))
+
+
+def test_a_study_trained_here_goes_on_and_repeats_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", write(folder), *WORDS, f"run={folder / 'runs'}"]
+    begun: list[tuple[str, ...]] = []
+    train = auto.run
+
+    def interrupted(arguments: Arguments) -> Outcome:
+        if "budget.global_batch_tokens=256" in arguments.words:
+            begun.append(arguments.words)
+            if len(begun) == 2:
+                raise KeyboardInterrupt
+        return train(arguments)
+
+    monkeypatch.setattr(auto, "run", interrupted)
+    assert main(words) == 3
+    assert "stopped; the same command goes on" in capfd.readouterr().err
+    assert main([*words, "output=json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert len(found["trials"]) == 8
+    for trial in found["trials"]:
+        rate = trial["point"]["optimizer.lr"]
+        batch = trial["point"]["budget.global_batch_tokens"]
+        if batch == 320:
+            assert "5 sequences a step" in trial["why"]
+            assert trial["figure"] is None
+            continue
+        run = folder / "runs" / f"optimizer.lr={rate},budget.global_batch_tokens=256"
+        results = json.loads((run / "results.json").read_text())
+        assert trial["figure"] == results["held_out"]["final"]
+    figures = [trial["figure"] for trial in found["trials"] if trial["figure"] is not None]
+    assert found["best"][0]["figure"] == min(figures)
+    assert len(begun) == len(set(begun)) + 1  # the interrupted one
+    assert main([*words, "study.search.trials=9"]) == 0
+    said = capfd.readouterr()
+    assert said.err.count("[9] ") == 1
+    assert said.err.count("held") == 0
+    assert "9 trials: " in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["study=smng_p2_searh"], "study: there is no study 'smng_p2_searh'\n.*smng_p2_search"),
+        (["study=none.yaml"], "study: there is no file none.yaml"),
+        ([f"study={NAME}", "study=b"], "study: given twice"),
+        (
+            [f"study={NAME}", "parallelism.tensor=4"],
+            "parallelism.tensor: the study .* varies it",
+        ),
+        (
+            [f"study={NAME}", "study.search.trails=4"],
+            "study.search.trails: the study's file has",
+        ),
+        ([f"study={NAME}", "study.search.trials=0"], "search.trials: input should be greater"),
+        ([f"study={NAME}", "action=show"], "action: 'show' gives a study no figures"),
+        (["study=rates.yaml", "action=plan"], "action: no plan knows held_out.final"),
+        (["study=bad.yaml", *WORDS], "objective.measured: held_out.finale is no number there"),
+    ],
+)
+def test_what_is_wrong_with_a_study_is_said_in_one_message(
+    folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    write(folder)
+    wrong = {"measured": "held_out.finale", "planned": None, "direction": "minimize"}
+    tree = RATES | {"objective": wrong, "name": "bad"}
+    (folder / "bad.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert main(["-m", *words, f"site.runs={folder / 'runs'}"]) == 2
+    said = capfd.readouterr().err
+    with pytest.raises(RecipeError, match=message):
+        raise RecipeError("", said)
+    assert "Traceback" not in said
+
+
+def test_a_study_without_m_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([f"study={NAME}"]) == 2
+    assert "study: a study is many runs\n  write -m before it" in capfd.readouterr().err

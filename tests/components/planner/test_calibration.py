@@ -1,0 +1,91 @@
+"""Constants fitted to steps: known ones are found again, and unseen layouts gain."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.measured import Row, read_rows
+from benchmarks.planner_accuracy import DATA, is_timed
+from components.errors import RecipeError
+from components.planner.calibrated import corrected
+from components.planner.calibration import MEMORY, SPEED, Measured, fit_memory, fit_speed
+from components.planner.memory import rank_memory
+from components.planner.software import OURS, read_software
+from components.planner.time import plan_time
+from tests.components.planner.jobs import hopper
+
+SHIPPED = read_software(OURS)
+ROWS = [row for row in read_rows(DATA / "h100_layouts.csv") if is_timed(row)]
+# Far from what is shipped, and constants on which most layouts depend.
+SPEED_THERE = {"product_fraction": 0.45, "tensor_layer_seconds": 8e-3}
+MEMORY_THERE = {"fragmentation": 1.4, "base_bytes": 9e8}
+
+
+def measured_there(rows: Sequence[Row]) -> list[Measured]:
+    """What these layouts would take if other constants were true."""
+    there = corrected(SHIPPED, SPEED_THERE, MEMORY_THERE)
+    return [
+        Measured(
+            job=row.job,
+            seconds=plan_time(row.job, hopper(), there.speed).total,
+            peak_bytes=rank_memory(row.job, 0, there.memory).peak,
+        )
+        for row in rows
+    ]
+
+
+def test_constants_that_made_the_steps_are_found_again() -> None:
+    fit = fit_speed(measured_there(ROWS[::16]), hopper(), SHIPPED)
+    assert fit.helps
+    assert fit.errors.before.median > 0.15
+    assert fit.errors.held_out.median < 0.01
+    for name, value in SPEED_THERE.items():
+        assert fit.constants[name] == pytest.approx(value, rel=0.1)
+
+
+def test_constants_of_memory_are_found_again() -> None:
+    fit = fit_memory(measured_there(ROWS[::16]), SHIPPED)
+    assert fit is not None
+    assert fit.errors.held_out.p90 < 0.02
+    for name, value in MEMORY_THERE.items():
+        assert fit.constants[name] == pytest.approx(value, rel=0.1)
+
+
+def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
+    rows = [row for row in ROWS if row.nodes in {1, 2, 8}][::4]
+    steps = [Measured(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
+    fit = fit_speed(steps, hopper(), SHIPPED)
+    assert fit.helps
+    assert fit.errors.held_out.median < 0.75 * fit.errors.before.median
+    assert fit.errors.held_out.mean < 0.6 * fit.errors.before.mean
+    assert fit.errors.held_out.p90 < fit.errors.before.p90
+
+
+def test_a_step_that_something_slowed_moves_little() -> None:
+    steps = measured_there(ROWS[::16])
+    slowed = [replace(steps[0], seconds=20 * steps[0].seconds), *steps[1:]]
+    fit = fit_speed(slowed, hopper(), SHIPPED)
+    assert fit.constants["product_fraction"] == pytest.approx(0.45, rel=0.1)
+
+
+def test_a_layout_measured_often_counts_once() -> None:
+    steps = measured_there(ROWS[::24])
+    once = fit_speed(steps, hopper(), SHIPPED)
+    often = fit_speed([*steps, *steps[:5] * 9], hopper(), SHIPPED)
+    assert often.layouts == once.layouts == len({step.job for step in steps})
+    assert often.constants == once.constants
+
+
+def test_a_constant_of_which_the_steps_say_nothing_stays() -> None:
+    alone = [row for row in ROWS if row.nodes == row.job.layout.tensor == 1][:30]
+    fit = fit_speed(measured_there(alone), hopper(), SHIPPED)
+    for name in ("tensor_layer_seconds", "crossing_layer_seconds", "exposed_fraction"):
+        shipped = getattr(SHIPPED.speed, name)
+        assert fit.constants[name] == pytest.approx(shipped, rel=0.01, abs=1e-4)
+
+
+def test_three_layouts_are_too_few() -> None:
+    with pytest.raises(RecipeError, match=rf"3 layouts .* {len(SPEED)} constants need 18"):
+        fit_speed(measured_there(ROWS[::16])[:3], hopper(), SHIPPED)
+    assert fit_memory(measured_there(ROWS[::16])[: 2 * len(MEMORY) - 1], SHIPPED) is None

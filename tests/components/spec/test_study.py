@@ -1,0 +1,91 @@
+"""A study's file: what it sets at a point, and what is refused."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from command.arguments import ROOT
+from components.errors import RecipeError
+from components.spec.study import check_study
+
+TREE = """
+name: rates
+why: Which rate is best.
+recipe: teuken7b
+cluster: local
+set: {budget.seed: 3}
+space:
+  optimizer.lr: {low: 1.0e-5, high: 1.0e-2, log: true}
+  parallelism.microbatch_sequences: [1, 2]
+  microbatches: [4, 8]
+products: {budget.global_batch_tokens: [64, parallelism.microbatch_sequences, microbatches]}
+objective: {measured: held_out.final, planned: null, direction: minimize}
+search: {sampler: tpe, trials: 4, at_once: 1, seed: 1, poll_seconds: 1}
+published: {}
+"""
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return {**yaml.safe_load(TREE), **changes}
+
+
+def refused(path: str, problem: str, **changes: Any) -> None:
+    with pytest.raises(RecipeError, match=problem) as caught:
+        check_study(tree(**changes), "rates.yaml")
+    assert caught.value.path == f"rates.yaml.{path}"
+
+
+def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
+    point = {
+        "optimizer.lr": 1e-3,
+        "parallelism.microbatch_sequences": 2,
+        "microbatches": 8,
+    }
+    assert check_study(tree(), "rates.yaml").values(point) == {
+        "budget.seed": 3,
+        "optimizer.lr": 1e-3,
+        "parallelism.microbatch_sequences": 2,
+        "budget.global_batch_tokens": 1_024,
+    }
+
+
+def test_an_unknown_field_is_named_with_the_nearest() -> None:
+    refused("serach", "unknown key.*search", serach={})
+
+
+@pytest.mark.parametrize(("low", "high", "log"), [(1.0, 1.0, False), (0.0, 1.0, True)])
+def test_an_interval_has_an_inside(low: float, high: float, log: bool) -> None:
+    space = tree()["space"] | {"optimizer.lr": {"low": low, "high": high, "log": log}}
+    refused("space.optimizer.lr", "is no interval", space=space)
+
+
+@pytest.mark.parametrize("factor", ["microbatch", "optimizer.lr", "optimizer.name"])
+def test_a_factor_is_a_whole_number_of_the_space(factor: str) -> None:
+    space = tree()["space"] | {"optimizer.name": ["a", "b"]}
+    products = {"budget.global_batch_tokens": ["microbatches", factor]}
+    refused("products", f"the factor '{factor}' is no key", space=space, products=products)
+
+
+def test_a_name_that_is_no_key_must_be_a_factor() -> None:
+    refused("space.microbatches", "neither a key of a recipe nor a factor", products={})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"set": {"optimizer.lr": 0.1}},
+        {"set": {"budget.global_batch_tokens": 64}},
+        {"products": {"optimizer.lr": [2, "microbatches"]}},
+    ],
+)
+def test_no_key_is_set_twice(changes: dict[str, Any]) -> None:
+    (key,) = next(iter(changes.values()))
+    refused(key, "is set twice", **changes)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.yaml")), ids=str)
+def test_shipped_studies_are_read_under_their_own_name(file: Any) -> None:
+    study = check_study(yaml.safe_load(file.read_text("utf-8")), file.name)
+    assert study.name == file.stem
+    assert study.published.keys() == study.space.keys()
