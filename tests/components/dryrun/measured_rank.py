@@ -3,7 +3,7 @@
 It takes steps of each run folder's recipe on real tensors and real gloo, and writes the most
 that torch's own CPU allocator had given out in one, as the profiler logs every allocation and
 release from the start; and what collectives and FLOPs a step made. Of three steps after the
-first the leanest counts: gloo's threads give back what they copied when they come to it.
+first the leanest counts: gloo's threads give back what they were lent when they come to it.
 """
 
 import json
@@ -60,13 +60,30 @@ def peak_of(profiler: profile) -> int:
     steps = [one for one in events if one.get("name") == STEP and one.get("ph") == "X"]
     assert len(steps) == STEPS
     given = [one for one in events if one.get("name") == "[memory]"]
-    return min(most_given(given, step["ts"], step["ts"] + step["dur"]) for step in steps)
-
-
-def most_given(given: list[dict[str, Any]], first: float, last: float) -> int:
-    return max(
-        int(one["args"]["Total Allocated"]) for one in given if first <= one["ts"] <= last
+    given.sort(key=lambda one: one["ts"])
+    # Both are too high at times: by gloo's copies, or by what another thread has given back.
+    whole = [(one["ts"], one["args"]["Total Allocated"]) for one in given]
+    totals = (whole, totals_of(given, thread=steps[0]["tid"]))
+    return min(
+        max(total for at, total in kind if step["ts"] <= at <= step["ts"] + step["dur"])
+        for step in steps
+        for kind in totals
     )
+
+
+def totals_of(given: list[dict[str, Any]], thread: int) -> list[tuple[float, int]]:
+    """Add up what this thread took: gloo's threads make copies that no device has."""
+    held: dict[int, int] = {}
+    total, totals = 0, []
+    for one in given:
+        address, size = one["args"]["Addr"], one["args"]["Bytes"]
+        if size > 0 and one["tid"] == thread:
+            held[address] = size
+            total += size
+        elif size < 0:
+            total -= held.pop(address, 0)
+        totals.append((one["ts"], total))
+    return totals
 
 
 def connect_and_measure(folder: RunFolder, rank: int, ranks: int) -> None:

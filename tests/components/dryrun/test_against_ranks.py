@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 TOLERANCE = 0.05
 SIZES = (
     *("scale=parity", "model.num_layers=2", "model.dim=128", "model.mlp.ffn_dim=320"),
-    *("budget.sequence_length=128", "budget.global_batch_tokens=1536", "cluster.ranks=2"),
-    *("budget.total_tokens=15360", "parallelism.microbatch_sequences=2", "cluster.device=cpu"),
+    *("budget.sequence_length=128", "budget.global_batch_tokens=3072", "cluster.ranks=2"),
+    *("budget.total_tokens=30720", "parallelism.microbatch_sequences=6", "cluster.device=cpu"),
     *("model.dropout=0.0", "model.attention.dropout=0.0"),
 )
 LAYOUTS = {
