@@ -18,7 +18,7 @@ EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test cluster corpus check fix golden recipes parity moved bench megatron lock clean
+.PHONY: help setup run test cluster corpus check fix golden recipes parity dryruns moved bench megatron lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -71,6 +71,9 @@ parity: setup ## prove every kind of layout equal to one process and print the t
 	$(PY) run.py action=parity recipe=teuken7b "layouts=[$(DEEPSPEED)]"
 	$(PY) run.py action=parity recipe=bloom560m "layouts=[{context: 2}]"
 	$(PY) run.py action=parity recipe=gpt3b6 "layouts=[{context: 2, pipeline: 2}]"
+
+dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryruns.md (an hour)
+	$(PY) -m benchmarks.dryruns
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved

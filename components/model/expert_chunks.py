@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from components.model.activations import Activation
-from components.model.expert_products import Matrices, Order, accumulator
+from components.model.expert_products import Matrices, Order, accumulator, on_host
 
 # Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
 # they win by lying closer; whole microbatches pass through memory again and again.
 _CHUNK_ELEMENTS = 2**18
+# Where nothing is computed, calls are what takes time: fewer, and a few hundred MB more.
+_FAKE_CHUNK_ELEMENTS = 2**24
 
 
 def chunked_products(
@@ -69,7 +72,10 @@ class _Chunked(torch.autograd.Function):
         widened = [up.new_empty(len(order.pairs), up.shape[1]) for _ in maps]
         sorted_weights = weights.flatten()[order.pairs]
         mixed = accumulator(tokens)
-        ctx.chunks = list(_chunks(order.counts.tolist(), dim=tokens.shape[1]))
+        counts = on_host(order.counts, average=len(order.pairs) // len(order.counts))
+        is_fake = isinstance(tokens, FakeTensor)
+        elements = _FAKE_CHUNK_ELEMENTS if is_fake else _CHUNK_ELEMENTS
+        ctx.chunks = list(_chunks(counts, most=elements // tokens.shape[1]))
         for chunk in ctx.chunks:
             token = order.tokens[chunk.pairs]
             rows = tokens.index_select(0, token)
@@ -162,9 +168,9 @@ def _maps(gate: Tensor | None, up: Tensor) -> list[Tensor]:
     return [up] if gate is None else [gate, up]
 
 
-def _chunks(counts: list[int], *, dim: int) -> Iterator[_Chunk]:
-    """Put neighbouring experts together while their rows fit into the cache."""
-    first, start, most = 0, 0, _CHUNK_ELEMENTS // dim
+def _chunks(counts: list[int], *, most: int) -> Iterator[_Chunk]:
+    """Put neighbouring experts together while their rows fit into the cache: ``most`` rows."""
+    first, start = 0, 0
     for expert in range(1, len(counts) + 1):
         held = sum(counts[first:expert])
         if expert == len(counts) or held + counts[expert] > most:

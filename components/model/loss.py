@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 # Tokens in a block: enough to make a product efficient, more where the rows are few.
 _CPU_BLOCK_TOKENS = 256
@@ -127,7 +128,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    on_cpu = hidden.device.type == "cpu"
+    on_cpu = _is_on_cpu(hidden)
     least = _CPU_BLOCK_TOKENS if on_cpu else _DEVICE_BLOCK_TOKENS
     elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
     return _slices(len(hidden), max(least, elements // len(weight)))
@@ -135,9 +136,13 @@ def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 
 def chunks(logits: Float[Tensor, "tokens rows"]) -> Iterator[slice]:
     """Part the tokens so that a chunk of their logits fits a cache."""
-    on_cpu = logits.device.type == "cpu"
-    elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
+    elements = _CPU_CHUNK_ELEMENTS if _is_on_cpu(logits) else _DEVICE_CHUNK_ELEMENTS
     return _slices(len(logits), max(1, elements // logits.shape[1]))
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    """Take a fake tensor, which no CPU computes on, for one on a device."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:

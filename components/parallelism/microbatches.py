@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     Schedule1F1B,
@@ -21,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from components.model.decoder import Decoder
 from components.parallelism.mesh import Mesh
+from components.parallelism.messages import LeanStage
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -98,19 +98,19 @@ class Pipeline:
             torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
             for shape in shapes
         )
-        self._schedules: dict[int, Any] = {}
+        self._made: tuple[int, Any] = (0, None)
 
     def run(self, batch: Tensor, scale: float) -> None:
         count = len(batch)
-        if count not in self._schedules:  # a batch that ramps up has several
-            self._schedules[count] = self._make_schedule(count)
+        if count != self._made[0]:  # a batch that ramps up has several
+            self._made = count, self._make_schedule(count)
         for stage in self._stages:
             stage.scale = scale
         rows = batch.flatten(0, 1)
         given = (rows[:, :-1],) if self._mesh.place("pipeline") == 0 else ()
         # The number of a microbatch stays on the host: a device would have to be asked for it.
         kwargs = {"rows": rows, "number": torch.arange(count)}
-        self._schedules[count].step(*given, target=rows, return_outputs=False, **kwargs)
+        self._made[1].step(*given, target=rows, return_outputs=False, **kwargs)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         """Pass ``rows`` from stage to stage, each waiting for the one before."""
@@ -142,12 +142,12 @@ class Pipeline:
         # Without a loss function a stage that is not the last would never run backward.
         return kind(given, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
 
-    def _place(self, turn: int, stage: "_Stage") -> PipelineStage:
+    def _place(self, turn: int, stage: "_Stage") -> LeanStage:
         ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
         index, stages = turn * ranks + here, ranks * len(self._stages)
         last = index == stages - 1
         # Shapes are known: torch need not run the stage once to learn them.
-        return PipelineStage(
+        return LeanStage(
             stage,
             index,
             stages,

@@ -9,6 +9,8 @@ from components.planner.job import BYTES, Job
 from components.planner.software import SoftwareSpeed
 from components.spec.hardware import Hardware
 
+EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
+
 
 def tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
     """Gather and scatter hidden states, forward and backward.
@@ -21,8 +23,7 @@ def tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
         return 0.0
     where = group_of(layout, "tensor")
     rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.tensor - 1) / layout.tensor
-    each = speed.exposed_fraction * sent / rate + latency(hardware, where)
+    each = speed.exposed_fraction * tensor_bytes(job) / rate + latency(hardware, where)
     return speed.tensor_collectives * each
 
 
@@ -33,8 +34,7 @@ def expert_seconds(job: Job, hardware: Hardware) -> float:
         return 0.0
     where = group_of(layout, "expert")
     rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    sent = 2.0 * job.microbatch_tokens * job.shape.dim * (layout.expert - 1)
-    return 4 * (sent / rate + latency(hardware, where))
+    return EXPERT_COLLECTIVES * (expert_bytes(job) / rate + latency(hardware, where))
 
 
 def context_seconds(job: Job, hardware: Hardware) -> float:
@@ -49,7 +49,23 @@ def context_seconds(job: Job, hardware: Hardware) -> float:
         return 0.0
     where = group_of(layout, "context")
     rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    return (layout.context - 1) * key_value_bytes(job) / rate + latency(hardware, where)
+    return context_bytes(job) / rate + latency(hardware, where)
+
+
+def tensor_bytes(job: Job) -> float:
+    """Count what a tensor rank sends when it gathers or scatters hidden states once."""
+    ranks = job.layout.tensor
+    return 2.0 * job.microbatch_tokens * job.shape.dim * (ranks - 1) / ranks
+
+
+def expert_bytes(job: Job) -> float:
+    """Count what an expert rank sends when it gathers tokens or scatters results once."""
+    return 2.0 * job.microbatch_tokens * job.shape.dim * (job.layout.expert - 1)
+
+
+def context_bytes(job: Job) -> float:
+    """Count what a context rank sends when it gathers keys and values once."""
+    return (job.layout.context - 1) * key_value_bytes(job)
 
 
 def key_value_bytes(job: Job) -> float:

@@ -70,10 +70,14 @@ class Memory:
 
     @property
     def verdict(self) -> Verdict:
-        """``tight`` is closer to the limit than the prediction is to the truth."""
-        if self.peak > self.usable_bytes:
-            return "does_not_fit"
-        return "fits" if self.peak <= TIGHT_FRACTION * self.usable_bytes else "tight"
+        return verdict_of(self.peak, self.usable_bytes)
+
+
+def verdict_of(peak_bytes: float, usable_bytes: int) -> Verdict:
+    """Judge a peak; ``tight`` is closer to the limit than the prediction is to the truth."""
+    if peak_bytes > usable_bytes:
+        return "does_not_fit"
+    return "fits" if peak_bytes <= TIGHT_FRACTION * usable_bytes else "tight"
 
 
 def plan_memory(job: Job, hardware: Hardware, software: SoftwareMemory) -> Memory:

@@ -199,18 +199,18 @@ def reduction_seconds(
     seconds = 0.0
     if where.size > 1:
         rate = reduce_bandwidth(hardware, where, layout.devices_per_node)
-        seconds += _reduced_bytes(job, parameters.dense, where.size) / rate
+        seconds += reduced_bytes(job, parameters.dense, where.size) / rate
     experts = group_of(layout, "data")
     if parameters.expert and experts.size > 1:
         rate = reduce_bandwidth(hardware, experts, layout.devices_per_node)
-        seconds += _reduced_bytes(job, parameters.expert, experts.size) / rate
+        seconds += reduced_bytes(job, parameters.expert, experts.size) / rate
     seconds *= speed.reduced_fraction
     if layout.zero == 0:
         seconds = max(seconds - speed.hides_reduction * microbatch * 2 / 3, 0.0)
     return seconds + speed.step_latencies * latency(hardware, where)
 
 
-def _reduced_bytes(job: Job, parameters: float, size: int) -> float:
+def reduced_bytes(job: Job, parameters: float, size: int) -> float:
     """Scatter gradients and gather them, or the weights instead.
 
     From stage 2 on every microbatch's gradients are scattered, at stage 3 the weights gathered

@@ -23,7 +23,7 @@ from components.train.batches import StepBatches
 from components.train.checkpoint import Progress
 from components.train.compute import StageCompute
 from components.train.engine import Engine, MeshEngine
-from components.train.pour import build_rank_model
+from components.train.pour import RankModel, build_rank_model
 from components.train.record import StepRecord
 from components.train.strategy import MeshStrategy, compute_dtype
 
@@ -83,13 +83,7 @@ class Pretraining(LightningModule):
         """Build this rank's stages; how they start depends on seed and names alone."""
         if hasattr(self, "stages"):
             return
-        model = build_rank_model(
-            self.recipe,
-            self.mesh,
-            device=self.device,
-            dtype=self._weight_dtype,
-            reduce_dtype=self._dtype_of("reduce"),
-        )
+        model = self.build_model()
         self.stages = nn.ModuleList(model.stages)
         self._tied = model.tied
         self.compute = StageCompute(
@@ -97,6 +91,16 @@ class Pretraining(LightningModule):
         )
         for decoder in model.stages:
             seed_layers(decoder, self.compute.dropout_seed)
+
+    def build_model(self) -> RankModel:
+        """Build this rank's part of the model where it trains."""
+        return build_rank_model(
+            self.recipe,
+            self.mesh,
+            device=self.device,
+            dtype=self.weight_dtype,
+            reduce_dtype=self.dtype_of("reduce"),
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the engine, which makes the optimizer over what it updates."""
@@ -109,7 +113,7 @@ class Pretraining(LightningModule):
                 decoder=self.decoders[0],
                 compute=self.compute,
                 make_optimizer=make,
-                compute_dtype=self._dtype_of("compute"),
+                compute_dtype=self.dtype_of("compute"),
                 device=self.device,
             )
             return self.engine.optimizer
@@ -117,22 +121,42 @@ class Pretraining(LightningModule):
             self.named_weights(),
             self.mesh,
             zero=self.recipe.parallelism.zero,
-            accumulate_dtype=self._dtype_of("accumulate"),
-            reduce_dtype=self._dtype_of("reduce"),
+            accumulate_dtype=self.dtype_of("accumulate"),
+            reduce_dtype=self.dtype_of("reduce"),
             tied=self._tied,
             expert_divisor=self.recipe.parallelism.expert_divisor,
         )
         scaling, scale = self.recipe.precision.loss_scale, None
-        if self._dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
+        if self.dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
             scale = LossScale(**scaling.model_dump())
         self.engine = MeshEngine(
             mesh=self.mesh,
             data_parallel=parallel,
-            microbatches=self._make_microbatches(),
+            microbatches=self.make_microbatches(),
             optimizer=make(parameters=[(one.name, one.parameter) for one in parallel.shards]),
             loss_scale=scale,
         )
         return self.engine.optimizer
+
+    def make_microbatches(self) -> Microbatches:
+        """Make what runs a step's passes over this rank's stages."""
+        degrees, budget = self.recipe.parallelism, self.recipe.budget
+        if degrees.pipeline == 1:
+            return Accumulation(self.decoders[0], self.compute)
+        sequences, length = degrees.microbatch_sequences, budget.sequence_length
+        experts = self.recipe.shape.mlp.num_experts
+        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
+        return Pipeline(
+            self.decoders,
+            self.mesh,
+            compute=self.compute,
+            schedule=degrees.schedule,
+            tokens_shape=(sequences, length),
+            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
+            carried=Tally.numbers(experts) if experts else 0,
+            dtype=self.weight_dtype,
+            device=self.device,
+        )
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         """Read from the step that comes next: one integer resumes the data."""
@@ -158,29 +182,10 @@ class Pretraining(LightningModule):
         return self.engine.evaluate(rows)
 
     @property
-    def _weight_dtype(self) -> torch.dtype:
-        return torch.promote_types(self._dtype_of("compute"), torch.float32)
+    def weight_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype_of("compute"), torch.float32)
 
-    def _make_microbatches(self) -> Microbatches:
-        degrees, budget = self.recipe.parallelism, self.recipe.budget
-        if degrees.pipeline == 1:
-            return Accumulation(self.decoders[0], self.compute)
-        sequences, length = degrees.microbatch_sequences, budget.sequence_length
-        experts = self.recipe.shape.mlp.num_experts
-        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
-        return Pipeline(
-            self.decoders,
-            self.mesh,
-            compute=self.compute,
-            schedule=degrees.schedule,
-            tokens_shape=(sequences, length),
-            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
-            carried=Tally.numbers(experts) if experts else 0,
-            dtype=self._weight_dtype,
-            device=self.device,
-        )
-
-    def _dtype_of(self, key: str) -> torch.dtype:
+    def dtype_of(self, key: str) -> torch.dtype:
         return compute_dtype(getattr(self.recipe.precision, key), self.device)
 
     def _norm_limit(self) -> float:

@@ -18,17 +18,17 @@ from components.parallelism.stages import TIED, cut_stage
 from components.parallelism.tensor import split_tensors
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
-from components.spec.stages import stage_layers
 
 
 @dataclass(frozen=True)
 class RankModel:
-    """The stages of one rank, in the order that a microbatch meets them.
+    """The stages of one rank, in the order that a microbatch meets them, and their layers.
 
     ``tied`` names the weights of which another stage has a copy.
     """
 
     stages: list[Decoder]
+    layers: list[range]
     tied: tuple[str, ...]
 
 
@@ -40,15 +40,24 @@ def build_rank_model(
     dtype: torch.dtype,
     reduce_dtype: torch.dtype,
 ) -> RankModel:
-    """Build on ``meta``, cut, split, then give memory and starting values to what is left."""
+    """Give memory and starting values to this rank's part of the model."""
+    model = pour_rank_model(recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype)
+    for decoder, layers in zip(model.stages, model.layers, strict=True):
+        decoder.to_empty(device=device)
+        _fill(decoder, recipe, layers)
+    return model
+
+
+def pour_rank_model(
+    recipe: Recipe, mesh: Mesh, *, dtype: torch.dtype, reduce_dtype: torch.dtype
+) -> RankModel:
+    """Build on ``meta``, cut and split; what is left has shapes and no memory."""
     degrees = recipe.parallelism
-    count = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
-    ranges = stage_layers(recipe.shape.num_layers, count, degrees.stage_balance)
-    stages, tied = [], False
-    for index in range(mesh.place("pipeline"), len(ranges), degrees.pipeline):
-        first, last = index == 0, index == len(ranges) - 1
+    stages, ranges, tied = [], [], False
+    for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
+        layers = recipe.stages[index]
         decoder = _build(recipe).to(dtype)
-        tied |= cut_stage(decoder, ranges[index], first=first, last=last)
+        tied |= cut_stage(decoder, layers, **_ends(recipe, layers))
         if degrees.context > 1:
             split_sequence(decoder, mesh.axis("context"))
         if degrees.expert > 1:
@@ -60,10 +69,9 @@ def build_rank_model(
         checkpoint_activations(decoder, degrees.recompute)
         if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
-        decoder.to_empty(device=device)
-        _fill(decoder, recipe, ranges[index], first=first, last=last)
         stages.append(decoder)
-    return RankModel(stages, (TIED,) if tied else ())
+        ranges.append(layers)
+    return RankModel(stages, ranges, (TIED,) if tied else ())
 
 
 def _build(recipe: Recipe) -> Decoder:
@@ -73,14 +81,18 @@ def _build(recipe: Recipe) -> Decoder:
     return decoder
 
 
-def _fill(decoder: Decoder, recipe: Recipe, layers: range, *, first: bool, last: bool) -> None:
+def _ends(recipe: Recipe, layers: range) -> dict[str, bool]:
+    return {"first": layers == recipe.stages[0], "last": layers == recipe.stages[-1]}
+
+
+def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
     """Draw the weights, or take them from a Hugging Face folder, a stage at a time."""
     folder = recipe.model["init_from"]
     if folder == "none":
         draw_weights(decoder, seed=recipe.budget.seed)
         return
     whole = _build(recipe)
-    cut_stage(whole, layers, first=first, last=last)
+    cut_stage(whole, layers, **_ends(recipe, layers))
     whole.to_empty(device="cpu")
     read_folder(
         Path(folder),

@@ -131,7 +131,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows_in_cache: i
 
 def test_a_chunk_holds_as_many_experts_as_fit_and_at_least_one() -> None:
     counts = [3, 0, 4, 9, 0, 2, 2]
-    chunks = list(expert_chunks._chunks(counts, dim=expert_chunks._CHUNK_ELEMENTS // 8))
+    chunks = list(expert_chunks._chunks(counts, most=8))
     assert [chunk.counts for chunk in chunks] == [[3, 0, 4], [9], [0, 2, 2]]
     assert [(c.experts.start, c.experts.stop) for c in chunks] == [(0, 3), (3, 4), (4, 7)]
     assert [(c.pairs.start, c.pairs.stop) for c in chunks] == [(0, 7), (7, 16), (16, 20)]

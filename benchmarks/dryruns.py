@@ -1,0 +1,84 @@
+"""Does every recipe's step fit its home's devices, and how far off is the plan's memory?
+
+Each recipe is rehearsed at full size in its published layout (`action=dryrun`), on this machine
+and without a GPU. Named recipes alone are done again; the others keep what was found.
+
+    python -m benchmarks.dryruns [NAME ...]
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from command.arguments import ROOT, read_point
+from command.compose import compose_recipe
+
+RESULT = Path(__file__).parent / "results" / "dryruns.json"
+PAGE = ROOT / "docs" / "dryruns.md"
+GIB = 2**30
+HEAD = """# Dry runs of all recipes
+
+The real step of one rank of each role at full size, on tensors without values (`make dryruns`;
+[dryrun.md](dryrun.md) says what is counted). Peaks are of the fullest role, in GiB, with what
+the plan adds for the allocator; `usable` is what tensors can have of a device. Seconds were
+taken on a busy machine of two cores and say little.
+
+| Recipe | Cluster | Roles | Peak | Usable | Plan | Difference | Verdict | Seconds |
+|---|---|---:|---:|---:|---:|---:|---|---:|
+"""
+
+
+def rehearse(name: str) -> dict[str, Any]:
+    """Run one recipe at home in a process of its own.
+
+    Raises:
+        RuntimeError: it printed no object.
+    """
+    home = compose_recipe(read_point([f"recipe={name}"])).home
+    words = [f"recipe={name}", f"cluster={home}", "action=dryrun", "output=json"]
+    done = subprocess.run(
+        [sys.executable, "run.py", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    if not done.stdout:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    tree: dict[str, Any] = json.loads(done.stdout)
+    return tree
+
+
+def row(tree: dict[str, Any]) -> str:
+    """Write a recipe's line of the table."""
+    memory = tree["memory"]
+    sizes = [memory[f"{key}_bytes"] / GIB for key in ("peak", "usable", "planned")]
+    apart = f"{memory['peak_bytes'] / memory['planned_bytes'] - 1:+.0%}"
+    verdict = memory["verdict"].replace("_", " ")
+    cells = [
+        *(f"`{tree['recipe']}`", tree["cluster"], str(len(tree["roles"]))),
+        *(f"{size:.1f}" for size in sizes),
+        *(apart, verdict, f"{tree['seconds']:.0f}"),
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def main(words: Sequence[str]) -> int:
+    """Rehearse, keep after every recipe, write the page."""
+    known = json.loads(RESULT.read_text("utf-8"))["recipes"] if RESULT.exists() else {}
+    every = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    for name in words or every:
+        known[name] = rehearse(name)
+        sys.stderr.write(row(known[name]))
+        kept = {"machine": machine(), "recipes": {key: known[key] for key in sorted(known)}}
+        RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    missing = ", ".join(f"`{name}`" for name in every if name not in known)
+    rows = "".join(row(known[name]) for name in sorted(known))
+    PAGE.write_text(
+        HEAD + rows + (f"\nNot gone through yet: {missing}.\n" * bool(missing)), "utf-8"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""A dry run on the terminal, from the object that ``output=json`` prints."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+Tree = Mapping[str, Any]
+GIB = 2**30
+CATEGORIES = ("weights", "gradients", "optimizer", "casts", "activations", "temporary")
+NOTES = (
+    "In the device's peak are the plan's losses of the allocator and what is there before any "
+    "tensor; the categories are tensors alone.",
+    "Kernels are those of the device, as far as fake tensors tell: docs/dryrun.md says which "
+    "stands for what.",
+)
+
+
+def print_dryrun(tree: Tree, out: TextIO) -> None:
+    """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
+    console = Console(file=out, width=None if sys.stdout.isatty() else 150)
+    for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
+        if table.row_count:
+            console.print(table)
+            console.print()
+    for role in tree["roles"]:
+        moment, rehearsed = role["memory"]["moment"], role["rehearsed_microbatches"]
+        text = f"{role['name']}: fullest in the {moment['phase']}, {moment['operator']}, "
+        text += f"{moment['microbatches_begun']} microbatches begun"
+        if rehearsed < role["microbatches"]:
+            text += f"; {rehearsed} of {role['microbatches']} rehearsed, the counts continued"
+        console.print(text, markup=False, highlight=False)
+    for note in NOTES:
+        console.print(note, markup=False, highlight=False)
+
+
+def _memory(tree: Tree) -> Table:
+    memory = tree["memory"]
+    title = f"memory, GiB a device of {memory['usable_bytes'] / GIB:.1f} usable: "
+    table = _table(title + memory["verdict"], "role", "ranks", *CATEGORIES, "peak", "planned")
+    for role in tree["roles"]:
+        held = role["memory"]["moment"]["by_category"]
+        cells = [f"{held[name] / GIB:.2f}" for name in CATEGORIES]
+        peaks = [f"{role['memory'][key] / GIB:.2f}" for key in ("peak_bytes", "planned_bytes")]
+        table.add_row(role["name"], f"{role['stands_for_ranks']:,}", *cells, *peaks)
+    return table
+
+
+def _collectives(tree: Tree) -> Table:
+    title = "collectives of a rank in a step; sent: by a ring"
+    table = _table(title, "role", "axis", "operation", "dtype", "ranks", "calls", "GiB", "sent")
+    for role in tree["roles"]:
+        for call in sorted(role["collectives"], key=lambda call: -call["bytes"]):
+            words = (call["axis"], call["operation"], call["dtype"])
+            counts = (f"{call['ranks']:,}", f"{call['count']:,}")
+            sizes = (f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes"))
+            table.add_row(role["name"], *words, *counts, *sizes)
+    return table
+
+
+def _flops(tree: Tree) -> Table:
+    operators = Counter[str]()
+    for role in tree["roles"]:
+        operators.update(role["flops"])
+    table = _table("TFLOP of a rank in a step", "role", *operators, "all")
+    for role in tree["roles"]:
+        cells = [f"{role['flops'].get(name, 0) / 1e12:.2f}" for name in operators]
+        table.add_row(role["name"], *cells, f"{sum(role['flops'].values()) / 1e12:.2f}")
+    return table
+
+
+def _differences(tree: Tree) -> Table:
+    table = _table("more than 5 % from the plan", "role", "figure", "planned", "found", "")
+    for role in tree["roles"]:
+        for one in role["differences"]:
+            if one["is_named"]:
+                scale = 1e12 if one["figure"] == "flops" else GIB
+                cells = [f"{one[key] / scale:.2f}" for key in ("planned", "found")]
+                table.add_row(role["name"], one["figure"], *cells, _percent(one))
+    return table
+
+
+def _percent(difference: Tree) -> str:
+    if not difference["planned"]:
+        return "not in the plan"
+    return f"{difference['found'] / difference['planned'] - 1:+.0%}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=None, title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    return table

@@ -1,0 +1,149 @@
+"""What stands for a device's kernels where tensors have no values: what each keeps and makes.
+
+Fake tensors are those of a CPU, which every build of torch has; kernels of a GPU keep less. A
+stand-in makes the tensors that the kernel makes and saves what it saves; nothing is computed.
+
+    attention without a mask    flash attention (also for ``flex_attention``)
+    attention with a mask       torch's memory-efficient kernel, which reads the mask
+    RMSNorm                     the fused kernel: saves its input and a number a vector
+    dropout                     the fused kernel: saves a byte a number
+    experts                     grouped products on CUDA; chunks where there is no such kernel
+    Adam                        its update of all parameters at once
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
+from typing_extensions import override
+
+from components.model.attention import AttentionCore
+from components.model.expert_chunks import chunked_products
+from components.model.expert_products import has_grouped_kernel
+from components.model.masks import Scope
+from components.model.moe import Mixture
+
+
+@contextmanager
+def device_kernels() -> Iterator[None]:
+    """Take a GPU's kernels where a CPU would take its own.
+
+    Functions are exchanged by name: torch's mode for functions is off while a backward pass
+    computes a layer again.
+    """
+    before = {name: getattr(F, name) for name in _STAND_INS}
+    _set(_STAND_INS)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(functions: Mapping[str, Any]) -> None:
+    for name, function in functions.items():
+        setattr(F, name, function)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend in the kernel that the mask allows, as torch chooses on CUDA.
+
+    A causal mask of the lower right is no tensor that a kernel reads, but a setting.
+    """
+    if attn_mask is None or isinstance(attn_mask, CausalBias):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return cast("Tensor", flash(query, key, value, dropout_p, True)[0])
+    batch, heads, length, _ = query.shape
+    mask = attn_mask.expand(batch, heads, length, key.shape[2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    saves = query.requires_grad
+    return cast("Tensor", efficient(query, key, value, mask, saves, dropout_p, is_causal)[0])
+
+
+class _FusedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight, hidden.new_empty(hidden.shape[:-1]))
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, _ = ctx.saved_tensors
+        return torch.empty_like(hidden), None if weight is None else torch.empty_like(weight)
+
+
+def _normalize(
+    hidden: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if weight is not None and weight.dtype != hidden.dtype:  # torch has no such fused kernel
+        return torch.rms_norm(hidden, shape, weight, eps)
+    apply: Callable[..., Tensor] = _FusedNorm.apply
+    return apply(hidden, weight)
+
+
+def _drop(
+    hidden: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if not training or p == 0.0:
+        return hidden
+    return cast("Tensor", torch.ops.aten.native_dropout(hidden, p, True)[0])
+
+
+_STAND_INS: Mapping[str, Callable[..., Tensor]] = {
+    "scaled_dot_product_attention": _attend,
+    "rms_norm": _normalize,
+    "dropout": _drop,
+}
+
+
+class _FlexCore(AttentionCore):
+    """Stand for ``flex_attention``, which needs no mask and keeps what flash attention does."""
+
+    @override
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scope: Scope, *, first_head: int
+    ) -> Tensor:
+        return _attend(query, key, value, is_causal=True)
+
+
+class _ChunkedMixture(Mixture):
+    """Compute experts as on a device without grouped products."""
+
+    @override
+    def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
+        return chunked_products
+
+
+def replace_parts(model: nn.Module, device: str) -> None:
+    """Put in what ``device`` would choose by its nature and a fake tensor cannot."""
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if type(part) is AttentionCore and _is_flex(part, device):
+                core = _FlexCore(dropout=part.dropout, backend=part.backend)
+                setattr(parent, name, core.train(part.training))
+            if type(part) is Mixture and not has_grouped_kernel(device):
+                setattr(parent, name, _ChunkedMixture(path=part.path).train(part.training))
+
+
+def _is_flex(core: AttentionCore, device: str) -> bool:
+    if core.backend == "auto":
+        return device == "cuda" and core.dropout == 0
+    return core.backend == "flex" and device != "cpu"  # where it has no backward pass
+
+
+def update_at_once(optimizer: torch.optim.Optimizer) -> None:
+    """Choose the update that torch chooses for parameters on a GPU."""
+    for group in optimizer.param_groups:
+        group["foreach"] = True

@@ -1,0 +1,158 @@
+"""Which memory is held at every moment of a step, and what for.
+
+A storage counts from the operation that makes it until its last tensor is gone. Torch's own
+`torch.distributed._tools.mem_tracker.MemTracker` counts the same bytes, but refuses a module
+that runs twice outside of another one, as stages do for every microbatch, and knows gradients
+by the parameters of modules alone, not by the shards that our optimizers update.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from components.dryrun.watch import Watch
+
+Category = Literal["weights", "gradients", "optimizer", "casts", "activations", "temporary"]
+CATEGORIES: tuple[Category, ...] = (
+    *("weights", "gradients", "optimizer", "casts", "activations", "temporary"),
+)
+Phase = Literal["forward", "backward", "reduction", "update"]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes by category when most was held; ``operator`` is the one that made it so."""
+
+    phase: Phase
+    operator: str
+    microbatches_begun: int
+    by_category: dict[Category, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.by_category.values())
+
+
+@dataclass(eq=False)
+class _Held:
+    bytes: int
+    category: Category
+    # Runs when the storage is freed; it must live as long.
+    reference: Any = field(repr=False)
+
+
+class MemoryLedger(Watch):
+    """Keep the account of storages that are made while the mode is on, or named to it.
+
+    Made in a forward pass, or received between two passes, they are ``activations`` or
+    ``casts`` of weights, later ``temporary``. Every operation outside of the passes looks which
+    gradients the ``parameters`` have.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.phase: Phase = "reduction"
+        self.microbatches_begun = 0
+        self.held: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        self.peaks: dict[Phase, Peak] = {}
+        self._parameters = parameters
+        self._storages: dict[int, _Held] = {}
+        self._most: dict[Phase, int] = {}
+        # The last operation's, until something is freed: memory only grew in between.
+        self._rising: tuple[Phase, str] | None = None
+        self._fake_mode = active_fake_mode()
+
+    def name(self, category: Category, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are for, whether they were known or not."""
+        for tensor in tensors:
+            # Not `shards.local`, whose `detach` would go through all modes, thousands of times.
+            here = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            held = self._storages.get(here.untyped_storage()._cdata)
+            if held is None:
+                self._add(here, category)
+            elif held.category != category:
+                self._move(held, category)
+
+    def find_gradients(self) -> None:
+        """Name what gradients there are now; never while one of them is being freed."""
+        gradients = (parameter.grad for parameter in self._parameters)
+        self.name("gradients", (one for one in gradients if one is not None))
+
+    def begin(self) -> None:
+        """Start another step: forget the peaks, not what is held."""
+        self._settle()
+        self.peaks.clear()
+        self._most.clear()
+        self.phase, self.microbatches_begun = "reduction", 0
+
+    def end(self) -> None:
+        """Draw the account."""
+        self._settle()
+
+    @property
+    def highest(self) -> Peak:
+        return max(self.peaks.values(), key=lambda peak: peak.bytes)
+
+    @override
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if active_fake_mode() is not self._fake_mode:
+            return func(*args, **kwargs)  # DTensor asks for shapes
+        if func is torch.ops._c10d_functional.wait_tensor.default and self._fake_mode:
+            return args[0]  # only a fake one makes a new tensor
+        result = func(*args, **kwargs)
+        phase = self._phase_now()
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                self._add(made, self._category(func, args, phase))
+        if phase in {"reduction", "update"}:
+            self.find_gradients()
+        total = sum(self.held.values())
+        if total > self._most.get(phase, 0):
+            self._most[phase] = total
+            self._rising = phase, str(func)
+        return result
+
+    def _phase_now(self) -> Phase:
+        in_backward = torch._C._current_graph_task_id() != -1
+        return "backward" if in_backward else self.phase
+
+    def _category(self, func: Any, args: Any, phase: Phase) -> Category:
+        if phase == "forward" and func is torch.ops.aten._to_copy.default:
+            held = self._storages.get(args[0].untyped_storage()._cdata)
+            if held is not None and held.category == "weights":
+                return "casts"
+        return "activations" if phase == "forward" else "temporary"
+
+    def _add(self, tensor: Tensor, category: Category) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages or tensor.device.type == "meta" or not storage.size():
+            return
+
+        def freed(_: Any) -> None:
+            self._settle()
+            held = self._storages.pop(key)
+            self.held[held.category] -= held.bytes
+
+        self._storages[key] = _Held(storage.size(), category, weakref.ref(storage, freed))
+        self.held[category] += storage.size()
+
+    def _move(self, held: _Held, category: Category) -> None:
+        self.held[held.category] -= held.bytes
+        self.held[category] += held.bytes
+        held.category = category
+
+    def _settle(self) -> None:
+        """Write the peak down, if the last operation has reached one."""
+        if self._rising is None:
+            return
+        (phase, operator), self._rising = self._rising, None
+        self.peaks[phase] = Peak(phase, operator, self.microbatches_begun, dict(self.held))

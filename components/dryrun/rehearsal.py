@@ -1,0 +1,175 @@
+"""One rank's step, rehearsed: memory, collectives and FLOPs of the whole step.
+
+A step of many microbatches repeats itself: with as many as a rank ever has in flight, and one
+more, it reaches its peak. Calls and FLOPs of the passes grow by the same number with every
+microbatch, those of averaging and updating do not grow: so the counts of all are known.
+"""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from components.dryrun.collectives import CollectiveLedger, Kind
+from components.dryrun.kernels import device_kernels, replace_parts, update_at_once
+from components.dryrun.memory import MemoryLedger, Peak, Phase
+from components.dryrun.products import FlopLedger
+from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
+from components.spec.recipe import Recipe
+from components.train.devices import device_type
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What one rank's step of ``microbatches`` takes; ``rehearsed`` of them were gone through.
+
+    ``calls`` and ``bytes`` are of collectives, ``flops`` by operator.
+    """
+
+    microbatches: int
+    rehearsed: int
+    peaks: dict[Phase, Peak]
+    calls: dict[Kind, int]
+    bytes: dict[Kind, int]
+    flops: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    calls: Counter[Kind]
+    bytes: Counter[Kind]
+    flops: Counter[str]
+
+
+def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
+    """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    count = microbatches_to_rehearse(recipe)
+    on_device = device_type(recipe.cluster.device)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_world(rank, recipe.cluster.ranks):
+        module = FakeRank(recipe=recipe, fake=fake)
+        module.configure_model()
+        replace_parts(module, on_device)
+        optimizer = module.configure_optimizers()
+        if on_device != "cpu":
+            update_at_once(optimizer)
+        module.train_dataloader()
+        with ExitStack() as modes:
+            modes.enter_context(fake)
+            if on_device != "cpu":
+                modes.enter_context(device_kernels())
+            modes.enter_context(Answers())
+            return _observe(module, modes, count)
+
+
+def _observe(module: FakeRank, modes: ExitStack, count: int) -> Rehearsal:
+    """Take a first step unseen, as short as a schedule may be, and watch the second.
+
+    The first makes the optimizer's state, and DTensor asks fake tensors of global size for the
+    shapes of every operator that it meets for the first time.
+    """
+    first = min(module.recipe.parallelism.pipeline, count)
+    module.training_step(empty_batch(module.recipe, first))
+    flops = modes.enter_context(FlopLedger())
+    calls = modes.enter_context(CollectiveLedger(module.mesh))
+    memory = modes.enter_context(MemoryLedger(parameters_of(module)))
+    memory.name("weights", (weight for _, weight in module.named_weights()))
+    memory.name("optimizer", _tensors(module.engine.optimizer.state.values()))
+    passes = []
+
+    def on_passes(begin: bool) -> None:
+        memory.phase = "forward" if begin else "reduction"
+        passes.append(_taken(calls, flops))
+
+    module.on_passes = on_passes
+    _follow(module, memory)
+    memory.begin()
+    module.training_step(empty_batch(module.recipe, count))
+    memory.end()
+    within, after = passes[1], _taken(calls, flops)
+    whole = module.recipe.derived.microbatches_per_step
+    return Rehearsal(
+        microbatches=whole,
+        rehearsed=count,
+        peaks=memory.peaks,
+        calls=_continued(within.calls, after.calls, count, whole),
+        bytes=_continued(within.bytes, after.bytes, count, whole),
+        flops=_continued(within.flops, after.flops, count, whole),
+    )
+
+
+def _taken(calls: CollectiveLedger, flops: FlopLedger) -> _Counts:
+    counted, sent = calls.take()
+    return _Counts(counted, sent, flops.take())
+
+
+def microbatches_to_rehearse(recipe: Recipe) -> int:
+    """Choose as many as reach the peak, or all.
+
+    Torch's schedules want a microbatch for each rank, and no rank keeps more in flight, but for
+    GPipe, which keeps all. Where a rank has several stages, rounds of as many microbatches as
+    ranks go through them, three until it repeats itself; longer rounds are all gone through.
+    """
+    degrees, whole = recipe.parallelism, recipe.derived.microbatches_per_step
+    ranks = degrees.pipeline
+    if ranks > 1 and degrees.schedule == "gpipe":
+        return whole
+    if ranks > 1 and degrees.stages_per_rank > 1:
+        return whole if whole % ranks else min(3 * ranks, whole)
+    return min(ranks + 1, whole)
+
+
+def _follow(module: FakeRank, memory: MemoryLedger) -> None:
+    """Tell the account where in the step the module is."""
+
+    def goes_forward(*_: Any) -> None:
+        memory.find_gradients()
+        memory.microbatches_begun += 1
+
+    def updates(*_: Any) -> None:
+        memory.phase = "update"
+
+    def found(weight: Tensor) -> None:
+        if weight.grad is not None:
+            memory.name("gradients", [weight.grad])
+
+    for _, weight in module.named_weights():
+        hooked: Any = weight
+        hooked.register_post_accumulate_grad_hook(found)
+    for decoder in module.decoders:
+        decoder.register_forward_pre_hook(goes_forward, prepend=True)
+    module.engine.optimizer.register_step_pre_hook(updates)
+
+
+def parameters_of(module: FakeRank) -> list[Tensor]:
+    """List what may have a gradient: weights, and what the optimizer updates of them."""
+    weights = [weight for _, weight in module.named_weights()]
+    groups = module.engine.optimizer.param_groups
+    return [*weights, *chain.from_iterable(group["params"] for group in groups)]
+
+
+def _tensors(states: Iterable[dict[str, Any]]) -> Iterator[Tensor]:
+    return (value for state in states for value in state.values() if isinstance(value, Tensor))
+
+
+def _continued(within: Counter[K], after: Counter[K], count: int, whole: int) -> dict[K, int]:
+    """Let the counts within the passes grow with the microbatches; those after do not."""
+    found = Counter(after)
+    for kind, counted in within.items():
+        each, rest = divmod(counted, count)
+        assert rest == 0, f"{kind} does not grow evenly with the microbatches"
+        found[kind] += each * whole
+    return dict(found)

@@ -1,0 +1,131 @@
+"""A rank of a world that does not exist: a fake process group, tensors without values."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from typing_extensions import override
+
+from components.dryrun.watch import Watch
+from components.parallelism.mesh import build_mesh
+from components.parallelism.microbatches import Microbatches
+from components.spec.recipe import Recipe
+from components.train.batches import StepBatches
+from components.train.module import Pretraining
+from components.train.pour import RankModel, pour_rank_model
+from components.train.strategy import MeshStrategy, degrees_of
+
+
+@contextmanager
+def fake_world(rank: int, ranks: int) -> Iterator[None]:
+    """Make this process one of ``ranks`` whose collectives return at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class Answers(Watch):
+    """Answer who asks a fake tensor for a number: one, or yes.
+
+    One step asks for a microbatch's number, which seeds dropout; for the norm, which must be
+    finite; and for what the ranks agreed on. Torch's pipelines ask whether all stages know the
+    shapes of their messages: so they do.
+    """
+
+    @override
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            return func(*args, **kwargs)
+        dtype = args[0].dtype
+        return dtype is torch.bool or (1.0 if dtype.is_floating_point else 1)
+
+
+class NoBatches(StepBatches):
+    """Stand for samples that nobody reads."""
+
+    def __init__(self) -> None:
+        pass
+
+    @override
+    def __getitem__(self, step: int) -> Tensor:
+        raise AssertionError("a dry run makes its batches itself")
+
+    @override
+    def sample_ids(self, step: int) -> list[Any]:
+        return []
+
+
+def trainer_of(recipe: Recipe) -> Trainer:
+    """Make what a module asks for its mesh, that of the default group; nothing is fitted."""
+    degrees = recipe.parallelism
+    strategy = MeshStrategy(degrees)
+    strategy.mesh = build_mesh(
+        "cpu", degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
+    )
+    return Trainer(
+        accelerator="cpu",
+        strategy=strategy,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+
+
+def empty_batch(recipe: Recipe, microbatches: int) -> Tensor:
+    """Make a step's tokens without values: (microbatches, sequences, length + 1)."""
+    sequences, length = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
+    return torch.empty(microbatches, sequences, length + 1, dtype=torch.int64)
+
+
+class _Announced:
+    """Say when the passes of a step begin and when they have ended."""
+
+    def __init__(self, inner: Microbatches, say: Callable[[bool], None]) -> None:
+        self._inner, self._say = inner, say
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        self._say(True)
+        self._inner.run(batch, scale)
+        self._say(False)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        return self._inner.evaluate(rows)
+
+
+class FakeRank(Pretraining):
+    """The module of a run, its weights in ``fake``, on the mesh of the default group.
+
+    ``on_passes`` is called with whether they begin or have ended.
+    """
+
+    def __init__(self, *, recipe: Recipe, fake: FakeTensorMode) -> None:
+        super().__init__(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
+        self.on_passes: Callable[[bool], None] = lambda begin: None
+        self._fake = fake
+        self.trainer = trainer_of(recipe)
+
+    @override
+    def build_model(self) -> RankModel:
+        model = pour_rank_model(
+            self.recipe,
+            self.mesh,
+            dtype=self.weight_dtype,
+            reduce_dtype=self.dtype_of("reduce"),
+        )
+        with self._fake:
+            for decoder in model.stages:
+                decoder.to_empty(device="cpu")
+        return model
+
+    @override
+    def make_microbatches(self) -> Microbatches:
+        return _Announced(super().make_microbatches(), lambda begin: self.on_passes(begin))

@@ -1,0 +1,63 @@
+"""What a pipeline stage receives, and for how long it keeps it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from typing_extensions import override
+
+NOWHERE = torch.device("meta")
+
+
+class LeanStage(PipelineStage):
+    """Receive into memory that lives from the message to the end of its backward pass.
+
+    Torch's own stage makes what it receives into for all microbatches of a step at once, and
+    keeps it, with the gradient of each: three tensors of hidden states a microbatch, however
+    few are in flight. Here they are on ``meta`` in between. Its releases before 2.13 make them
+    elsewhere: there memory is taken first and given back from the first step on.
+    """
+
+    @override
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._place(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    @override
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()))
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    @override
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        given = self.args_recv_info[bwd_chunk_id], self.grad_recv_info.get(bwd_chunk_id, ())
+        for info in chain.from_iterable(given):
+            if info.buffer is not None:
+                info.buffer = torch.empty_like(info.buffer, device=NOWHERE)
+
+    def _place(self, infos: Any) -> None:
+        for info in infos:
+            if info.buffer is not None and info.buffer.device == NOWHERE:
+                info.buffer = torch.empty_like(info.buffer, device=self.device)
+
+    @override
+    def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
+        with self._nowhere():
+            super()._setup_forward_recv_info(*args, **kwargs)
+
+    @override
+    def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
+        with self._nowhere():
+            return super()._create_grad_recv_info(*args, **kwargs)
+
+    @contextmanager
+    def _nowhere(self) -> Iterator[None]:
+        device, self.device = self.device, NOWHERE
+        try:
+            yield
+        finally:
+            self.device = device

@@ -1,0 +1,115 @@
+"""A dry run against real ranks: the allocator's peak, every collective, every FLOP."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.spec.recipe import Recipe, read_recipe
+from components.train.launch import ROOT
+from components.train.run_folder import create_run_folder
+
+HERE = Path(__file__).parent
+# Inside of kernels and of gloo a CPU takes memory that no operator shows.
+TOLERANCE = 0.05
+SIZES = (
+    *("scale=parity", "model.num_layers=2", "model.dim=128", "model.mlp.ffn_dim=320"),
+    *("budget.sequence_length=128", "budget.global_batch_tokens=3072", "cluster.ranks=2"),
+    *("budget.total_tokens=30720", "parallelism.microbatch_sequences=6", "cluster.device=cpu"),
+    *("model.dropout=0.0", "model.attention.dropout=0.0"),
+)
+LAYOUTS = {
+    "data": ("recipe=teuken7b", "parallelism.data=2", "parallelism.zero=2"),
+    "tensor": ("recipe=teuken7b", "parallelism.tensor=2", "parallelism.sequence_parallel=true"),
+    "pipeline": ("recipe=teuken7b", "parallelism.pipeline=2", "parallelism.schedule=1f1b"),
+    "expert": (
+        "recipe=mula7b_a1b",
+        "parallelism.expert=2",
+        "parallelism.zero=1",
+        "model.mlp.routing=uniform",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run everything once: two real ranks and a fake one, layout after layout."""
+    home = tmp_path_factory.mktemp("dryrun")
+    found = {}
+    for name, words in LAYOUTS.items():
+        recipe = compose_recipe(read_point([*SIZES, *words]))
+        found[name] = create_run_folder(recipe, home / name.replace(" ", "-")).path
+    paths = [str(path) for path in found.values()]
+    programs = [
+        *(["measured_rank.py", rank, "2", *paths] for rank in ("0", "1")),
+        ["rehearsed_ranks.py", *paths],
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / program), *words],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for program, *words in programs
+    ]
+    said = [process.communicate(timeout=200)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], "\n".join(said)
+    return found
+
+
+def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    files = (folder / f"measured-{rank}.json", folder / f"role-{rank}.json")
+    measured, rehearsed = (json.loads(file.read_text("utf-8")) for file in files)
+    return measured, rehearsed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_peak_is_that_of_torchs_allocator(
+    folders: dict[str, Path], layout: str, rank: int
+) -> None:
+    measured, rehearsed = both(folders[layout], rank)
+    peak = max(one["bytes"] for one in rehearsed["peaks"].values())
+    assert peak == pytest.approx(measured["peak_bytes"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_collectives_and_flops_are_those_of_real_ranks(
+    folders: dict[str, Path], layout: str, rank: int
+) -> None:
+    measured, rehearsed = both(folders[layout], rank)
+    names = ("axis", "operation", "dtype", "ranks", "count", "bytes")
+    calls = [[call[name] for name in names] for call in rehearsed["collectives"]]
+    assert sorted(calls) == sorted(measured["calls"])
+    assert rehearsed["flops"] == measured["flops"]
+
+
+@pytest.mark.parametrize("layout", ["data", "tensor", "pipeline"])
+def test_flops_are_those_of_the_formula(folders: dict[str, Path], layout: str) -> None:
+    recipe = read_recipe(folders[layout] / "recipe.json")
+    counted = sum(
+        count for rank in (0, 1) for count in both(folders[layout], rank)[1]["flops"].values()
+    )
+    assert counted == recipe.derived.tokens_per_step * flops_per_token(recipe)
+
+
+def flops_per_token(recipe: Recipe) -> int:
+    """Take the formula's, which counts vectors and leaves out padding, to products alone."""
+    shape = recipe.shape
+    layers, norm = shape.num_layers, shape.norm.parameters(shape.dim)
+    vectors = (2 * layers + 1) * norm
+    padding = (shape.padded_vocab_size - shape.vocab_size) * shape.dim
+    width = shape.attention.num_heads * shape.attention.head_dim
+    again = 2 * layers * width * recipe.budget.sequence_length  # scores, in the backward pass
+    assert not shape.attention.bias
+    assert not shape.mlp.bias
+    return recipe.derived.flops_per_token.full + 6 * (padding - vectors) + again

@@ -1,0 +1,58 @@
+"""Which axis a collective is said to be of, and how much it carries."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from components.dryrun.collectives import CollectiveLedger, Kind, axes_of_groups
+from components.dryrun.world import fake_world
+from components.parallelism.buckets import all_gather, reduce_scatter
+from components.parallelism.mesh import AXES, Degrees, build_mesh
+
+ORDER = ("pipeline", "data", "expert", "context", "tensor")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes"),
+    [
+        ({"data_shard": 8}, {("data", 8)}),
+        (
+            {"data_replicate": 2, "expert": 3, "tensor": 4},
+            {("data", 2), ("expert", 3), ("tensor", 4), ("data x expert", 6), ("world", 24)},
+        ),
+        (
+            {"data_shard": 2, "context": 2, "pipeline": 3},
+            {
+                ("data", 2),
+                ("context", 2),
+                ("pipeline", 3),
+                ("data x context", 4),
+                ("world", 12),
+            },
+        ),
+    ],
+)
+def test_groups_have_the_names_of_their_axes(
+    sizes: dict[str, int], axes: set[tuple[str, int]]
+) -> None:
+    degrees = Degrees(**dict.fromkeys(AXES, 1) | sizes)
+    with fake_world(0, degrees.ranks):
+        found = axes_of_groups(build_mesh("cpu", degrees, ORDER, expert_aware=True))
+    assert set(found.values()) == axes
+
+
+def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
+    degrees = Degrees(**dict.fromkeys(AXES, 1) | {"data_shard": 4, "tensor": 2})
+    with fake_world(0, 8):
+        mesh = build_mesh("cpu", degrees, ORDER, expert_aware=True)
+        group = mesh.axis("data_shard").get_group()
+        part, whole = torch.zeros(5), torch.zeros(20)
+        with CollectiveLedger(mesh) as ledger:
+            all_gather(whole, part, group=group)
+            reduce_scatter(part, whole, group=group)
+            dist.all_reduce(part, group=group)
+            dist.send(part, 2, group=group)
+    sizes = {"all_gather": 80, "reduce_scatter": 80, "all_reduce": 20, "send": 20}
+    expected = {Kind("data", name, "float32", 4): size for name, size in sizes.items()}
+    assert dict(ledger.bytes) == expected
+    assert set(ledger.calls.values()) == {1}

@@ -1,0 +1,97 @@
+"""What is said of a role beside its plan."""
+
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.collectives import Kind, sent_bytes
+from components.dryrun.drive import RoleError, rehearse_roles
+from components.dryrun.judge import judge
+from components.dryrun.roles import roles_of
+from components.errors import RecipeError
+from components.planner.plan import Plan, plan_recipe
+from components.planner.software import OURS, read_software
+from components.planner.volumes import step_flops
+from components.spec.recipe import Recipe
+
+GIB = 2**30
+WORDS = ("recipe=playbook80b", "cluster=hopper")
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return compose_recipe(read_point(list(WORDS)))
+
+
+@pytest.fixture(scope="module")
+def plan(recipe: Recipe) -> Plan:
+    return plan_recipe(recipe)
+
+
+def found(plan: Plan, **changed: float) -> dict[str, Any]:
+    """Write what a dry run would, were the plan of the first rank right."""
+    memory, fragmentation = plan.memory.ranks[0], read_software(OURS).memory.fragmentation
+    held = {
+        "weights": memory.states.weights,
+        "gradients": memory.states.gradients,
+        "optimizer": memory.states.optimizer,
+        "casts": memory.casts,
+        "activations": memory.activations / fragmentation,
+        "temporary": memory.loss + memory.buffers,
+    } | changed
+    peak = {"by_category": held, "bytes": sum(held.values())}
+    update = {"by_category": {**held, "temporary": 0.0}, "bytes": 0}
+    return {
+        "peaks": {"backward": peak, "update": update},
+        "collectives": [],
+        "flops": {"mm": step_flops(plan.job, 0)},
+    }
+
+
+def test_what_is_as_planned_is_not_named_and_adds_up_to_the_plans_peak(
+    recipe: Recipe, plan: Plan
+) -> None:
+    judged = judge(roles_of(recipe)[0], found(plan), plan)
+    assert judged.peak_bytes == pytest.approx(plan.memory.ranks[0].peak)
+    named = {one.figure for one in judged.differences if one.is_named}
+    assert {name for name in named if not name.endswith("sent_bytes")} == set()
+
+
+def test_a_category_that_is_off_is_named_with_both_numbers(recipe: Recipe, plan: Plan) -> None:
+    judged = judge(roles_of(recipe)[0], found(plan, gradients=30.0 * GIB), plan)
+    (one,) = (one for one in judged.differences if one.figure == "gradients_bytes")
+    assert one.is_named
+    assert (one.planned, one.found) == (plan.memory.ranks[0].states.gradients, 30.0 * GIB)
+
+
+def test_the_verdict_is_by_the_plans_margins(recipe: Recipe, plan: Plan) -> None:
+    usable = plan.memory.usable_bytes
+    without = judge(roles_of(recipe)[0], found(plan, gradients=0.0), plan).peak_bytes
+    for part, verdict in ((0.89, "fits"), (0.95, "tight"), (1.01, "does_not_fit")):
+        gradients = part * usable - without
+        judged = judge(roles_of(recipe)[0], found(plan, gradients=gradients), plan)
+        assert judged.verdict == verdict
+
+
+def test_rings_send_all_but_a_part_and_sums_twice() -> None:
+    sizes = {
+        operation: sent_bytes(Kind("data", operation, "float32", 4), 100)
+        for operation in ("all_reduce", "all_gather", "send", "receive")
+    }
+    assert sizes == {"all_reduce": 150.0, "all_gather": 75.0, "send": 100, "receive": 0.0}
+
+
+def test_deepspeed_is_refused_with_the_way_out() -> None:
+    words = ["recipe=gpt3b6", "cluster=smng_p2", "parallelism.engine=deepspeed"]
+    with pytest.raises(RecipeError, match=r"whose own collectives .*\n.*engine=mesh"):
+        rehearse_roles(compose_recipe(read_point(words)), lambda _: None)
+
+
+def test_a_role_that_fails_is_named_with_its_last_words(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RoleError, match=r"rank \d+ \((first|inner|last).* ended with status 1"):
+        rehearse_roles(recipe, lambda _: None)

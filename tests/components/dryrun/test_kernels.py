@@ -1,0 +1,97 @@
+"""What stands for a GPU's kernels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from components.dryrun.kernels import device_kernels, replace_parts
+from components.model.attention import AttentionCore
+from components.model.moe import Mixture
+
+
+class Saved:
+    """Count the bytes that a graph keeps, by storage."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self.sizes[storage._cdata] = storage.size()
+        return tensor
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_fused_norm_keeps_its_input_and_a_number_a_vector() -> None:
+    saved = Saved()
+    with FakeTensorMode(), device_kernels():
+        hidden, weight = torch.empty(3, 5, 64, requires_grad=True), torch.empty(64)
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
+            normed = F.rms_norm(hidden, (64,), weight, 1e-5)
+        normed.sum().backward()
+    assert sum(saved.sizes.values()) == 4 * (3 * 5 * 64 + 64 + 3 * 5)
+    assert hidden.grad is not None
+    assert hidden.grad.shape == hidden.shape
+
+
+def test_dropout_keeps_a_byte_a_number() -> None:
+    saved = Saved()
+    with FakeTensorMode(), device_kernels():
+        hidden = torch.empty(3, 64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda kept: kept):
+            nn.Dropout(0.1)(hidden)
+    assert sum(saved.sizes.values()) == 3 * 64
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_takes_the_kernel_that_its_mask_allows(masked: bool) -> None:
+    with FakeTensorMode(), device_kernels(), Seen() as seen:
+        heads = torch.empty(2, 4, 16, 8, requires_grad=True)
+        mask = torch.empty(1, 4, 16, 16) if masked else None
+        mixed = F.scaled_dot_product_attention(
+            heads, heads, heads, attn_mask=mask, dropout_p=0.1, is_causal=not masked
+        )
+        mixed.sum().backward()
+    kind = "efficient" if masked else "flash"
+    assert f"aten._scaled_dot_product_{kind}_attention.default" in seen.names
+    assert f"aten._scaled_dot_product_{kind}_attention_backward.default" in seen.names
+
+
+def test_functions_are_themselves_again_afterwards() -> None:
+    before = F.rms_norm
+    with device_kernels():
+        assert F.rms_norm is not before
+    assert F.rms_norm is before
+
+
+@pytest.mark.parametrize(
+    ("device", "dropout", "replaced"),
+    [("cuda", 0.0, True), ("cuda", 0.1, False), ("xpu", 0.0, False), ("cpu", 0.0, False)],
+)
+def test_flex_attention_is_stood_for_where_the_model_would_take_it(
+    device: str, dropout: float, replaced: bool
+) -> None:
+    parent = nn.ModuleDict({"core": AttentionCore(dropout=dropout, backend="auto")})
+    replace_parts(parent, device)
+    assert (type(parent["core"]) is not AttentionCore) == replaced
+
+
+@pytest.mark.parametrize(("device", "chunked"), [("cuda", False), ("cpu", True)])
+def test_experts_go_by_chunks_where_no_kernel_takes_them_all(
+    device: str, chunked: bool
+) -> None:
+    parent = nn.ModuleDict({"mixture": Mixture(path="auto")})
+    replace_parts(parent, device)
+    assert (type(parent["mixture"]) is not Mixture) == chunked

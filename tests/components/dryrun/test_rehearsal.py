@@ -1,0 +1,46 @@
+"""A part of a step stands for all of it."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun import rehearsal
+from components.dryrun.rehearsal import Rehearsal, rehearse
+
+WORDS = (
+    *("recipe=teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
+    *("parallelism.pipeline=2", "parallelism.schedule=1f1b", "cluster.device=cpu"),
+    *("parallelism.microbatch_sequences=1", "budget.sequence_length=64"),
+    *("budget.global_batch_tokens=1024", "budget.total_tokens=10240"),
+)
+ALL = 16
+
+
+@pytest.fixture(scope="module")
+def some_and_all() -> tuple[Rehearsal, Rehearsal]:
+    recipe = compose_recipe(read_point(list(WORDS)))
+    some = rehearse(recipe, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rehearsal, "microbatches_to_rehearse", lambda _: ALL)
+        return some, rehearse(recipe, 1)
+
+
+def test_few_microbatches_reach_the_peak_of_all(
+    some_and_all: tuple[Rehearsal, Rehearsal],
+) -> None:
+    some, every = some_and_all
+    assert (some.rehearsed, every.rehearsed) == (3, ALL)
+    # All tokens of the step are there from its beginning, and numbers of each microbatch.
+    tokens = 8 * (ALL - 3) * 65
+    for phase, peak in every.peaks.items():
+        assert peak.bytes == pytest.approx(some.peaks[phase].bytes + tokens, rel=0.005)
+
+
+def test_their_counts_continue_to_those_of_all(
+    some_and_all: tuple[Rehearsal, Rehearsal],
+) -> None:
+    some, every = some_and_all
+    assert some.calls == every.calls
+    assert some.bytes == every.bytes
+    assert some.flops == every.flops
+    assert {kind.operation for kind in every.calls} >= {"send", "receive", "all_reduce"}
