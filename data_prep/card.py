@@ -18,11 +18,14 @@ from components.spec.data import Source
 from data_prep.embedded import licence_of
 from data_prep.read import Document
 from data_prep.sources import OpenSource, find_inputs
+from data_prep.stages.plan import FILE_NAME as PLAN
+from data_prep.stages.plan import read_plan
 from data_prep.stages.record import read_manifest
 
 MEASURED_DOCUMENTS, MEASURED_CHARACTERS = 200, 2_000  # of a source, of a document
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 3, 300
 UNKNOWN = "unknown"
+RAW = "clean"  # the pass that reads what the user has
 Tree = dict[str, Any]
 
 
@@ -42,6 +45,7 @@ def describe(
     the passes that cleaned it, ``mixture`` what a run draws of each source.
     """
     first = {key: _first_documents(key, texts[key]) for key in manifest.sources}
+    inputs = {key: _inputs(manifest, key, stages) for key in manifest.sources}
     return {
         "name": name,
         "key": manifest.key,
@@ -49,10 +53,14 @@ def describe(
             "settings": dict(manifest.tokenizer.settings),
             "vocab_size": manifest.tokenizer.vocab_size,
         },
-        "totals": _totals(manifest),
+        "totals": {
+            **_totals(manifest),
+            "input_bytes": sum(one["bytes"] for found in inputs.values() for one in found),
+        },
         "sources": {
             key: {
                 **_source(manifest, key, sources[key]),
+                "inputs": inputs[key],
                 "mixture": dict(mixture.get(key, {})),
                 "samples": [one.text[:SHOWN_CHARACTERS] for one in first[key]][
                     :SHOWN_DOCUMENTS
@@ -88,14 +96,33 @@ def _documents(name: str, source: Source | OpenSource) -> Iterator[Document]:
 
 
 def _totals(manifest: Manifest) -> Tree:
-    """Sum over sources; bytes are those of the inputs as they came, compressed or not."""
+    """Sum over sources."""
     sources = manifest.sources.values()
     return {
         "train_tokens": sum(source.train_tokens for source in sources),
         "held_out_tokens": sum(source.held_out_tokens for source in sources),
         "documents": sum(source.documents for source in sources),
-        "input_bytes": sum(record.bytes for source in sources for record in source.inputs),
     }
+
+
+def _inputs(manifest: Manifest, name: str, stages: Path) -> list[Tree]:
+    """Name what was read first: what went into the passes, or else into the token files.
+
+    Bytes are those of the files, compressed or not. The folder of a pass may be deleted since.
+    """
+    first = manifest.stages.get(RAW)
+    folder = stages / f"{RAW}-{first.key[:12]}" if first else stages
+    if first is None or name not in first.sources or not (folder / PLAN).exists():
+        return [asdict(one) for one in manifest.sources[name].inputs]
+    pieces = (
+        piece
+        for task in read_plan(folder).tasks
+        if task.source == name
+        for piece in task.pieces
+    )
+    keys = ("name", "sha256", "bytes")
+    found = {piece.name: {key: getattr(piece, key) for key in keys} for piece in pieces}
+    return list(found.values())
 
 
 def _source(manifest: Manifest, name: str, source: Source) -> Tree:
@@ -104,7 +131,6 @@ def _source(manifest: Manifest, name: str, source: Source) -> Tree:
         "language": source.language,
         "licence": source.licence or (licence_of(source.embedded) if source.embedded else None),
         "origin": source.origin,
-        "inputs": [asdict(one) for one in record.inputs],
         "documents": record.documents,
         "train_tokens": record.train_tokens,
         "held_out_tokens": record.held_out_tokens,

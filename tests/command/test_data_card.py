@@ -1,5 +1,6 @@
 """The card of a data set: counted from its files, escaped, and whole in one page."""
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -60,6 +61,15 @@ def test_a_card_counts_what_is_in_the_files(prepared: Path, card: Any) -> None:
         assert source["train_tokens"] + source["held_out_tokens"] == tokens
         assert source["documents"] == sum(one.documents for one in files)
     assert card["totals"]["documents"] == len(paragraphs("de")) + 1 + len(paragraphs("fr"))
+
+
+def test_a_card_names_the_files_that_the_user_gave(prepared: Path, card: Any) -> None:
+    for name, source in card["sources"].items():
+        (given,) = source["inputs"]
+        file = prepared.parents[1] / f"{name}.jsonl"
+        assert given["name"].endswith(file.name)
+        assert given["bytes"] == file.stat().st_size
+        assert given["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_card_says_what_was_removed_and_shows_it(card: Any) -> None:
