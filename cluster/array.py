@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.job import HOUR, MINUTE, missing_of, plain, python_of, site_of
+from cluster.job import HOUR, clock, missing_of, plain, python_of, site_of
 from cluster.queues import choose_slot
 from cluster.render import fill
 from cluster.scheduler import Scheduler, SchedulerError, check_present
@@ -70,7 +70,6 @@ def array_settings(
     for error in missing_of(recipe, user, slot.queue):
         raise error
     cores = site.binding.cores_per_rank
-    seconds = round(slot.hours * HOUR)
     return ArraySettings(
         name=f"{recipe.name}-data",
         cluster=cluster.name,
@@ -80,7 +79,7 @@ def array_settings(
         reservation=user.reservation,
         cores=None if cores is None else cores * cluster.devices_per_node,
         directives=site.directives,
-        walltime=f"{seconds // HOUR:02d}:{seconds % HOUR // MINUTE:02d}:{seconds % MINUTE:02d}",
+        walltime=clock(round(slot.hours * HOUR)),
         elements=elements,
         modules=site.modules,
         setup=site.setup,

@@ -16,6 +16,12 @@ HOUR, MINUTE = 3_600, 60
 MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
 
 
+def clock(seconds: int) -> str:
+    """Write hours, minutes and seconds as both schedulers read them."""
+    minutes, seconds = divmod(seconds, MINUTE)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """One job of a run; texts in angle brackets stand for what the user has not said.
@@ -60,9 +66,7 @@ class JobSettings:
 
     @property
     def walltime(self) -> str:
-        """Hours, minutes and seconds, as both schedulers read them."""
-        minutes, seconds = divmod(self.walltime_seconds, MINUTE)
-        return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+        return clock(self.walltime_seconds)
 
     def check_complete(self) -> None:
         """Refuse a script in which something stands in angle brackets: no scheduler takes it.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from components.data.files import FileRecord
 from components.errors import RecipeError
-from data_prep.read import Document, Text
+from data_prep.read import Document, Text, only_text
 
 ROWS = 256
 
@@ -57,15 +57,7 @@ class HubInput:
             RecipeError: the dataset cannot be read, has no such split or column, a row has no
                 text, or none has any.
         """
-        empty = True
-        for item in self.items():
-            if isinstance(item, RecipeError):
-                raise item
-            if item.text.strip():
-                empty = False
-                yield item
-        if empty:
-            raise self._error("holds no text", "leave it out")
+        return only_text(self.items(), self._error("holds no text", "leave it out"))
 
     def items(self) -> Iterator[Document | RecipeError]:
         """Read all rows; for one without a text, say so.

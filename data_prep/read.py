@@ -6,7 +6,7 @@ a field of a line. Both may be compressed; Parquet and datasets are read elsewhe
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -53,6 +53,21 @@ class Input(Protocol):
         ...
 
 
+def only_text(
+    items: Iterable[Document | RecipeError], nothing: RecipeError
+) -> Iterator[Document]:
+    """Leave out what is white space; raise the first error among ``items``, or ``nothing``."""
+    empty = True
+    for item in items:
+        if isinstance(item, RecipeError):
+            raise item
+        if item.text.strip():
+            empty = False
+            yield item
+    if empty:
+        raise nothing
+
+
 @dataclass(frozen=True)
 class LocalFile:
     """A file of text; ``where`` is the YAML path that named it, ``column`` its texts' field.
@@ -89,15 +104,7 @@ class LocalFile:
                 file that is no JSON object with a text, a line beyond ``MOST_LINE_BYTES``, or
                 a compressed file that is damaged or cut short.
         """
-        empty = True
-        for item in self.items():
-            if isinstance(item, RecipeError):
-                raise item
-            if item.text.strip():
-                empty = False
-                yield item
-        if empty:
-            raise self._error("holds no text", "leave it out, or fill it")
+        return only_text(self.items(), self._error("holds no text", "leave it out, or fill it"))
 
     def items(self) -> Iterator[Document | RecipeError]:
         """Read all documents, empty ones too; for an invalid one, say what is wrong with it.
