@@ -37,7 +37,7 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet"
 
 cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (20 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
@@ -73,6 +73,7 @@ parity: setup ## prove every kind of layout equal to one process and print the t
 	$(PY) run.py action=parity recipe=gpt3b6 "layouts=[{context: 2, pipeline: 2}]"
 
 dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryruns.md (an hour)
+	$(PY) -m pytest -m quiet
 	$(PY) -m benchmarks.dryruns
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)

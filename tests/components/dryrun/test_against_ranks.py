@@ -71,6 +71,9 @@ def both(folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return measured, rehearsed
 
 
+# Where gloo's threads come late they hold messages longer: on a busy machine up to three more
+# hidden states in every step, which is 8 per cent here.
+@pytest.mark.quiet
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_peak_is_that_of_torchs_allocator(
