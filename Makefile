@@ -39,7 +39,7 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 test: setup ## run the tests
 	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet"
 
-cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (20 minutes)
+cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (23 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
 
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
