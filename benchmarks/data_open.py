@@ -37,7 +37,7 @@ FIRST_DOCUMENTS, MOST_SECONDS, MOST_BYTES = 1 << 23, 60, 8 << 30
 THERE = """
 import json, resource, sys, time, warnings
 from importlib.metadata import version
-warnings.simplefilter("ignore")
+warnings.simplefilter("ignore")  # megatron-core tells of parts that are not installed
 import numpy as np, torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset

@@ -28,7 +28,7 @@ VOCAB_SIZES = {"uint16": 1000, "int32": 70_000}
 SEQUENCES, GOLDEN_SEQUENCES = 2_000, 6
 THERE = """
 import json, sys, warnings
-warnings.simplefilter("ignore")
+warnings.simplefilter("ignore")  # megatron-core tells of parts that are not installed
 import numpy as np, torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 task = json.load(sys.stdin)

@@ -54,7 +54,7 @@ def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
     """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input")  # a norm's, known
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     count = microbatches_to_rehearse(recipe)
     on_device = device_type(recipe.cluster.device)

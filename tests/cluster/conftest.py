@@ -27,7 +27,7 @@ def slurm() -> Iterator[LocalSlurm]:
     lack = what_lacks()
     if lack:
         assert "NEEDS_SLURM" not in os.environ, lack
-        pytest.skip(lack)
+        pytest.skip(lack)  # which program is missing, or that this is not root
     # Not below pytest's own folder: a socket's path has 107 bytes.
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,

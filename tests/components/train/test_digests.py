@@ -15,7 +15,8 @@ from components.train.checkpoint import MARKER, newest_checkpoint, read_progress
 from tests.components.parallelism.ranks import Ranks
 from tests.components.train import digest_cases as cases
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+ABOUT_ITSELF = ("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(*ABOUT_ITSELF)  # torch's own, while it saves and loads
 
 
 COUNTS = (1, 2, 4)
