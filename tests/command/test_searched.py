@@ -1,6 +1,7 @@
 """``parallelism=auto``: what it freezes, how it is narrowed, what it refuses."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -15,6 +16,7 @@ from components.spec.recipe import Recipe
 JUWELS = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto"]
 
 
+@cache
 def composed(*words: str) -> Recipe:
     return compose_recipe(read_point([*words]))
 

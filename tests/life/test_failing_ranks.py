@@ -1,19 +1,20 @@
 """A rank that fails in the loop: said once, by whom and why; the others end as well."""
 
 import json
-import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from components.data.order import Phase, SampleOrder
-from tests.life.conftest import ROOT, TINY, command, environment
+from tests.life.conftest import ROOT, TINY, Program
 
 SHARES = {"eu": 0.991, "rare": 0.009}
 SAMPLES_PER_STEP = 8
+LONGEST_PREPARATION_SECONDS = 120
 STEPS_BEFORE = 6  # before the second rank meets the rare source
 WORDS = (
     *(word for word in TINY if not word.startswith(("data.sources", "data.shares"))),
@@ -33,28 +34,15 @@ def spoil(file: Path) -> None:
     np.full(file.stat().st_size // 2, 65_535, dtype="<u2").tofile(file)
 
 
-def train_and_break(
-    home: Path, name: str, damage: Callable[[Path], None]
-) -> tuple[Path, int, str]:
+def damage_data(run: Path, damage: Callable[[Path], None]) -> None:
     """Damage the rare source's tokens after they were checked, before a rank opens them."""
-    run = home / name
-    folder = f"data.folder={home / name}-data"
-    process = subprocess.Popen(
-        command(*WORDS, folder, f"run={run}"),
-        cwd=home,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    last = time.monotonic() + LONGEST_PREPARATION_SECONDS
     while not (run / "data.json").exists():
-        assert process.poll() is None
+        assert time.monotonic() < last
         time.sleep(0.02)
     data = Path(json.loads((run / "data.json").read_text())["folder"])
     manifest = json.loads((data / "manifest.json").read_text())
     damage(data / manifest["sources"]["rare"]["train"][0]["name"])
-    _, err = process.communicate(timeout=200)
-    return run, process.returncode, err
 
 
 def test_the_rare_source_is_the_second_ranks_first() -> None:
@@ -78,11 +66,20 @@ def test_the_rare_source_is_the_second_ranks_first() -> None:
     ],
 )
 def test_the_first_rank_to_fail_is_named_once_and_all_end(
-    home: Path, name: str, damage: Callable[[Path], None], status: int, message: str
+    home: Path,
+    program: Program,
+    name: str,
+    damage: Callable[[Path], None],
+    status: int,
+    message: str,
 ) -> None:
-    run, returned, err = train_and_break(home, name, damage)
+    run = home / name
+    with ThreadPoolExecutor(1) as beside:
+        damaged = beside.submit(damage_data, run, damage)
+        folder = f"data.folder={home / name}-data"
+        err = program(*WORDS, folder, f"run={run}", status=status).stderr
+        damaged.result()
     data = json.loads((run / "data.json").read_text())["folder"]
-    assert returned == status, err[-4000:]
     assert message.format(data=data) in err
     assert err.count("failed first") == 1
     assert err.count("Traceback") == (1 if status == 1 else 0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.life.conftest import TINY, Program, command, environment
+from tests.life.conftest import TINY, Program, act, command, environment
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.
 TWO_RANKS_TOLERANCE = 2e-5
@@ -36,14 +36,7 @@ def last_weights(run: Path) -> dict[str, Any]:
 def whole(home: Path) -> Path:
     """An uninterrupted run."""
     run = home / "whole"
-    done = subprocess.run(
-        command(*TINY, f"run={run}"),
-        cwd=home,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert act(home, *TINY, f"run={run}") == 0
     return run
 
 
@@ -69,7 +62,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
 
 
 def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
-    whole: Path, home: Path
+    whole: Path, home: Path, program: Program
 ) -> None:
     run = home / "killed"
     process = subprocess.Popen(
@@ -92,10 +85,7 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     process.stderr.close()
     assert printed == f"resume={run}"
     saved = entries_or_none(run)[-1]["step"]
-    done = subprocess.run(
-        command(printed), cwd=home, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    program(printed)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
     assert lines[resumed]["step"] == saved

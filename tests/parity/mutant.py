@@ -102,11 +102,13 @@ def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(experts, "gather_rows", mutated)
 
 
-def lose_a_rank(patch: pytest.MonkeyPatch) -> None:
+def spoil_two_ranks_and_lose_a_third(patch: pytest.MonkeyPatch) -> None:
+    """One start of the command then sees both: a layout that differs, and one that fails."""
+    drop_one_reduction(patch)
     original = DataParallel.reduce
 
     def mutated(self: DataParallel) -> None:
-        if self._mesh.data_rank == 1:
+        if self._mesh.data_rank == 2:
             raise ValueError("this rank was made to fail")
         original(self)
 

@@ -15,7 +15,7 @@ from command.arguments import read_point
 from command.outcome import Status
 from components.parity.compare import DOUBLE, Comparison, compare, read_records
 from components.parity.data import draw_data
-from components.parity.prover import RANK, Prover, on_one_process, start_ranks
+from components.parity.prover import RANK, on_one_process, start_ranks
 from components.spec.recipe import Recipe
 from components.train.run_folder import create_run_folder
 
@@ -144,22 +144,20 @@ def test_a_token_lost_on_its_way_shows_in_the_first_loss(found: Found) -> None:
     assert comparison.loss.difference > 1e-6
 
 
-def test_ranks_that_fail_prove_nothing_and_the_first_error_is_told(tmp_path: Path) -> None:
-    program = (MUTANT, "lose_a_rank")
-    prover = Prover(folder=tmp_path, program=program, say=lambda _: None, rounding=False)
-    proof = prover.prove(recipe_of(DATA))
-    assert not proof.holds
-    assert proof.comparison is None
-    assert "ValueError: this rank was made to fail" in proof.failure
-
-
-def test_the_command_ends_with_1_and_names_the_parameter(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_ends_with_1_and_says_of_each_layout_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(action, "RANK", (MUTANT, "drop_one_reduction"))
-    words = [*DATA, "action=parity", "output=json"]
-    assert action.run(read_point(words)).status == Status.DOES_NOT_HOLD
-    tree = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(action, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))
+    words = [*DENSE, "layouts=[{data: 2, zero: 0}, {data: 3, zero: 0}]"]
+    outcome = action.run(read_point([*words, "action=parity", "output=json"]))
+    assert outcome.status == Status.DOES_NOT_HOLD
+    out, err = capfd.readouterr()
+    tree = json.loads(out)
     assert tree["holds"] is False
-    assert tree["gradient"]["parameter"] == "layers.1.mlp.up.weight"
-    assert tree["gradient"]["largest_relative_difference"] > 1e-3
+    spoilt, lost = tree["layouts"]
+    assert spoilt["holds"] is lost["holds"] is False
+    assert spoilt["gradient"]["parameter"] == "layers.1.mlp.up.weight"
+    assert spoilt["gradient"]["largest_relative_difference"] > 1e-3
+    assert "ValueError: this rank was made to fail" in lost["failure"]
+    assert lost["gradient"] == {"largest_relative_difference": None, "parameter": None}
+    assert err.splitlines()[:3] == ["one process, for reference", "2 ranks", "3 ranks"]

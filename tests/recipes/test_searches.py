@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from command.actions.plan import run
 from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
+from command.searched import Found
 from components.planner.communication import group_of
 from components.planner.comparison import describe, step_parts
 from components.planner.plan import plan_recipe
@@ -21,9 +23,14 @@ SEARCHES = Path(__file__).parent / "searches"
 ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
 
 
-def found_abroad(name: str, cluster: str, *words: str) -> dict[str, Any]:
+@cache
+def searched(name: str, cluster: str, *words: str) -> Found:
     point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
-    found = compose_searched(read_point(point))
+    return compose_searched(read_point(point))
+
+
+def found_abroad(name: str, cluster: str, *words: str) -> dict[str, Any]:
+    found = searched(name, cluster, *words)
     return search_tree(found.search, found.recipe, found.published, found.refusal)
 
 
@@ -85,8 +92,7 @@ def test_a_page_without_a_search_has_no_table_of_layouts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_abroad_tensor_ranks_stay_inside_a_node_too(name: str, cluster: str) -> None:
-    words = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto"]
-    layout = plan_recipe(compose_recipe(read_point(words))).job.layout
+    layout = plan_recipe(searched(name, cluster).recipe).job.layout
     assert group_of(layout, "tensor").nodes == 1
     assert group_of(layout, "pipeline").nodes > 1
 

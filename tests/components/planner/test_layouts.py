@@ -18,7 +18,7 @@ from components.spec.sections import Parallelism
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 WORLDS = [
     ["recipe=teuken7b", "cluster.ranks=8"],
-    ["recipe=teuken7b", "cluster.ranks=6", "budget.global_batch_tokens=49152"],
+    ["recipe=teuken7b", "cluster.ranks=6", "budget.global_batch_tokens=6144"],
     ["recipe=mula7b_a1b", "cluster.ranks=8"],
     ["recipe=bloom176b", "cluster.ranks=4"],
     ["recipe=gpt3b6", "cluster.ranks=2", "parallelism.engine=deepspeed"],
