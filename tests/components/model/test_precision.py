@@ -46,9 +46,12 @@ def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
     for values in norm.parameters():
         nn.init.normal_(values, 1.0)
     hidden = torch.randn(50, 64).bfloat16()
-    rounded = [values.bfloat16().float() for values in norm.parameters()]
-    wide = F.layer_norm if center else F.rms_norm
-    expected = wide(hidden.float(), (64,), *rounded, eps=1e-5)
+    wide = hidden.float()
+    weight, *bias = [values.bfloat16().float() for values in norm.parameters()]
+    if center:
+        expected = F.layer_norm(wide, (64,), weight, bias[0], 1e-5)
+    else:
+        expected = F.rms_norm(wide, (64,), weight, 1e-5)
     with autocast():
         found = norm(hidden)
     assert found.dtype == torch.bfloat16
