@@ -155,7 +155,7 @@ def test_wrong_input_gets_one_message_and_status_two(
         else ("action=show",)
     )
     monkeypatch.chdir(tmp_path)
-    # In this process: what a process adds, the other tests show of one wrong word each.
+    # In this process: that a process exits with the status is shown beside.
     assert main([*first, *words, *shown]) == 2
     said = capfd.readouterr()
     assert message in said.err
