@@ -1,5 +1,7 @@
 # `make run` and `make test` need Python 3.11 or newer and make; they set up the rest.
 SHELL := /bin/bash
+# What the tests start again and again is compiled once, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
@@ -37,7 +39,7 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	$(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet"
 
 cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (23 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster

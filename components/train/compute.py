@@ -105,8 +105,15 @@ class StageCompute:
         return ends.cumsum(1) - ends  # an end of document belongs to what it ends
 
     def _autocast(self) -> torch.autocast:
-        """Compute in the recipe's dtype; weights, gradients and state stay float32."""
+        """Compute in the recipe's dtype; weights, gradients and state stay float32.
+
+        Nothing is remembered: a pass casts each weight once, and a cache would hold the casts
+        of layers that are to be recomputed until the last one is through.
+        """
         exact = self._dtype in {torch.float32, torch.float64}
         return torch.autocast(
-            self._device.type, torch.bfloat16 if exact else self._dtype, enabled=not exact
+            self._device.type,
+            torch.bfloat16 if exact else self._dtype,
+            enabled=not exact,
+            cache_enabled=False,
         )
