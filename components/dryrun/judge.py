@@ -85,23 +85,22 @@ def _reserved(peak: Found, software: Software) -> float:
 def _of_memory(
     found: Found, plan: RankMemory, peak: float, software: Software
 ) -> list[Difference]:
-    """Compare by category at the highest moment of the passes, and of the update."""
-    moments: dict[str, Found] = found["peaks"]
-    passes = max(
-        (one for phase, one in moments.items() if phase != "update"),
-        key=lambda one: one["bytes"],
-    )["by_category"]
+    """Compare what stays, what comes and goes at the highest moment, and the peak.
+
+    What comes and goes is not compared by category: which of them it is depends on the moment,
+    and of two that are nearly as high the plan may take the other.
+    """
+    at_peak = highest(found)["by_category"]
+    tensors = plan.activations / software.memory.fragmentation
+    passes = plan.moments.passes - plan.activations + tensors
+    staying = ("weights", "optimizer")
     pairs = {
-        "weights": (plan.states.weights, passes["weights"]),
-        "gradients": (plan.states.gradients, passes["gradients"]),
-        "optimizer": (plan.states.master + plan.states.optimizer, passes["optimizer"]),
-        "casts": (plan.casts, passes["casts"]),
-        "activations": (
-            plan.activations / software.memory.fragmentation,
-            passes["activations"],
+        "weights": (plan.states.weights, at_peak["weights"]),
+        "optimizer": (plan.states.master + plan.states.optimizer, at_peak["optimizer"]),
+        "passing": (
+            max(passes, plan.moments.update),
+            sum(size for category, size in at_peak.items() if category not in staying),
         ),
-        "temporary": (plan.loss + plan.buffers, passes["temporary"]),
-        "update": (plan.step, moments["update"]["by_category"]["temporary"]),
         "peak": (plan.peak, peak),
     }
     return [

@@ -7,7 +7,7 @@ from components.planner.exchanges import (
     expert_bytes,
     tensor_bytes,
 )
-from components.planner.job import Job
+from components.planner.job import BYTES, Job
 from components.planner.parameters import rank_parameters
 from components.planner.products import head_product, layer_products
 from components.planner.software import SoftwareSpeed
@@ -15,7 +15,7 @@ from components.planner.time import again_fraction, reduced_bytes
 
 
 def sent_bytes(job: Job, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
-    """Count them for one pipeline rank; messages between stages have no figure in a plan."""
+    """Count them for one pipeline rank."""
     layout, again = job.layout, again_fraction(job)
     passed = _layers(job, rank) * job.microbatches
     tensor = speed.tensor_collectives * (1 + again[0] / 3) * tensor_bytes(job)
@@ -23,6 +23,7 @@ def sent_bytes(job: Job, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
         "tensor": passed * tensor if layout.tensor > 1 else 0.0,
         "expert": passed * EXPERT_COLLECTIVES * expert_bytes(job),
         "context": passed * (2 + again[1]) * context_bytes(job),
+        "pipeline": _between_stages(job, rank),
         "data": _data_bytes(job, rank),
     }
     return {axis: count for axis, count in sent.items() if count}
@@ -42,6 +43,23 @@ def step_flops(job: Job, rank: int) -> float:
     layers = _layers(job, rank) * ((3 + again[0]) * products + (3 + again[1]) * core)
     head = layout.head_stage % layout.pipeline == rank
     return job.microbatches * (layers + 3 * head * head_product(job).flops)
+
+
+def _between_stages(job: Job, rank: int) -> float:
+    """Count hidden states to the stage after and their gradients to the one before.
+
+    Where the ends are tied, each also sends the other the gradient of the embedding.
+    """
+    layout, stages = job.layout, len(job.layout.layers)
+    here = range(rank, stages, layout.pipeline)
+    messages = sum((stage > 0) + (stage < stages - 1) for stage in here)
+    hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
+    hidden /= layout.tensor if layout.sequence_parallel else 1
+    sent = job.microbatches * messages * hidden
+    if job.shape.tied_embeddings and stages > 1 and ({0, stages - 1} & set(here)):
+        rows = job.shape.padded_vocab_size / layout.tensor
+        sent += rows * job.shape.dim * job.gradient_bytes
+    return sent if layout.pipeline > 1 else 0.0
 
 
 def _layers(job: Job, rank: int) -> int:

@@ -74,7 +74,7 @@ def test_the_status_is_the_verdict(
     for role in tree["roles"]:
         assert role["collectives"] == [CALL]
         named = {one["figure"] for one in role["differences"] if one["is_named"]}
-        assert "gradients_bytes" in named
+        assert "passing_bytes" in named
 
 
 def test_tables_have_every_category_and_what_was_left_out(

@@ -59,11 +59,20 @@ def test_what_is_as_planned_is_not_named_and_adds_up_to_the_plans_peak(
     assert {name for name in named if not name.endswith("sent_bytes")} == set()
 
 
-def test_a_category_that_is_off_is_named_with_both_numbers(recipe: Recipe, plan: Plan) -> None:
-    judged = judge(roles_of(recipe)[0], found(plan, gradients=30.0 * GIB), plan)
-    (one,) = (one for one in judged.differences if one.figure == "gradients_bytes")
+def test_what_stays_and_is_off_is_named_with_both_numbers(recipe: Recipe, plan: Plan) -> None:
+    judged = judge(roles_of(recipe)[0], found(plan, weights=30.0 * GIB), plan)
+    (one,) = (one for one in judged.differences if one.figure == "weights_bytes")
     assert one.is_named
-    assert (one.planned, one.found) == (plan.memory.ranks[0].states.gradients, 30.0 * GIB)
+    assert (one.planned, one.found) == (plan.memory.ranks[0].states.weights, 30.0 * GIB)
+
+
+def test_what_comes_and_goes_is_compared_as_one(recipe: Recipe, plan: Plan) -> None:
+    memory = plan.memory.ranks[0]
+    swapped = found(plan, activations=memory.casts, casts=memory.activations / 1.15)
+    for seen, is_named in ((swapped, False), (found(plan, gradients=30.0 * GIB), True)):
+        judged = judge(roles_of(recipe)[0], seen, plan)
+        (one,) = (one for one in judged.differences if one.figure == "passing_bytes")
+        assert one.is_named == is_named
 
 
 def test_the_verdict_is_by_the_plans_margins(recipe: Recipe, plan: Plan) -> None:
