@@ -33,6 +33,7 @@ from components.spec.shape import ModelShape
 from components.spec.stages import stage_layers
 from components.spec.targets import check_nodes, nearest
 from components.spec.union_errors import of_what_was_meant
+from components.spec.watchdog import Watchdog
 
 S = TypeVar("S", bound=BaseModel)
 MATHEMATICS = ("model", "tokenizer", "data", "budget", "optimizer", "schedule", "precision")
@@ -54,6 +55,7 @@ class Recipe(Section):
     parallelism: Parallelism
     checkpoint: Checkpoint
     evaluation: Evaluation
+    watchdog: Watchdog
     cluster: Cluster
     scale: Scale
     published: FrozenMapping[Published]

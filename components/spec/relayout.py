@@ -2,7 +2,8 @@
 
 Checkpoints hold whole tensors under the names of the whole model, and what a step reads is a
 function of the step alone. So a run can go on under any degrees, on any number of ranks and
-under either engine; the keys that say so are those of three sections.
+under either engine; the keys that say so, and how it is saved and watched, are those of four
+sections.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from components.spec.recipe import Recipe, check_recipe, read_section
 from components.spec.sections import Cluster, Parallelism
 from components.spec.targets import nearest
 
-SECTIONS = ("parallelism", "cluster", "checkpoint")
+SECTIONS = ("parallelism", "cluster", "checkpoint", "watchdog")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
 _NEW_RUN = "start a new run with run=FOLDER"
 

@@ -5,6 +5,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from components.life.own_time import OwnTime
 from components.model.decoder import Decoder
 from components.parallelism.auxiliary import figures_of, take_tally
 from components.parallelism.context import SequencePart, mean_over_parts, part_seed
@@ -31,6 +32,7 @@ class StageCompute:
         self._eod_id = eod_id
         self._part = SequencePart.here(mesh.axis("context"))
         self._step = self._first = self._microbatch = 0
+        self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
 
     def begin(self, step: int, microbatches: int) -> None:
@@ -38,6 +40,7 @@ class StageCompute:
         self._step = step
         self._first = self._mesh.data_rank * microbatches
         self._figures.clear()
+        self.own_time.take()  # of evaluations since the last step
 
     def take(self, number: int) -> None:
         """Turn to this rank's microbatch ``number``."""
@@ -53,7 +56,7 @@ class StageCompute:
         is_last, part = decoder.final_norm is not None, self._part
         self.take(number)
         torch.manual_seed(self.dropout_seed("embedding"))
-        with self._autocast():
+        with self.own_time.measured(), self._autocast():
             result: Tensor = decoder(
                 inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
                 documents=self._documents(rows[:, :-1]),

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
 from components.parallelism.microbatches import Compute
+from components.parallelism.shards import WeightShard
 from components.spec.recipe import Recipe
 from components.train.checkpoint import Read
 from components.train.deepspeed_config import deepspeed_config
@@ -79,6 +80,10 @@ class DeepSpeedEngine:
         if compute_dtype == torch.float16:
             self._scaler = self._engine.optimizer.loss_scaler
             self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
+
+    @property
+    def shards(self) -> Sequence[WeightShard]:
+        return ()
 
     @property
     def scale(self) -> float:

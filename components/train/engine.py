@@ -1,6 +1,6 @@
 """From a step's microbatches to updated weights: what the loop asks of whoever does it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from components.parallelism.data import DataParallel
 from components.parallelism.gradients import clip, global_norm, unscale
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Microbatches
+from components.parallelism.shards import WeightShard
 from components.parallelism.stages import sum_tied_gradients
 from components.train.checkpoint import Read, ShardState
 
@@ -27,6 +28,10 @@ class Engine(Protocol):
 
     optimizer: torch.optim.Optimizer
     on_gradients: Callable[[], None] | None
+
+    @property
+    def shards(self) -> Sequence[WeightShard]:
+        """What this rank updates; nothing where the engine keeps that to itself."""
 
     @property
     def scale(self) -> float:
@@ -80,6 +85,10 @@ class MeshEngine:
         self._microbatches = microbatches
         self._loss_scale = loss_scale
         self._state = ShardState(data_parallel.shards, optimizer)
+
+    @property
+    def shards(self) -> Sequence[WeightShard]:
+        return self._data_parallel.shards
 
     @property
     def scale(self) -> float:

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
-from components.spec.recipe import read_recipe
+from components.life.hang import HangWatch
+from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.display import Display
@@ -19,6 +20,7 @@ from components.train.results import summarize
 from components.train.run_folder import RunFolder
 from components.train.strategy import rank_here
 from components.train.trainer import make_trainer
+from components.train.watching import Watching, watch_for_hangs
 
 
 def fit(path: Path) -> str:
@@ -26,10 +28,18 @@ def fit(path: Path) -> str:
 
     Returns ``finished`` or ``stopped``.
     """
-    began = time.perf_counter()
     folder = RunFolder(path)
+    recipe = read_recipe(folder.recipe)
+    hang = watch_for_hangs(folder.hangs, recipe.watchdog)
+    try:
+        return _fit(folder, recipe, hang)
+    finally:
+        hang.stop()
+
+
+def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
+    began = time.perf_counter()
     module = load_module(folder)
-    recipe = module.recipe
     data = folder.read_json("data.json")
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
     logger = _logger(folder) if rank_here() == 0 else None
@@ -50,10 +60,17 @@ def fit(path: Path) -> str:
         keep=recipe.checkpoint.keep,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
+    watching = Watching(
+        settings=recipe.watchdog,
+        hang=hang,
+        journal=journal,
+        say=display.say,
+        checkpoint_tokens=recipe.checkpoint.every_tokens,
+    )
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, journal, held_out, checkpoints, display],
+        callbacks=[stop, journal, watching, held_out, checkpoints, display],
         most_steps=None,
     )
     trainer.fit(module)

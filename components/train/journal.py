@@ -42,6 +42,9 @@ class Journal(RunCallback):
     def checkpoint(self, progress: Progress, folder: Path) -> None:
         self._append("checkpoint", asdict(progress) | {"folder": str(folder)})
 
+    def event(self, kind: str, progress: Progress, facts: Mapping[str, object]) -> None:
+        self._append(kind, {"step": progress.step, "tokens": progress.tokens, **facts})
+
     def resume(self, progress: Progress) -> None:
         """Cut off a half-written line, note the resume, and remember earlier evaluations.
 

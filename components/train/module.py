@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from components.build import build
 from components.data.samples import DIGEST_MODULUS, samples_digest
+from components.life.rank_figures import RankFigures
 from components.model.decoder import Decoder
 from components.model.routing import Tally
 from components.optim.loss_scale import LossScale
@@ -52,6 +53,7 @@ class Pretraining(LightningModule):
         self.last: StepRecord | None = None
         self._make_batches = batches
         self._eod_id = eod_id
+        self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
         self._schedule = build(recipe.schedule, "schedule")
         self._began = time.perf_counter()
 
@@ -195,7 +197,8 @@ class Pretraining(LightningModule):
 
     def _record(self, norm: Tensor, lr: float) -> None:
         """Agree with the other ranks on loss and stopping, and move the clock on."""
-        loss, auxiliary_loss, expert_load, stop = self._agree()
+        loss, auxiliary_loss, expert_load, stop, *by_rank = self._agree()
+        self.rank_figures.take(by_rank)
         now = time.perf_counter()
         step = self.progress.step + 1
         samples = self.recipe.ramp.consumed_after(step)
@@ -226,7 +229,9 @@ class Pretraining(LightningModule):
         """Average the figures over microbatches; count the ranks that were asked to stop."""
         means = self.compute.share_of_means()
         stops = means.new_tensor([float(self.stop_asked)])
-        agreed: list[float] = sum_over_ranks(torch.cat([means, stops])).tolist()
+        self.rank_figures.note(self.compute.own_time.take())
+        own = self.rank_figures.own(step=self.progress.step + 1, device=self.device)
+        agreed: list[float] = sum_over_ranks(torch.cat([means, stops, own])).tolist()
         return agreed
 
     def _digest(self) -> int:

@@ -9,6 +9,7 @@ data.json          the prepared data that this run reads
 metrics.jsonl      the journal: steps, held-out losses, checkpoints, resumes
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
+hangs/             stacks and last collectives of ranks that made no progress
 ranks/             what ranks other than the first said, and the errors of all
 results.json       how it ended; absent while it runs and if it was killed
 report.html        all of the above for a person
@@ -43,6 +44,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def hangs(self) -> Path:
+        """What ranks left that made no progress."""
+        return self.path / "hangs"
 
     @property
     def stop(self) -> Path:
