@@ -1,1 +1,1 @@
-"""How a run lives on: what watches it, what it does about faults, and what it tells of them."""
+"""How a run lives on: what watches it, what it does when something goes wrong, what it tells."""

@@ -14,6 +14,7 @@ from components.spec.corpus import MANNER, Preparation
 from components.spec.data import Data
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
+from components.spec.guard import Guard
 from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
 from components.spec.section import Section
@@ -55,6 +56,7 @@ class Recipe(Section):
     parallelism: Parallelism
     checkpoint: Checkpoint
     evaluation: Evaluation
+    guard: Guard
     watchdog: Watchdog
     cluster: Cluster
     scale: Scale

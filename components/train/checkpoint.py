@@ -34,6 +34,7 @@ class Progress:
     step: int
     tokens: int
     loss_scale: Mapping[str, Any] | None = None
+    guard: Mapping[str, Any] | None = None
 
 
 Read = Callable[[dict[str, Tensor]], None]
@@ -220,5 +221,8 @@ def _read_share(checkpoint: Path, *, rank: int, ranks: int) -> Progress:
         raise RecipeError(str(file), f"cannot be read: {error}", remedy) from error
     check_files(checkpoint, marker["files"], rank=rank, ranks=ranks)
     return Progress(
-        step=marker["step"], tokens=marker["tokens"], loss_scale=marker.get("loss_scale")
+        step=marker["step"],
+        tokens=marker["tokens"],
+        loss_scale=marker["loss_scale"],
+        guard=marker["guard"],
     )

@@ -1,6 +1,7 @@
 """When checkpoints are written, and how a run stops on a signal."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -9,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 
+from components.life.journal import Journal
 from components.train.callback import RunCallback
 from components.train.checkpoint import (
     load_checkpoint,
@@ -16,7 +18,6 @@ from components.train.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from components.train.journal import Journal
 from components.train.module import Pretraining
 
 
@@ -37,12 +38,19 @@ class Checkpoints(RunCallback):
             pl_module.progress = load_checkpoint(newest, pl_module.engine)
             if pl_module.progress.loss_scale is not None:
                 pl_module.engine.load_scale_state(pl_module.progress.loss_scale)
-            self._journal.resume(pl_module.progress)
 
     def on_step(self, module: Pretraining) -> None:
         if module.is_due(self._every_tokens) or module.stopping:
+            began = time.perf_counter()
             target = save_checkpoint(self._folder, module.engine, module.progress)
-            self._journal.checkpoint(module.progress, target)
+            self._journal.note(
+                "checkpoint",
+                step=module.progress.step,
+                tokens=module.progress.tokens,
+                cause="stopping" if module.stopping else "due",
+                seconds=time.perf_counter() - began,
+                evidence={"folder": str(target)},
+            )
             if dist.get_rank() == 0:
                 prune_checkpoints(self._folder, self._keep)
         if module.stopping:

@@ -9,15 +9,17 @@ from rich.console import Console
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
+from components.life.journal import Journal
 from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.display import Display
 from components.train.held_out import HeldOutLoss
-from components.train.journal import Journal
+from components.train.metrics import Metrics
 from components.train.module import Pretraining
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
+from components.train.story import Story
 from components.train.strategy import rank_here
 from components.train.trainer import make_trainer
 from components.train.watching import Watching, watch_for_hangs
@@ -43,7 +45,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     data = folder.read_json("data.json")
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
     logger = _logger(folder) if rank_here() == 0 else None
-    journal = Journal(file=folder.metrics, logger=logger)
+    metrics = Metrics(file=folder.metrics, logger=logger)
+    journal = Journal(file=folder.journal, writes=rank_here() == 0)
     windows = HeldOutWindows(
         folder=Path(data["folder"]),
         manifest=Manifest.read(Path(data["folder"])),
@@ -51,7 +54,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         max_windows=recipe.evaluation.max_windows_per_source,
     )
     held_out = HeldOutLoss(
-        windows=windows, journal=journal, every_tokens=recipe.evaluation.every_tokens
+        windows=windows, metrics=metrics, every_tokens=recipe.evaluation.every_tokens
     )
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
@@ -60,6 +63,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         keep=recipe.checkpoint.keep,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
+    story = Story(folder=folder, journal=journal, began=began)
     watching = Watching(
         settings=recipe.watchdog,
         hang=hang,
@@ -70,15 +74,15 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, journal, watching, held_out, checkpoints, display],
+        callbacks=[stop, metrics, watching, held_out, checkpoints, display, story],
         most_steps=None,
     )
     trainer.fit(module)
     if rank_here() == 0:
         results = summarize(
             module=module,
-            journal=journal,
-            metrics=folder.metrics,
+            metrics=metrics,
+            file=folder.metrics,
             unigram=data["unigram"],
             began=began,
         )

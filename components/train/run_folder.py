@@ -6,7 +6,9 @@ derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
-metrics.jsonl      the journal: steps, held-out losses, checkpoints, resumes
+metrics.jsonl      what was measured: steps and held-out losses
+journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
+rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
 hangs/             stacks and last collectives of ranks that made no progress
@@ -40,6 +42,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -11,12 +11,12 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from components.life.collectives import last_collectives, record_collectives
 from components.life.hang import Hang, HangWatch
+from components.life.journal import Journal, Kind
 from components.life.replicas import Difference, ReplicasDifferError, compare_replicas
 from components.life.slow import Growth, slow_ranks
 from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.spec.watchdog import Watchdog
 from components.train.callback import RunCallback
-from components.train.journal import Journal
 from components.train.module import Pretraining
 from components.train.strategy import rank_here
 
@@ -123,10 +123,17 @@ class Watching(RunCallback):
         raise ReplicasDifferError(f"after step {module.progress.step} {text}")
 
     def _tell(
-        self, module: Pretraining, kind: str, text: str, evidence: dict[str, Any]
+        self, module: Pretraining, kind: Kind, text: str, evidence: dict[str, Any]
     ) -> None:
         self._say(text)
-        self._journal.event(kind, module.progress, {"cause": text, **evidence})
+        self._journal.note(
+            kind,
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=text,
+            seconds=0.0,
+            evidence=evidence,
+        )
 
 
 def kinds_of_work(mesh: Mesh) -> list[int]:
