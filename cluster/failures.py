@@ -69,4 +69,3 @@ def find_failure(
 
 def _is_kill(what: str) -> bool:
     return bool(_KILLED.search(what)) and not _ASKED_TO_END.search(what)
-

@@ -8,6 +8,7 @@ https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import _C
 
 _SIZE = "TORCH_FR_BUFFER_SIZE"
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
+_TORCH = str(Path(_GROUPS_OF_TORCH).parent)
 
 
 def record_collectives(entries: int) -> None:
@@ -34,7 +36,7 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
     active = [entry for entry in recorded.get("entries", []) if not entry["retired"]]
     if not active:
         return None, recorded
-    waits = dist.get_backend() != "gloo" or _main_thread_is_in_torch()
+    waits = dist.get_backend() != "gloo" or _main_thread_waits()
     return (str(active[-1]["profiling_name"]) if waits else None), recorded
 
 
@@ -46,9 +48,14 @@ def _recorded() -> dict[str, Any]:
     return recorded
 
 
-def _main_thread_is_in_torch() -> bool:
-    """Tell whether the innermost Python frame of the main thread belongs to torch's groups."""
-    import threading
+def _main_thread_waits() -> bool:
+    """Tell whether torch's code for groups is what the main thread has last called.
 
+    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and frame.f_code.co_filename.startswith(_GROUPS_OF_TORCH)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code.co_filename.startswith(_GROUPS_OF_TORCH):
+            return True
+        frame = frame.f_back
+    return False

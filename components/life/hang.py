@@ -16,20 +16,46 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 HUNG = 4  # the exit status of a process that its watchdog ended
 HELD = "held.txt"
 WAITING = "waits for other ranks in "
-# Who waits for others ends last: its launcher should see first the rank that they wait for.
+# After the limit. Who waits for others ends last: its launcher should see first the rank that
+# they wait for. What the thread writes may wait for a file system: it, too, has a limit.
 CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.8
 
 Collectives = Callable[[], tuple[str | None, dict[str, Any]]]
 
 
-class Hang(RuntimeError):  # noqa: N818 - its name begins the message by which others know it
-    """What an error file says of a rank that its watchdog ended; nobody raises it."""
+@dataclass(frozen=True)
+class Work:
+    """A piece of work, after ``step`` and ``tokens``, and how many seconds it may take."""
+
+    name: str
+    step: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank says of itself at the limit; ``waits_in`` names a collective."""
+
+    rank: int
+    node: str
+    work: Work
+    waits_in: str | None
+    file: Path
+
+    def __str__(self) -> str:
+        state = "is in no collective" if self.waits_in is None else WAITING + self.waits_in
+        return (
+            f"{self.work.name} took more than {self.work.seconds:g} s; rank {self.rank} on "
+            f"{self.node} {state}; its stacks are in {self.file}"
+        )
 
 
 class HangWatch:
@@ -45,7 +71,7 @@ class HangWatch:
         folder: Path,
         rank: int,
         collectives: Collectives,
-        on_hang: Callable[[Hang], None],
+        on_hang: Callable[[Report], None],
     ) -> None:
         self._folder = folder
         self._rank = rank
@@ -54,20 +80,20 @@ class HangWatch:
         folder.mkdir(parents=True, exist_ok=True)
         self._held: IO[str] = (folder / HELD).open("a")
         self._changed = threading.Condition()
-        self._doing, self._seconds, self._deadline = "", 0.0, float("inf")
+        self._work = Work("nothing", 0, 0, float("inf"))
+        self._deadline = float("inf")
         self._is_over = False
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def expect(self, doing: str, seconds: float) -> None:
-        """Allow ``seconds`` from now on for ``doing``."""
+    def expect(self, work: Work) -> None:
+        """Allow the seconds of ``work`` from now on."""
         with self._changed:
-            earlier = time.monotonic() + seconds < self._deadline
-            self._doing, self._seconds = doing, seconds
-            self._deadline = time.monotonic() + seconds
-            if earlier:
+            before, self._deadline = self._deadline, time.monotonic() + work.seconds
+            self._work = work
+            if self._deadline < before:
                 self._changed.notify()
             faulthandler.dump_traceback_later(
-                seconds + HELD_SECONDS, file=self._held, exit=True
+                work.seconds + HELD_SECONDS, file=self._held, exit=True
             )
 
     def stop(self) -> None:
@@ -84,33 +110,36 @@ class HangWatch:
                 self._changed.wait(None if left == float("inf") else left)
                 if self._is_over:
                     return
-            doing, seconds = self._doing, self._seconds
+            work = self._work
         # Whatever the lines below wait for, a file system that is gone too, this process ends.
         faulthandler.dump_traceback_later(LAST_SECONDS, file=self._held, exit=True)
         waits_in, collectives = self._collectives()
-        self._report(doing, seconds, waits_in, collectives)
+        report = Report(
+            rank=self._rank,
+            node=socket.gethostname(),
+            work=work,
+            waits_in=waits_in,
+            file=self._folder / work.name.replace(" ", "-") / f"rank-{self._rank}.json",
+        )
+        sys.stderr.write(f"{report}\n")
+        _write(report, collectives)
+        self._on_hang(report)
         time.sleep(CULPRIT_SECONDS if waits_in is None else WAITING_SECONDS)
         os._exit(HUNG)
 
-    def _report(
-        self, doing: str, seconds: float, waits_in: str | None, collectives: dict[str, Any]
-    ) -> None:
-        state = "is in no collective" if waits_in is None else WAITING + waits_in
-        file = self._folder / doing.replace(" ", "-") / f"rank-{self._rank}.json"
-        hang = Hang(f"{doing} took more than {seconds:g} s; the rank {state}; see {file}")
-        sys.stderr.write(f"rank {self._rank}: {hang}\n")
-        self._on_hang(hang)
-        report = {
-            "rank": self._rank,
-            "node": socket.gethostname(),
-            "doing": doing,
-            "limit_seconds": seconds,
-            "waits_in": waits_in,
-            "stacks": stacks(),
-            "collectives": collectives,
-        }
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+def _write(report: Report, collectives: dict[str, Any]) -> None:
+    tree = {
+        "rank": report.rank,
+        "node": report.node,
+        "work": report.work.name,
+        "limit_seconds": report.work.seconds,
+        "waits_in": report.waits_in,
+        "stacks": stacks(),
+        "collectives": collectives,
+    }
+    report.file.parent.mkdir(exist_ok=True)
+    report.file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 
 def stacks() -> list[str]:

@@ -1,4 +1,4 @@
-"""What each rank tells all others of itself now and then, in a reduction that is made anyway."""
+"""What each rank tells all others of itself now and then, in a sum that is made anyway."""
 
 import resource
 from collections.abc import Sequence

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from components.parallelism.buckets import all_gather
 from components.parallelism.mesh import Mesh
 from components.parallelism.shards import WeightShard, local
 
@@ -99,7 +100,7 @@ def _compare(
         return []
     mine = sums[list(places)]
     everyones = mine.new_empty(group.size(), len(places))
-    dist.all_gather_into_tensor(everyones, mine, group=group.get_group())
+    all_gather(everyones, mine[None], group=group.get_group())
     differ = (everyones != everyones[0]).any(dim=0)
     ranks = dist.get_process_group_ranks(group.get_group())
     found = []

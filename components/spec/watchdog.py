@@ -13,8 +13,8 @@ class Watchdog(Section):
     """Limits of a run that is watched, and how often its ranks are compared.
 
     A rank that takes longer than ``step_seconds`` in a step, or ``pause_seconds`` between two
-    steps and in the first, hangs: its stacks and last ``collectives`` are written down and it is
-    ended. Every ``every_steps`` steps the ranks compare how long they computed, and their
+    steps and in the first, hangs: its stacks and last ``collectives`` are written down and it
+    is ended. Every ``every_steps`` steps the ranks compare how long they computed, and their
     memory: a rank is slow that needs ``slow_ratio`` times what its like need, and memory grows
     by ``memory_growth_fraction``. Weights that several ranks hold are compared every
     ``replicas_every_steps`` steps, and before each checkpoint. A run whose ranks fail starts

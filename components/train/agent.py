@@ -9,6 +9,7 @@ up to RESTARTS times.
 
 import json
 import logging
+import os
 import runpy
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=restarts,
+        local_addr="localhost",
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(
             log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
@@ -63,6 +65,9 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
 
 def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     """Let the agent of this node run its ranks; see `run_ranks`."""
+    # Ranks that start again would read the addresses of those before: the agent's own store,
+    # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.
@@ -86,7 +91,9 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     """
     newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
-    files |= {error.rank: error_file(logs, error.rank) for error in read_errors(logs)}
+    began = newest.stat().st_mtime_ns
+    errors = [error for error in read_errors(logs) if error.at >= began]
+    files |= {error.rank: error_file(logs, error.rank) for error in errors}
     return {
         rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
         for rank, file in files.items()

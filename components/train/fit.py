@@ -10,6 +10,7 @@ from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
 from components.life.journal import Journal
+from components.life.rehearsal import Rehearsal
 from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
@@ -17,6 +18,7 @@ from components.train.display import Display
 from components.train.held_out import HeldOutLoss
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
+from components.train.rehearsing import Rehearsing
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
 from components.train.story import Story
@@ -32,7 +34,7 @@ def fit(path: Path) -> str:
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder.recipe)
-    hang = watch_for_hangs(folder.hangs, recipe.watchdog)
+    hang = watch_for_hangs(folder, recipe.watchdog)
     try:
         return _fit(folder, recipe, hang)
     finally:
@@ -64,9 +66,13 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
     story = Story(folder=folder, journal=journal, began=began)
+    rehearsing = Rehearsing(
+        Rehearsal(faults=recipe.guard.inject, folder=folder.path, rank=rank_here())
+    )
     watching = Watching(
         settings=recipe.watchdog,
         hang=hang,
+        ranks=folder.path / "ranks",
         journal=journal,
         say=display.say,
         checkpoint_tokens=recipe.checkpoint.every_tokens,
@@ -74,7 +80,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, metrics, watching, held_out, checkpoints, display, story],
+        callbacks=[stop, metrics, watching, rehearsing, held_out, checkpoints, display, story],
         most_steps=None,
     )
     trainer.fit(module)

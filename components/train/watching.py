@@ -1,5 +1,7 @@
 """The watchdog's place in the loop: limits of time, looks at the ranks, equal replicas."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from components.life.collectives import last_collectives, record_collectives
-from components.life.hang import Hang, HangWatch
+from components.life.failures import describe_end, forget_errors, read_errors
+from components.life.hang import HangWatch, Report, Work
 from components.life.journal import Journal, Kind
 from components.life.replicas import Difference, ReplicasDifferError, compare_replicas
 from components.life.slow import Growth, slow_ranks
@@ -18,27 +21,44 @@ from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.spec.watchdog import Watchdog
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
 from components.train.strategy import rank_here
 
 
-def watch_for_hangs(folder: Path, settings: Watchdog) -> HangWatch:
+class Hang(RuntimeError):  # noqa: N818 - its name begins the message by which others know it
+    """What the error file says of a rank that its watchdog ends."""
+
+
+def watch_for_hangs(folder: RunFolder, settings: Watchdog) -> HangWatch:
     """Begin to watch this rank; its start is a pause.
 
-    What it leaves when it hangs is below ``folder``, and where torchrun reads errors.
+    What it leaves when it hangs is below ``hangs/``, and where torchrun reads errors. The
+    journal is told by who waits for no other rank, and by the first rank in any case.
     """
     record_collectives(settings.collectives)
+    journal = Journal(file=folder.journal, writes=True)
+
+    def leave_word(report: Report) -> None:
+        if report.waits_in is None or report.rank == 0:
+            evidence = {"rank": report.rank, "node": report.node, "waits_in": report.waits_in}
+            journal.note(
+                "hang",
+                step=report.work.step,
+                tokens=report.work.tokens,
+                cause=str(report),
+                seconds=report.work.seconds,
+                evidence=evidence,
+            )
+        try:
+            raise Hang(str(report))
+        except Hang as hang:
+            ErrorHandler().record_exception(hang)
+
     watch = HangWatch(
-        folder=folder, rank=rank_here(), collectives=last_collectives, on_hang=_leave_error
+        folder=folder.hangs, rank=rank_here(), collectives=last_collectives, on_hang=leave_word
     )
-    watch.expect("start", settings.pause_seconds)
+    watch.expect(Work("start", 0, 0, settings.pause_seconds))
     return watch
-
-
-def _leave_error(hang: Hang) -> None:
-    try:
-        raise hang
-    except Hang:
-        ErrorHandler().record_exception(hang)
 
 
 class Watching(RunCallback):
@@ -52,12 +72,14 @@ class Watching(RunCallback):
         *,
         settings: Watchdog,
         hang: HangWatch,
+        ranks: Path,
         journal: Journal,
         say: Callable[[str], None],
         checkpoint_tokens: int,
     ) -> None:
         self._settings = settings
         self._hang = hang
+        self._ranks = ranks
         self._journal = journal
         self._say = say
         self._checkpoint_tokens = checkpoint_tokens
@@ -72,15 +94,35 @@ class Watching(RunCallback):
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
-        self._hang.expect(f"step {pl_module.progress.step + 1}", seconds)
+        progress = pl_module.progress
+        name = f"step {progress.step + 1}"
+        self._hang.expect(Work(name, progress.step, progress.tokens, seconds))
 
     def on_step(self, module: Pretraining) -> None:
-        step, every = module.progress.step, self._settings.replicas_every_steps
-        self._hang.expect(f"after step {step}", self._settings.pause_seconds)
+        step, seconds = module.progress.step, self._settings.pause_seconds
+        self._hang.expect(Work(f"after step {step}", step, module.progress.tokens, seconds))
         self._look(module)
-        saves = module.is_due(self._checkpoint_tokens) or module.stopping
-        if saves or (isinstance(every, int) and step % every == 0):
-            self._compare(module)
+        if module.is_due(self._checkpoint_tokens) or module.stopping:
+            self._compare(module, step)
+
+    def on_begin(self, module: Pretraining) -> None:
+        """Tell on the first rank why the ranks of this job started again, if they did."""
+        module.engine.on_gradients = lambda: self._before_update(module)
+        errors = read_errors(self._ranks)
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if dist.get_rank() or not (errors or restarts):
+            return
+        cause, silent = describe_end(errors, ranks=dist.get_world_size())
+        lost_at = min((error.at for error in errors), default=time.time_ns())
+        self._journal.note(
+            "restart",
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=cause,
+            seconds=(time.time_ns() - lost_at) / 1e9,
+            evidence={"restart": restarts, "without_a_word": silent},
+        )
+        forget_errors(self._ranks)
 
     def _look(self, module: Pretraining) -> None:
         told = module.rank_figures.told
@@ -102,8 +144,18 @@ class Watching(RunCallback):
                 {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]},
             )
 
-    def _compare(self, module: Pretraining) -> None:
-        """Compare replicas; on a difference all ranks end before anything is saved.
+    def _before_update(self, module: Pretraining) -> None:
+        """Compare what the step has computed with, before the update hides it.
+
+        An engine that divides the update sends the new rows to all: after it what a rank had
+        been wrong in is gone, or has become everyone's.
+        """
+        step, every = module.progress.step + 1, self._settings.replicas_every_steps
+        if isinstance(every, int) and step % every == 0:
+            self._compare(module, step)
+
+    def _compare(self, module: Pretraining, step: int) -> None:
+        """Compare replicas in ``step``; on a difference all ranks end.
 
         Raises:
             ReplicasDifferError: with the weight and the ranks that differ.
@@ -120,7 +172,7 @@ class Watching(RunCallback):
             text,
             {"weights": [each.weight for each in differences], "ranks": list(first.ranks)},
         )
-        raise ReplicasDifferError(f"after step {module.progress.step} {text}")
+        raise ReplicasDifferError(f"in step {step} {text}")
 
     def _tell(
         self, module: Pretraining, kind: Kind, text: str, evidence: dict[str, Any]
