@@ -13,9 +13,11 @@ from components.spec.recipe import read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.display import Display
+from components.train.guarding import Guarding
 from components.train.held_out import HeldOutLoss
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
+from components.train.rehearsing import Rehearsing
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
 from components.train.story import Story
@@ -53,11 +55,13 @@ def fit(path: Path) -> str:
         keep=recipe.checkpoint.keep,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
+    guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
+    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
     story = Story(folder=folder, journal=journal, began=began)
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, metrics, held_out, checkpoints, display, story],
+        callbacks=[rehearsal, stop, metrics, held_out, checkpoints, display, guarding, story],
         most_steps=None,
     )
     trainer.fit(module)
