@@ -44,10 +44,9 @@ class RankFigures:
         self._seconds.clear()
         return figures.flatten().to(device)
 
-    def take(self, sums: Sequence[float]) -> None:
+    def take(self, sums: Tensor) -> None:
         """Read the sums; ``told`` is None after a step in which nothing was told."""
-        ranks = len(sums) // 2
-        self.told = Told(sums[:ranks], sums[ranks:]) if ranks else None
+        self.told = Told(*sums.view(2, -1).tolist()) if len(sums) else None
 
 
 def held_bytes(device: torch.device) -> int:

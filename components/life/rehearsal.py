@@ -38,7 +38,7 @@ class Rehearsal:
 
     def __init__(self, *, faults: Sequence[Fault], folder: Path, rank: int) -> None:
         self._faults = [fault for fault in faults if fault.rank == rank]
-        self.folder = folder
+        self._folder = folder
         self._journal = Journal(file=folder / "journal.jsonl", writes=True)
 
     def before_step(self, step: int, tokens: int, reach: Reach) -> None:
@@ -57,7 +57,7 @@ class Rehearsal:
 
     def _is_first_time(self, fault: Fault) -> bool:
         """Note the fault on disk; whoever finds the note there leaves it be."""
-        folder = self.folder / "rehearsed"
+        folder = self._folder / "rehearsed"
         folder.mkdir(exist_ok=True)
         note = folder / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
         try:

@@ -67,7 +67,7 @@ class Nan(Fault):
 
 
 class Spike(Fault):
-    """The rank's batch of the step is shuffled token by token."""
+    """The rank's batch of the step is one token again and again."""
 
     fault: Literal["spike"]
 

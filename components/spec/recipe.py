@@ -132,6 +132,8 @@ class Recipe(Section):
         tree = self.model_dump(mode="json", include=set(MATHEMATICS))
         for key in ("folder", "tokenizer_folder", "verify", "write_megatron"):
             del tree["data"][key]
+        if not self.data.skip:  # as it was before the key was there
+            del tree["data"]["skip"]
         if isinstance(self.data.preparation, Preparation):
             for key in MANNER:
                 del tree["data"]["preparation"][key]

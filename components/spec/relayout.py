@@ -2,8 +2,7 @@
 
 Checkpoints hold whole tensors under the names of the whole model, and what a step reads is a
 function of the step alone. So a run can go on under any degrees, on any number of ranks and
-under either engine; the keys that say so, and how it is saved and watched, are those of four
-sections.
+under either engine; the keys that say so are those of three sections.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from components.spec.recipe import Recipe, check_recipe, read_section
 from components.spec.sections import Cluster, Parallelism
 from components.spec.targets import nearest
 
-SECTIONS = ("parallelism", "cluster", "checkpoint", "watchdog")
+SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
 _NEW_RUN = "start a new run with run=FOLDER"
 
@@ -64,10 +63,13 @@ def check_movable(keys: Iterable[str]) -> None:
 
 
 def _put(tree: Tree, key: str, value: Any) -> None:
-    section, _, name = key.partition(".")
-    if name not in tree[section]:
-        raise RecipeError(key, "unknown key", nearest(name, list(tree[section])))
-    tree[section][name] = value
+    *parents, name = key.split(".")
+    here: Any = tree
+    for parent in parents:
+        here = here.get(parent, {}) if isinstance(here, dict) else {}
+    if not isinstance(here, dict) or name not in here:
+        raise RecipeError(key, "unknown key", nearest(name, list(here)))
+    here[name] = value
 
 
 def _check_types(tree: Tree) -> None:

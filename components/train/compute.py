@@ -34,12 +34,14 @@ class StageCompute:
         self._step = self._first = self._microbatch = 0
         self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
+        self._outputs: list[Tensor] = []  # the sum of each hidden state sent on
 
     def begin(self, step: int, microbatches: int) -> None:
         """Forget the figures of the step before; each data rank has so many microbatches."""
         self._step = step
         self._first = self._mesh.data_rank * microbatches
         self._figures.clear()
+        self._outputs.clear()
         self.own_time.take()  # of evaluations since the last step
 
     def take(self, number: int) -> None:
@@ -67,6 +69,7 @@ class StageCompute:
             carried = inputs[1] if len(inputs) > 1 else None
             tally = take_tally(decoder, carried, self._mesh.axis("context"))
             if not is_last:
+                self._outputs.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
             figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
@@ -82,6 +85,12 @@ class StageCompute:
             return torch.zeros(0)
         losses = torch.stack([figures[0] for figures in self._figures])
         return mean_over_parts(losses, self._mesh.axis("context"))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all that this rank computed in the step's forward passes was finite."""
+        seen = [*self._outputs, *self._figures]
+        return all(bool(torch.isfinite(one).all()) for one in seen)
 
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""

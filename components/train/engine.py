@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
-from components.parallelism.gradients import clip, global_norm, unscale
+from components.parallelism.gradients import clip, squared_norm, unscale
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Microbatches
 from components.parallelism.shards import WeightShard
@@ -17,6 +17,9 @@ from components.parallelism.stages import sum_tied_gradients
 from components.train.checkpoint import Read, ShardState
 
 NamedTensors = Iterator[tuple[str, Tensor]]
+# Takes this rank's share of the squared norm, if the engine knows it before it updates, and
+# returns the global norm of the gradients, or None where the step must not be taken.
+Judge = Callable[[Tensor | None], Tensor | None]
 
 
 class Engine(Protocol):
@@ -37,11 +40,15 @@ class Engine(Protocol):
     def scale(self) -> float:
         """What losses are multiplied by before the backward pass."""
 
-    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
         """Take one step and return the global norm before clipping, a float64 scalar.
 
-        ``batch`` is this rank's (microbatches, sequences, length + 1). A norm that is not
-        finite leaves the weights as they are where losses are scaled.
+        ``batch`` is this rank's (microbatches, sequences, length + 1). All ranks ask ``judge``
+        once, before anything is updated; where it gives None, weights, optimizer and loss
+        scale stay as they were, and so does this. A norm that is not finite leaves the weights
+        as they are where losses are scaled.
         """
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
@@ -58,6 +65,9 @@ class Engine(Protocol):
 
     def fill(self, read: Read) -> None:
         """Take weights and optimizer state from a checkpoint; see `ShardState`."""
+
+    def unsound(self) -> list[str]:
+        """Name the weights of this rank whose gradients are not finite, where it can tell."""
 
     def scale_state(self) -> Mapping[str, Any] | None:
         """Give the state of dynamic loss scaling, if there is any."""
@@ -94,7 +104,9 @@ class MeshEngine:
     def scale(self) -> float:
         return 1.0 if self._loss_scale is None else self._loss_scale.scale
 
-    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
         shards = self._data_parallel.shards
         self._data_parallel.zero_grad()
         self._microbatches.run(batch, self.scale / len(batch))
@@ -104,7 +116,9 @@ class MeshEngine:
             unscale(shards, self.scale)
         if self.on_gradients is not None:
             self.on_gradients()
-        norm = global_norm(shards)
+        norm = judge(squared_norm(shards))
+        if norm is None:
+            return None
         clip(shards, norm, norm_limit)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -128,6 +142,14 @@ class MeshEngine:
 
     def fill(self, read: Read) -> None:
         self._state.fill(read)
+
+    def unsound(self) -> list[str]:
+        return [
+            shard.name
+            for shard in self._data_parallel.shards
+            if shard.parameter.grad is not None
+            and not torch.isfinite(shard.parameter.grad).all().item()
+        ]
 
     def scale_state(self) -> Mapping[str, Any] | None:
         return None if self._loss_scale is None else self._loss_scale.state_dict()

@@ -10,11 +10,11 @@ from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
 from components.life.journal import Journal
-from components.life.rehearsal import Rehearsal
 from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.display import Display
+from components.train.guarding import Guarding
 from components.train.held_out import HeldOutLoss
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
@@ -65,10 +65,9 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         keep=recipe.checkpoint.keep,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
+    guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
+    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
     story = Story(folder=folder, journal=journal, began=began)
-    rehearsing = Rehearsing(
-        Rehearsal(faults=recipe.guard.inject, folder=folder.path, rank=rank_here())
-    )
     watching = Watching(
         settings=recipe.watchdog,
         hang=hang,
@@ -80,7 +79,10 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, metrics, watching, rehearsing, held_out, checkpoints, display, story],
+        callbacks=[
+            *(watching, rehearsal, stop, metrics),
+            *(held_out, checkpoints, display, guarding, story),
+        ],
         most_steps=None,
     )
     trainer.fit(module)

@@ -1,24 +1,24 @@
-"""The rehearsal's place in the loop: before each step, its batch read and nothing computed."""
+"""Faults on request, fired between the steps of a run."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from components.life.rehearsal import Reach, Rehearsal
+from components.spec.guard import Fault
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
 
 
 class Rehearsing(RunCallback):
-    """Fire the faults that are due; it comes after the watchdog has set the step's limit."""
+    """Fire the faults of this ``rank`` before the steps that the recipe names."""
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
-        self._rehearsal = rehearsal
+    def __init__(self, *, folder: RunFolder, faults: Sequence[Fault], rank: int) -> None:
+        self._rehearsal = Rehearsal(faults=faults, folder=folder.path, rank=rank)
+        self._folder = folder
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, Pretraining)
-        reach = Reach(run_folder=self._rehearsal.folder, batch=batch, stages=pl_module.decoders)
-        progress = pl_module.progress
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        reach = Reach(run_folder=self._folder.path, batch=batch, stages=module.decoders)
+        progress = module.progress
         self._rehearsal.before_step(progress.step + 1, progress.tokens, reach)

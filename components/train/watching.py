@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from components.life.collectives import last_collectives, record_collectives
 from components.life.failures import describe_end, forget_errors, read_errors
+from components.life.guard import Verdict
 from components.life.hang import HangWatch, Report, Work
 from components.life.journal import Journal, Kind
 from components.life.replicas import Difference, ReplicasDifferError, compare_replicas
@@ -53,6 +54,8 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog) -> HangWatch:
             raise Hang(str(report))
         except Hang as hang:
             ErrorHandler().record_exception(hang)
+        # What the main thread raises when the others are gone would take this word's place.
+        os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
 
     watch = HangWatch(
         folder=folder.hangs, rank=rank_here(), collectives=last_collectives, on_hang=leave_word
@@ -86,24 +89,24 @@ class Watching(RunCallback):
         self._growth = Growth(fraction=settings.memory_growth_fraction)
         self._is_first = True
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, Pretraining)
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
         limits = self._settings
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
-        progress = pl_module.progress
+        progress = module.progress
         name = f"step {progress.step + 1}"
         self._hang.expect(Work(name, progress.step, progress.tokens, seconds))
 
+    def on_bad_step(self, module: Pretraining, verdict: Verdict) -> None:
+        """Give the guard time: it may read a checkpoint."""
+        self._pause(module)
+
     def on_step(self, module: Pretraining) -> None:
-        step, seconds = module.progress.step, self._settings.pause_seconds
-        self._hang.expect(Work(f"after step {step}", step, module.progress.tokens, seconds))
+        self._pause(module)
         self._look(module)
         if module.is_due(self._checkpoint_tokens) or module.stopping:
-            self._compare(module, step)
+            self._compare(module, module.progress.step)
 
     def on_begin(self, module: Pretraining) -> None:
         """Tell on the first rank why the ranks of this job started again, if they did."""
@@ -123,6 +126,11 @@ class Watching(RunCallback):
             evidence={"restart": restarts, "without_a_word": silent},
         )
         forget_errors(self._ranks)
+
+    def _pause(self, module: Pretraining) -> None:
+        step, tokens = module.progress.step, module.progress.tokens
+        seconds = self._settings.pause_seconds
+        self._hang.expect(Work(f"after step {step}", step, tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
         told = module.rank_figures.told
@@ -165,7 +173,7 @@ class Watching(RunCallback):
             return
         first = differences[0]
         ranks = ", ".join(map(str, first.ranks))
-        text = f"{first.weight} is not what its other ranks hold on rank {ranks}"
+        text = f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
         self._tell(
             module,
             "replicas",
