@@ -87,7 +87,8 @@ def end(run: Path, status: int) -> int:
         ranks=folder.path / "ranks",
         log=_log(jobs, record, folder),
         nodes=record.nodes,
-        per_node=recipe.cluster.devices_per_node,
+        # Where spare nodes take over, nobody knows from a rank's number where it was.
+        per_node=None if recipe.cluster.spare_nodes else recipe.cluster.devices_per_node,
         status=status,
     )
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()

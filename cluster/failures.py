@@ -43,14 +43,15 @@ class Failure:
 
 
 def find_failure(
-    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int, status: int
+    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int | None, status: int
 ) -> Failure:
     """Look at error files below ``ranks``, then at what the launcher said in ``log``."""
     killed = next((m for m in _LAUNCHER.finditer(log) if _is_kill(m["what"])), None)
     error = next(iter(read_errors(ranks)), None)
     if error is not None and (error.is_own or killed is None):
         rank, text = error.rank, error.message
-        node = nodes[rank // per_node] if rank // per_node < len(nodes) else None
+        place = len(nodes) if per_node is None else rank // per_node
+        node = nodes[place] if place < len(nodes) else None
         return Failure(
             why=f"rank {rank}: {text[:_LONGEST]}",
             rank=rank,

@@ -8,6 +8,7 @@ from components.spec.guard_rules import check_guard
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
 from components.spec.shape import check_shape
+from components.spec.watchdog_rules import check_watchdog
 
 if TYPE_CHECKING:
     from components.spec.recipe import Recipe
@@ -26,6 +27,7 @@ def check_rules(recipe: "Recipe") -> None:
     _check_precision(recipe)
     check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
     check_layout(recipe)
+    check_watchdog(recipe)
     check_guard(recipe)
 
 

@@ -173,7 +173,9 @@ class Watching(RunCallback):
             return
         first = differences[0]
         ranks = ", ".join(map(str, first.ranks))
-        text = f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
+        text = (
+            f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
+        )
         self._tell(
             module,
             "replicas",
