@@ -113,6 +113,7 @@ def train(run: Path, words: Sequence[str]) -> float:
 
 
 def last_weights(run: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of the last checkpoint, the optimizer's too."""
     newest = max((run / "checkpoints").glob("tokens-*"))
     return {
         f"{file.name} {name}": tensor
@@ -122,6 +123,7 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def are_equal(one: Path, other: Path) -> bool:
+    """Compare the last checkpoints of two runs bit for bit."""
     ours, theirs = last_weights(one), last_weights(other)
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in ours
@@ -192,7 +194,8 @@ def main() -> int:
     try:
         for row in strikes(home, sys.argv[1:]):
             rows.append(row)
-            console.print(f"{row.layout}, {row.fault}: {'holds' if row.holds else 'FAILS'}")
+            word = "holds" if row.holds else f"FAILS: {row}"
+            console.print(f"{row.layout}, {row.fault}: {word}")
     finally:
         shutil.rmtree(home)
     table = Table("layout", "fault", "(step, rank)", "same weights", "restarts", "left out")

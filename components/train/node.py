@@ -38,9 +38,7 @@ def run_node(path: Path, seen: Mapping[str, str]) -> int:
     try:
         return start(config, logs, ["-m", "components.train", str(path)])
     except RendezvousError as error:
-        sys.stderr.write(
-            f"the first node of the job, where the others meet, is gone: {error}\n"
-        )
+        sys.stderr.write(f"the job's first node, where all others meet, is gone: {error}\n")
         return 1
 
 

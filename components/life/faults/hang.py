@@ -2,15 +2,17 @@
 
 import ctypes
 import time
+from typing import TYPE_CHECKING
 
-from components.life.rehearsal import Reach
-from components.spec.guard import Hang
+if TYPE_CHECKING:  # who only hangs needs no torch
+    from components.life.rehearsal import Reach
+    from components.spec.guard import Hang
 
 _LONG_SECONDS = 1_000_000
 _MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's needs
 
 
-def fire(fault: Hang, reach: Reach) -> None:
+def fire(fault: "Hang", reach: "Reach") -> None:
     """Sleep for days, or wait for ever without giving other threads of Python a turn.
 
     What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends

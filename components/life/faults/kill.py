@@ -2,11 +2,13 @@
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
-from components.life.rehearsal import Reach
-from components.spec.guard import Kill
+if TYPE_CHECKING:  # it needs no torch
+    from components.life.rehearsal import Reach
+    from components.spec.guard import Kill
 
 
-def fire(fault: Kill, reach: Reach) -> None:
+def fire(fault: "Kill", reach: "Reach") -> None:
     """End this process by a signal that none can catch."""
     os.kill(os.getpid(), signal.SIGKILL)
