@@ -61,7 +61,7 @@ def fit(path: Path) -> str:
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[rehearsal, stop, metrics, held_out, checkpoints, display, guarding, story],
+        callbacks=[story, rehearsal, stop, metrics, held_out, checkpoints, display, guarding],
         most_steps=None,
     )
     trainer.fit(module)
