@@ -66,8 +66,10 @@ def _put(tree: Tree, key: str, value: Any) -> None:
     *parents, name = key.split(".")
     here: Any = tree
     for parent in parents:
-        here = here.get(parent, {}) if isinstance(here, dict) else {}
-    if not isinstance(here, dict) or name not in here:
+        if not isinstance(here.get(parent), dict):
+            raise RecipeError(key, "unknown key", nearest(parent, list(here)))
+        here = here[parent]
+    if name not in here:
         raise RecipeError(key, "unknown key", nearest(name, list(here)))
     here[name] = value
 

@@ -80,8 +80,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         recipe=recipe,
         logger=logger,
         callbacks=[
-            *(watching, rehearsal, stop, metrics),
-            *(held_out, checkpoints, display, guarding, story),
+            *(watching, story, rehearsal, stop, metrics),
+            *(held_out, checkpoints, display, guarding),
         ],
         most_steps=None,
     )

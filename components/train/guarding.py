@@ -122,7 +122,7 @@ def found_by(module: Pretraining) -> list[dict[str, Any]]:
     and tell the stage and the weights but not the data rank.
     """
     forward = not module.compute.is_sound
-    mine = {
+    mine: dict[str, Any] = {
         "rank": dist.get_rank(),
         "node": socket.gethostname(),
         "stage": module.mesh.place("pipeline"),

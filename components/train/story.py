@@ -3,6 +3,8 @@
 import time
 from collections.abc import Mapping
 
+from lightning.pytorch import LightningModule, Trainer
+
 from components.life.journal import Journal, Kind
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
@@ -13,7 +15,7 @@ class Story(RunCallback):
     """Note the start or resume of each process group, what changed before it, and its end.
 
     ``began`` is the clock (`time.perf_counter`) when the ranks were asked to train. Let it be
-    the last callback, so that an end comes after its checkpoint.
+    the first callback, so that a start ends before the first evaluation begins.
     """
 
     def __init__(self, *, folder: RunFolder, journal: Journal, began: float) -> None:
@@ -31,11 +33,13 @@ class Story(RunCallback):
         if changed := self._folder.changes_at(step):
             self._note(module, "changed_setting", "the user set other values", 0.0, changed)
 
-    def on_step(self, module: Pretraining) -> None:
-        if module.progress.step == module.recipe.derived.steps:
-            self._note(module, "end", "the budget is spent", 0.0, {})
-        elif module.stopping:
-            self._note(module, "stop", "a signal or the stop file asked for it", 0.0, {})
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell how it ended, unless by an error, which does not come here."""
+        assert isinstance(pl_module, Pretraining)
+        if pl_module.stopping:
+            self._note(pl_module, "stop", "a signal or the stop file asked for it", 0.0, {})
+        else:
+            self._note(pl_module, "end", "the budget is spent", 0.0, {})
 
     def _note(
         self,

@@ -15,7 +15,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parity.data import draw_data
 from components.train.run_folder import create_run_folder
-from tests.life.conftest import ROOT, TINY, environment
+from tests.life.conftest import ROOT, TINY, Program, environment
 
 STEPS, BATCH, SAVED_EVERY = 12, 8, 4
 LAYOUTS = {
@@ -24,8 +24,8 @@ LAYOUTS = {
 }
 NAN_STEP = 3
 NAN_WINDOW = [(NAN_STEP - 1) * BATCH, BATCH]
-# The spike's data and that of the step before are left out, behind what the NaN's step lost. The
-# checkpoint before them is of step 8, so step 9 is taken twice.
+# The spike's data and that of the step before are left out, after what the NaN's step left out.
+# The checkpoint before them is of step 8, so step 9 is taken twice.
 SPIKE_STEP, SKIP_STEPS, CHECKPOINT_STEP = 11, 2, 8
 SPIKE_WINDOW = [(SPIKE_STEP - SKIP_STEPS + 1) * BATCH, SKIP_STEPS * BATCH]
 RULES = (
@@ -143,3 +143,38 @@ def test_what_was_left_out_is_in_the_last_checkpoint(lives: Lives) -> None:
         "non_finite": [(NAN_STEP - 1) * BATCH * 64],
         "gradient_norm_spike": [(SPIKE_STEP - 1) * BATCH * 64],
     }
+
+
+SHORT = tuple(word.replace("=12_288", "=4_096") for word in TINY)  # eight steps
+
+
+def test_a_rule_broken_too_often_saves_stops_and_goes_on_with_a_larger_limit(
+    home: Path, program: Program
+) -> None:
+    run = home / "stopped"
+    faults = ", ".join(f"{{fault: nan, rank: 0, step: {step}}}" for step in (3, 5))
+    words = (*SHORT, f"guard.inject=[{faults}]", f"run={run}")
+    done = program(*words, "guard.non_finite.most=1", status=2)
+    assert "guard.non_finite.most: loss and gradient norm not finite" in done.stderr
+    (stop,) = events(run, "stop")
+    assert stop["evidence"]["bad_step"] == 5
+    _, marker = saved(run)
+    assert marker["step"] == 4
+    program(f"resume={run}", "guard.non_finite.most=4")
+    (changed,) = events(run, "changed_setting")
+    assert changed["evidence"] == {"guard.non_finite.most": [1, 4]}
+    assert [event["step"] for event in events(run, "skip")] == [2]
+    page = (run / "report.html").read_text()
+    assert "guard.non_finite.most" in page
+    assert "goodput" in page
+
+
+def test_without_a_checkpoint_to_go_back_to_the_run_stops(home: Path, program: Program) -> None:
+    words = (
+        "guard.inject=[{fault: nan, rank: 0, step: 3}]",
+        "guard.non_finite.action=roll_back",
+    )
+    run = home / "nowhere"
+    done = program(*SHORT, *words, f"run={run}", status=2)
+    assert "and no checkpoint of step 2 or before it is kept" in done.stderr
+    assert [event["kind"] for event in events(run)][-1] == "stop"
