@@ -71,7 +71,7 @@ def train(folders: list[Path], ranks: int) -> None:
     program = ["-m", "tests.life.guarded_ranks", *map(str, folders)]
     logs = folders[0].with_name("ranks")
     done = subprocess.run(
-        [sys.executable, "-m", "components.train.agent", str(logs), str(ranks), *program],
+        [sys.executable, "-m", "components.train.agent", str(logs), str(ranks), "0", *program],
         env=environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -27,14 +27,18 @@ def everyones(answers: list[list[Difference]]) -> set[tuple[str, tuple[int, ...]
         (Layout(replicate=2, shard=2, zero=3), (), set()),
         (Layout(pipeline=2, shard=2, zero=2), (), set()),
         # Drift of a norm over tensor ranks, as BLOOM met it; of two nobody is the majority.
-        (Layout(tensor=2, shard=2, zero=1), ((NORM, 1), (NORM, 3)), {(NORM, (0, 1)), (NORM, (2, 3))}),
+        (
+            Layout(tensor=2, shard=2, zero=1),
+            ((NORM, 1), (NORM, 3)),
+            {(NORM, (0, 1)), (NORM, (2, 3))},
+        ),
         (Layout(tensor=4), ((NORM, 2),), {(NORM, (2,))}),
         (Layout(replicate=4), ((MATRIX, 3),), {(MATRIX, (3,))}),
         (Layout(tensor=2, shard=2, zero=1), ((MATRIX, 2),), {(MATRIX, (0, 2))}),
         (Layout(replicate=2, shard=2, zero=3), ((MATRIX, 2),), {(MATRIX, (0, 2))}),
         (Layout(shard=4, zero=2), ((NORM, 0), (MATRIX, 1)), {(NORM, (0,)), (MATRIX, (1,))}),
     ],
-)  # fmt: skip
+)
 def test_a_flipped_bit_is_found_where_ranks_share_the_weight(
     four_ranks: Ranks,
     layout: Layout,
@@ -58,8 +62,13 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("values", "places"),
-    [([7, 7, 9, 7], [2]), ([7, 9], [0, 1]), ([1, 1, 2, 2], [0, 1, 2, 3]), ([5, 6, 5, 8], [1, 3])],
-)  # fmt: skip
+    [
+        ([7, 7, 9, 7], [2]),
+        ([7, 9], [0, 1]),
+        ([1, 1, 2, 2], [0, 1, 2, 3]),
+        ([5, 6, 5, 8], [1, 3]),
+    ],
+)
 def test_the_fewer_are_named_and_all_where_there_is_no_majority(
     values: list[int], places: list[int]
 ) -> None:
