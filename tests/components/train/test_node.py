@@ -26,7 +26,13 @@ SEEN = {
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    words = ("cluster.nodes=1", "scale=mini", "watchdog.restarts=3", "cluster.spare_nodes=1")
+    words = (
+        "cluster.nodes=1",
+        "scale=mini",
+        "parallelism.microbatch_sequences=1",
+        "watchdog.restarts=3",
+        "cluster.spare_nodes=1",
+    )
     return compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels", *words]))
 
 
