@@ -261,6 +261,6 @@ def _read_share(checkpoint: Path, *, rank: int, ranks: int) -> Progress:
     return Progress(
         step=marker["step"],
         tokens=marker["tokens"],
-        loss_scale=marker["loss_scale"],
-        guard=marker["guard"],
+        loss_scale=marker.get("loss_scale"),
+        guard=marker.get("guard"),
     )

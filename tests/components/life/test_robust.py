@@ -23,7 +23,7 @@ def test_they_are_those_of_the_normal_mad(window: list[float], value: float) -> 
 
 
 def test_a_third_of_spikes_in_the_window_hides_no_spike() -> None:
-    """With mean and standard deviation the same spike is 1.2 deviations away."""
+    """With mean and standard deviation the same spike is 1.4 deviations away."""
     window = [2.0 + 0.01 * (i % 7) for i in range(40)] + [9.0] * 20
     assert deviations(9.0, window) > 100
     assert (9.0 - np.mean(window)) / np.std(window) < 2
