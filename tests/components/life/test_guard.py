@@ -61,7 +61,8 @@ def test_an_overflow_of_scaled_gradients_is_no_fault_but_a_loss_that_is_no_numbe
 def test_a_figure_far_above_its_last_ones_is_bad(
     figure: str, worst: tuple[float, float]
 ) -> None:
-    one = guard(**{f"{figure}_spike": {"action": "roll_back", **SPIKES}})
+    rules: dict[str, Any] = {f"{figure}_spike": {"action": "roll_back", **SPIKES}}
+    one = guard(**rules)
     loss, norm = worst
     learn(one, steps=7)
     assert one.judge(loss=loss, gradient_norm=norm) is None  # too few steps to judge by
@@ -115,7 +116,7 @@ def test_a_lowered_rate_comes_back_after_its_tokens() -> None:
 
 
 def test_its_state_goes_through_json_bit_by_bit() -> None:
-    rules = {"loss_spike": {"action": "skip", **SPIKES}}
+    rules: dict[str, Any] = {"loss_spike": {"action": "skip", **SPIKES}}
     one, other = guard(**rules), guard(**rules)
     for step in range(8):
         one.took(loss=math.pi / (step + 1), gradient_norm=1.0)
