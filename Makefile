@@ -93,6 +93,7 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.search gpt175b=39_321_600 mula220b_a10b=25_165_824 teuken7b=33_554_432
 	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
 	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
+	$(PY) -m benchmarks.guards recipe=teuken7b
 	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
 

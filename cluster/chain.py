@@ -13,6 +13,7 @@ from cluster.failures import find_failure
 from cluster.records import JobRecord, Jobs, saved_tokens
 from cluster.scheduler import Scheduler, SchedulerError
 from cluster.schedulers import scheduler_of
+from components.life.failures import forget_errors
 from components.spec.recipe import read_recipe
 from components.train.run_folder import RunFolder
 
@@ -42,8 +43,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
         return OVER
     folder.stop.unlink(missing_ok=True)
     folder.results.unlink(missing_ok=True)
-    for file in (folder.path / "ranks").glob("error-*.json"):
-        file.unlink()
+    forget_errors(folder.path / "ranks")
     record = jobs.begin(place)
     title = heading(record)
     _say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
@@ -87,7 +87,8 @@ def end(run: Path, status: int) -> int:
         ranks=folder.path / "ranks",
         log=_log(jobs, record, folder),
         nodes=record.nodes,
-        per_node=recipe.cluster.devices_per_node,
+        # Where spare nodes take over, nobody knows from a rank's number where it was.
+        per_node=None if recipe.cluster.spare_nodes else recipe.cluster.devices_per_node,
         status=status,
     )
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()

@@ -4,13 +4,13 @@ When a rank fails the others lose it and fail too. A rank that could raise an er
 it in a file of its own; of one that was killed only the launcher speaks.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.life.failures import read_errors
 
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
@@ -20,9 +20,6 @@ _LAUNCHER = re.compile(
 )
 _KILLED = re.compile(r"Killed|Bus error|Segmentation fault|Aborted|died from signal (?!15)")
 _ASKED_TO_END = re.compile(r"Terminated|signal 15|Force Terminated")
-_LOST_A_PEER = re.compile(
-    r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited"
-)
 # What a device or a node is guilty of, and not the program.
 _HARDWARE = re.compile(
     r"ECC|uncorrectable|\bXid\b|device(?: is)? lost|DEVICE_LOST|hardware error|Bus error|"
@@ -46,14 +43,15 @@ class Failure:
 
 
 def find_failure(
-    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int, status: int
+    *, ranks: Path, log: str, nodes: Sequence[str], per_node: int | None, status: int
 ) -> Failure:
     """Look at error files below ``ranks``, then at what the launcher said in ``log``."""
     killed = next((m for m in _LAUNCHER.finditer(log) if _is_kill(m["what"])), None)
-    error = _first_error(ranks)
-    if error is not None and not (killed and _LOST_A_PEER.search(error[1])):
-        rank, text = error
-        node = nodes[rank // per_node] if rank // per_node < len(nodes) else None
+    error = next(iter(read_errors(ranks)), None)
+    if error is not None and (error.is_own or killed is None):
+        rank, text = error.rank, error.message
+        place = len(nodes) if per_node is None else rank // per_node
+        node = nodes[place] if place < len(nodes) else None
         return Failure(
             why=f"rank {rank}: {text[:_LONGEST]}",
             rank=rank,
@@ -72,21 +70,3 @@ def find_failure(
 
 def _is_kill(what: str) -> bool:
     return bool(_KILLED.search(what)) and not _ASKED_TO_END.search(what)
-
-
-def _first_error(ranks: Path) -> tuple[int, str] | None:
-    """Read the earliest error that is not the loss of another rank; else the earliest."""
-    files = sorted(ranks.glob("error-*.json"), key=lambda file: file.stat().st_mtime_ns)
-    errors = [(int(file.stem.partition("-")[2]), _message(file)) for file in files]
-    own = [error for error in errors if not _LOST_A_PEER.search(error[1])]
-    return next(iter([*own, *errors]), None)
-
-
-def _message(file: Path) -> str:
-    """Read what torch's ``record`` wrote; of half a file, what there is."""
-    text = file.read_text("utf-8", errors="replace")
-    try:
-        message = json.loads(text)["message"]
-    except (ValueError, KeyError):
-        return text
-    return str(message["message"] if isinstance(message, dict) else message)

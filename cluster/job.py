@@ -27,15 +27,19 @@ class JobSettings:
     """One job of a run; texts in angle brackets stand for what the user has not said.
 
     ``lead_seconds`` before the wall the run is told to stop: a step and a checkpoint fit in.
-    ``jobs`` is how many such jobs the run needs at most, by the plan; ``missing`` names what
-    the user has to say, with the file and the line to write; ``notes`` are worth knowing.
+    ``nodes`` counts the ``spare_nodes`` too; with ``agents`` the launcher starts one task a
+    node, which starts its ranks. ``jobs`` is how many such jobs the run needs at most, by the
+    plan; ``missing`` names what the user has to say, with the file and the line to write;
+    ``notes`` are worth knowing.
     """
 
     name: str
     cluster: str
     scheduler: str
     nodes: int
+    spare_nodes: int
     ranks_per_node: int
+    agents: bool
     queue_option: str
     queue: str
     account: str | None
@@ -61,8 +65,22 @@ class JobSettings:
     notes: tuple[str, ...]
 
     @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
+    def tasks_per_node(self) -> int:
+        """Count what the launcher starts on a node: its ranks, or an agent that does."""
+        return 1 if self.agents else self.ranks_per_node
+
+    @property
+    def tasks(self) -> int:
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def cores_per_task(self) -> int | None:
+        cores = self.binding.cores_per_rank
+        return cores if cores is None or not self.agents else cores * self.ranks_per_node
+
+    @property
+    def program(self) -> str:
+        return "components.train.node" if self.agents else "components.train"
 
     @property
     def walltime(self) -> str:
@@ -87,7 +105,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     """
     cluster, site = recipe.cluster, site_of(recipe)
     plan = _plan(recipe)
-    slot = choose_slot(cluster, wanted=user.queue, needed_hours=_hours(plan))
+    asked = cluster.model_copy(update={"nodes": cluster.nodes + cluster.spare_nodes})
+    slot = choose_slot(asked, wanted=user.queue, needed_hours=_hours(plan))
     walltime = round(slot.hours * HOUR)
     lead = _lead_seconds(site, plan, walltime)
     needed = _jobs(_hours(plan), walltime - lead)
@@ -96,8 +115,10 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         name=recipe.name,
         cluster=cluster.name,
         scheduler=cluster.scheduler,
-        nodes=cluster.nodes,
+        nodes=cluster.nodes + cluster.spare_nodes,
+        spare_nodes=cluster.spare_nodes,
         ranks_per_node=cluster.devices_per_node,
+        agents=recipe.watchdog.restarts > 0,
         queue_option=site.queue_option,
         queue=slot.queue or "<queue>",
         account=account if user.account or site.account == "required" else None,

@@ -99,15 +99,24 @@ class SampleOrder:
         inside = self._trees[phase].count(source, place - self._starts[phase])
         return self._before[phase].get(source, 0) + inside
 
-    def drawn(self, position: SupportsIndex) -> dict[str, Drawn]:
-        """Put the shares of the first ``position`` samples beside what the recipe promised."""
+    def drawn(
+        self, position: SupportsIndex, without: Sequence[tuple[int, int]] = ()
+    ) -> dict[str, Drawn]:
+        """Put the shares of the first ``position`` samples beside what the recipe promised.
+
+        Windows ``without``, each a first position and a count, were left out of them.
+        """
         total = operator.index(position)
         promised = self._promised(total)
         counts = {name: self.count(name, total) for name in promised}
+        for first, left_out in without:
+            for name in counts:
+                counts[name] -= self.count(name, first + left_out) - self.count(name, first)
+        taken = max(total - sum(left_out for _, left_out in without), 1)
         return {
             name: Drawn(
                 promised_share=float(promised[name] / max(total, 1)),
-                share=count / max(total, 1),
+                share=count / taken,
                 samples=count,
                 epochs=count / max(self._samples[name], 1),
             )

@@ -6,20 +6,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from components.parallelism.mesh import sum_over_ranks
 from components.parallelism.shards import WeightShard
 
 
-def global_norm(shards: Sequence[WeightShard]) -> Tensor:
-    """Take the norm over all weights of all ranks, each element once, in float64.
+def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
+    """Take this rank's share of the squared norm over all weights of all ranks, in float64.
 
-    Squares are summed over all ranks in one collective, each rank's share divided by the number
-    of ranks that hold the same rows. A weight tied over two stages counts once.
+    Summed over all ranks it counts each element once: each share is divided by the number of
+    ranks that hold the same rows. A weight tied over two stages counts once.
     """
     gradients = _gradients(shards)
     squares = torch.stack([norm.double().square() for norm in torch._foreach_norm(gradients)])
     replicas = torch.tensor([shard.replicas for shard in shards], dtype=torch.float64)
-    return sum_over_ranks((squares / replicas.to(squares.device)).sum()).sqrt()
+    return (squares / replicas.to(squares.device)).sum()
 
 
 def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:

@@ -189,7 +189,7 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
     command = [sys.executable, *program]
     logs = log.with_suffix("")
     if ranks > 1:
-        agent = ["-m", "components.train.agent", str(logs), str(ranks)]
+        agent = ["-m", "components.train.agent", str(logs), str(ranks), "0"]
         command = [sys.executable, *agent, *program]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),

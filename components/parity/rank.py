@@ -47,7 +47,7 @@ class Recorder(RunCallback):
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
-        first = module.batches.positions(len(self.losses)).start
+        first = module.batches.positions(len(self.losses))[0]
         size = module.recipe.parallelism.microbatch_sequences
         values = module.compute.losses.tolist() if module.has_loss else []
         self.losses.append({first + size * place: loss for place, loss in enumerate(values)})

@@ -57,7 +57,7 @@ def _add_losses(figure: go.Figure, entry: Entry, index: int, *, alone: bool) -> 
         name="held-out" if alone else name,
         line={"color": colour(index + alone), "width": 2.2}, marker={"size": 7},
     )  # fmt: skip
-    for resume in journal.resumes:
+    for resume in journal.events_of("resume"):
         line = {"color": _NEUTRAL if alone else colour(index), "dash": "dash", "width": 1}
         figure.add_vline(x=resume.tokens, line=line)
 

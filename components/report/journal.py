@@ -1,8 +1,9 @@
-"""The journal of a run: ``metrics.jsonl``, one JSON object a line, written while it trains.
+"""What happened in a run: its measurements and its events, put together in the order of time.
 
-A run can be killed at any byte and go on later from a checkpoint. So a line may be half
-written, and steps may be computed twice. What a resume threw away is not part of the run:
-the journal keeps the history that led to the last weights, and counts the rest.
+``metrics.jsonl`` has steps and held-out losses, ``journal.jsonl`` what befell the run, one JSON
+object a line. A run can be killed at any byte and go on later from a checkpoint, or go back to
+one. So a line may be half written, and steps may be computed twice. What was thrown away is not
+part of the run: this keeps the history that led to the last weights, and counts the rest.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
+from components.report.goodput import Account, Goodput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,23 +40,38 @@ class HeldOut:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """A moment of a run: a checkpoint that was written, or a resume."""
+class Event:
+    """What befell the run; ``step`` and ``tokens`` are those of the weights after it.
 
+    ``time`` is in seconds since the epoch, ``seconds`` how long the run stood still for it.
+    """
+
+    kind: str
     step: int
     tokens: int
+    time: float
+    cause: str
+    seconds: float
+    evidence: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """What happened, in the order of the steps."""
+    """What happened, in the order of the steps; events in the order of time."""
 
     steps: tuple[Step, ...]
     held_out: tuple[HeldOut, ...]
-    checkpoints: tuple[Mark, ...]
-    resumes: tuple[Mark, ...]
+    events: tuple[Event, ...]
     repeated_steps: int
     half_written_lines: int
+    goodput: Goodput
+
+    def events_of(self, kind: str) -> tuple[Event, ...]:
+        return tuple(event for event in self.events if event.kind == kind)
+
+
+_BEGINS = ("start", "resume")
+_GO_BACK = (*_BEGINS, "roll_back")
 
 
 @dataclass(kw_only=True)
@@ -63,76 +80,75 @@ class _Draft:
 
     steps: dict[int, Step] = field(default_factory=dict)
     held_out: dict[int, HeldOut] = field(default_factory=dict)
-    checkpoints: dict[int, Mark] = field(default_factory=dict)
-    resumes: list[Mark] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     repeated_steps: int = 0
+    account: Account = field(default_factory=Account)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        match record["kind"]:
-            case "step":
-                step = _step(record)
-                self.repeated_steps += step.step in self.steps
-                self.steps[step.step] = step
-            case "held_out":
-                self.held_out[record["step"]] = _held_out(record)
-            case "checkpoint":
-                self.checkpoints[record["step"]] = _mark(record)
-            case "resume":
-                self.rewind(_mark(record))
-            case unknown:
-                known = "step, held_out, checkpoint, resume"
-                raise ValueError(f"kind {unknown!r} is none of {known}")
+        self.account.book(record)
+        if record["kind"] == "step":
+            step = _step(record)
+            self.steps[step.step] = step
+        elif record["kind"] == "held_out":
+            self.held_out[record["step"]] = _held_out(record)
+        else:
+            event = _event(record)
+            self.events.append(event)
+            if event.kind in _GO_BACK:
+                self.rewind(event.step)
 
-    def rewind(self, resume: Mark) -> None:
-        """Forget what was computed after the checkpoint that the run went on from."""
-        self.resumes.append(resume)
-        lost = [step for step in self.steps if step > resume.step]
+    def rewind(self, step: int) -> None:
+        """Forget what was computed after the weights that the run went on from."""
+        lost = [one for one in self.steps if one > step]
         self.repeated_steps += len(lost)
-        for step in lost:
-            del self.steps[step]
-        self.held_out = {step: m for step, m in self.held_out.items() if step <= resume.step}
+        for one in lost:
+            self.account.throw_away(self.steps.pop(one).seconds)
+        self.held_out = {one: m for one, m in self.held_out.items() if one <= step}
 
 
-def read_journal(path: Path) -> Journal:
-    """Read the journal, without the lines that a kill left half written.
+def read_journal(folder: Path) -> Journal:
+    """Read what the run in ``folder`` wrote, without lines that a kill left half written.
 
-    A broken line counts as half written where a kill can leave one: at the end, or just
-    before a resume. A missing file is an empty journal: the run died before its first step.
+    A kill leaves one such line in a file at most. A missing file is an empty one: the run died
+    before its first step.
 
     Raises:
-        RecipeError: a broken line in any other place, or a line that is no record.
+        RecipeError: more broken lines than kills, or a line that is no record.
     """
-    draft, half_written, broken = _Draft(), 0, ""
-    for where, text in _lines(path):
-        record = _parsed(text)
-        if broken and (record is None or record.get("kind") != "resume"):
+    records, broken = [], []
+    for name in ("metrics.jsonl", "journal.jsonl"):
+        halves = []
+        for where, text in _lines(folder / name):
+            record = _parsed(text)
+            if record is None:
+                halves.append(where)
+            else:
+                records.append((record, where))
+        broken.append(halves)
+    draft = _Draft()
+    for record, where in sorted(records, key=lambda one: one[0].get("time", 0.0)):
+        _add(draft, record, where)
+    begins = sum(event.kind in _BEGINS for event in draft.events)
+    for halves in broken:
+        if len(halves) > max(1, begins):
             raise RecipeError(
-                broken,
-                "is not JSON, and no kill explains it: the journal goes on after it",
+                halves[-1],
+                f"is not JSON, and no kill explains it: {len(halves)} such lines of a run that "
+                f"began {begins} times",
                 "repair or delete the line",
             )
-        broken = where if record is None else ""
-        if record is None:
-            half_written += 1
-        else:
-            _add(draft, record, where)
-    return _finished(draft, half_written)
+    return _finished(draft, sum(map(len, broken)))
 
 
 def _lines(path: Path) -> Iterable[tuple[str, str]]:
-    """Yield the place and the text of each line.
-
-    A run that goes on after a kill may append to the half line: that is two lines.
-    """
+    """Yield the place and the text of each line."""
     if not path.exists():
         return
     # A kill can cut a line in the middle of a character.
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
-            second = max(0, text.rfind('{"kind"'))
-            for part in (text[:second], text[second:]):
-                if part.strip():
-                    yield f"{path}:{number}", part
+            if text.strip():
+                yield f"{path}:{number}", text
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
@@ -176,16 +192,25 @@ def _held_out(record: Mapping[str, Any]) -> HeldOut:
     )
 
 
-def _mark(record: Mapping[str, Any]) -> Mark:
-    return Mark(step=int(record["step"]), tokens=int(record["tokens"]))
+def _event(record: Mapping[str, Any]) -> Event:
+    return Event(
+        kind=str(record["kind"]),
+        step=int(record["step"]),
+        tokens=int(record["tokens"]),
+        time=float(record["time"]),
+        cause=str(record["cause"]),
+        seconds=float(record["seconds"]),
+        evidence=dict(record["evidence"]),
+    )
 
 
 def _finished(draft: _Draft, half_written: int) -> Journal:
+    steps = tuple(draft.steps[step] for step in sorted(draft.steps))
     return Journal(
-        steps=tuple(draft.steps[step] for step in sorted(draft.steps)),
+        steps=steps,
         held_out=tuple(draft.held_out[step] for step in sorted(draft.held_out)),
-        checkpoints=tuple(draft.checkpoints[step] for step in sorted(draft.checkpoints)),
-        resumes=tuple(draft.resumes),
+        events=tuple(draft.events),
         repeated_steps=draft.repeated_steps,
         half_written_lines=half_written,
+        goodput=draft.account.close(sum(step.seconds for step in steps)),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.report import figures, numbers, planned, provenance, tables
+from components.report import figures, numbers, planned, provenance, story, tables
 from components.report.cards import key_figures
 from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.mixture import mixture_grid
@@ -63,6 +63,8 @@ def _tables(entries: Sequence[Entry]) -> dict[str, tables.Grid]:
         "flops": tables.flops_grid(entries),
         "environment": tables.environment_grid(entries),
         "incidents": tables.incidents_grid(entries),
+        "goodput": story.goodput_grid(entries),
+        "story": story.story_grid(entries),
     }
 
 

@@ -47,7 +47,7 @@ def load_run(folder: Path) -> Run:
         recipe=_tree(folder / "recipe.json"),
         derived=_tree(folder / "derived.json"),
         environment=_tree(folder / "environment.json"),
-        journal=read_journal(folder / "metrics.jsonl"),
+        journal=read_journal(folder),
         results=_tree(results) if results.exists() else None,
     )
 

@@ -145,12 +145,13 @@ def incidents_grid(entries: Sequence[Entry]) -> Grid:
 
 def _incidents(entry: Entry) -> dict[str, str]:
     journal = entry.run.journal
-    places = ", ".join(f"step {mark.step:,}" for mark in journal.resumes)
+    resumes = journal.events_of("resume")
+    places = ", ".join(f"step {event.step:,}" for event in resumes)
     return {
         "results.json": "written" if entry.run.results else "absent: killed, or still training",
-        "checkpoints written": numbers.exact(len(journal.checkpoints)),
-        "resumes": f"{len(journal.resumes)}" + (f", from {places}" if places else ""),
-        "steps computed again after a resume": numbers.exact(journal.repeated_steps),
+        "checkpoints written": numbers.exact(len(journal.events_of("checkpoint"))),
+        "resumes": f"{len(resumes)}" + (f", from {places}" if places else ""),
+        "steps computed again": numbers.exact(journal.repeated_steps),
         "half-written journal lines, ignored": numbers.exact(journal.half_written_lines),
         "steps whose loss is no number": numbers.exact(non_finite_steps(journal)),
     }

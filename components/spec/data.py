@@ -4,13 +4,17 @@ import math
 from fractions import Fraction as Exact
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from components.spec.corpus import Preparation
 from components.spec.frozen import FrozenMapping
 from components.spec.section import Count, Fraction, Section
 
 Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)]
+# The first number in the run's order, and how many from there on.
+Window = Annotated[
+    tuple[Annotated[int, Field(ge=0)], Count], Field(strict=False), PlainSerializer(list)
+]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -82,6 +86,7 @@ class Data(Section):
     """Which sources, in which shares of the training tokens, prepared where.
 
     With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
+    ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
     """
 
     shares: FrozenMapping[Share]
@@ -97,6 +102,7 @@ class Data(Section):
     document_mask: bool
     verify: Literal["contents", "sizes"]
     write_megatron: bool
+    skip: Annotated[tuple[Window, ...], Field(strict=False)]
 
     @property
     def names(self) -> tuple[str, ...]:

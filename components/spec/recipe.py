@@ -14,6 +14,7 @@ from components.spec.corpus import MANNER, Preparation
 from components.spec.data import Data
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
+from components.spec.guard import Guard
 from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
 from components.spec.section import Section
@@ -33,6 +34,7 @@ from components.spec.shape import ModelShape
 from components.spec.stages import stage_layers
 from components.spec.targets import check_nodes, nearest
 from components.spec.union_errors import of_what_was_meant
+from components.spec.watchdog import Watchdog
 
 S = TypeVar("S", bound=BaseModel)
 MATHEMATICS = ("model", "tokenizer", "data", "budget", "optimizer", "schedule", "precision")
@@ -54,6 +56,8 @@ class Recipe(Section):
     parallelism: Parallelism
     checkpoint: Checkpoint
     evaluation: Evaluation
+    guard: Guard
+    watchdog: Watchdog
     cluster: Cluster
     scale: Scale
     published: FrozenMapping[Published]
@@ -128,6 +132,8 @@ class Recipe(Section):
         tree = self.model_dump(mode="json", include=set(MATHEMATICS))
         for key in ("folder", "tokenizer_folder", "verify", "write_megatron"):
             del tree["data"][key]
+        if not self.data.skip:  # as it was before the key was there
+            del tree["data"]["skip"]
         if isinstance(self.data.preparation, Preparation):
             for key in MANNER:
                 del tree["data"]["preparation"][key]

@@ -15,7 +15,7 @@ from components.spec.recipe import Recipe, check_recipe, read_section
 from components.spec.sections import Cluster, Parallelism
 from components.spec.targets import nearest
 
-SECTIONS = ("parallelism", "cluster", "checkpoint")
+SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
 _NEW_RUN = "start a new run with run=FOLDER"
 
@@ -63,10 +63,15 @@ def check_movable(keys: Iterable[str]) -> None:
 
 
 def _put(tree: Tree, key: str, value: Any) -> None:
-    section, _, name = key.partition(".")
-    if name not in tree[section]:
-        raise RecipeError(key, "unknown key", nearest(name, list(tree[section])))
-    tree[section][name] = value
+    *parents, name = key.split(".")
+    here: Any = tree
+    for parent in parents:
+        if not isinstance(here.get(parent), dict):
+            raise RecipeError(key, "unknown key", nearest(parent, list(here)))
+        here = here[parent]
+    if name not in here:
+        raise RecipeError(key, "unknown key", nearest(name, list(here)))
+    here[name] = value
 
 
 def _check_types(tree: Tree) -> None:

@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
 from components.spec.data_rules import check_data
+from components.spec.guard_rules import check_guard
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
 from components.spec.shape import check_shape
+from components.spec.watchdog_rules import check_watchdog
 
 if TYPE_CHECKING:
     from components.spec.recipe import Recipe
@@ -25,6 +27,8 @@ def check_rules(recipe: "Recipe") -> None:
     _check_precision(recipe)
     check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
     check_layout(recipe)
+    check_watchdog(recipe)
+    check_guard(recipe)
 
 
 def _check_vocabulary(recipe: "Recipe") -> None:

@@ -107,7 +107,8 @@ class Cluster(Section):
     The planner alone reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
     ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
     ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
-    ``smoke`` is one short job on two nodes, to see that everything starts.
+    ``smoke`` is one short job on two nodes, to see that everything starts. A job asks for
+    ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Cluster(Section):
     hours: Literal["auto"] | Rate
     jobs: Literal["auto"] | Count
     smoke: bool
+    spare_nodes: Annotated[int, Field(ge=0)]
     site: JobSite
 
 

@@ -1,8 +1,7 @@
 """One rank: ``python -m components.train RUN_FOLDER``, as job scripts start it.
 
 A rank that saved and stopped ends with 0, or its launcher would call it a failure; how the run
-ended is in ``results.json``. An error goes to torchrun's error file, in a job to a file below
-``ranks/``.
+ended is in ``results.json``. An error goes to a file below ``ranks/``.
 """
 
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from components.life.failures import error_file
 from components.spec.recipe import read_recipe
 from components.train.fit import fit
 from components.train.ranks import rank_variables
@@ -23,9 +23,9 @@ def be_a_rank(path: Path) -> None:
     os.environ |= rank_variables(
         os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
     )
-    if cluster.scheduler != "none":  # where torchrun is, it has named such a file already
-        error = path / "ranks" / f"error-{os.environ.get('RANK', '0')}.json"
-        os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(error))
+    # One place for all: torchrun's own has the rank's number on its node, and an attempt's.
+    error = error_file(path / "ranks", int(os.environ.get("RANK", "0")))
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
     fit(path)
 
 

@@ -1,13 +1,15 @@
 """Start ranks on this machine under torchrun's agent; keep what failed first.
 
-A process of its own, ``python -m components.train.agent LOGS RANKS PROGRAM...``, since the
-agent installs signal handlers and lives and dies with the ranks. The program is given as to
+A process of its own, ``python -m components.train.agent LOGS RANKS RESTARTS PROGRAM...``, since
+the agent installs signal handlers and lives and dies with the ranks. The program is given as to
 Python: ``-m MODULE WORDS`` or ``FILE WORDS``. Rank 0 shares this process's terminal, what the
-others say goes below ``LOGS``, and so do the errors of all.
+others say goes below ``LOGS``, and so do the errors of all. If a rank fails, all start again,
+up to RESTARTS times.
 """
 
 import json
 import logging
+import os
 import runpy
 import sys
 import tempfile
@@ -19,6 +21,9 @@ from uuid import uuid4
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from components.life.failures import error_file, forget_errors, message_of, read_errors
+from components.life.hang import WAITING
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
 FIRST_FAILURE = "first_failure.json"
@@ -35,10 +40,11 @@ def run_program(program: Sequence[str]) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def run_ranks(logs: Path, ranks: int, program: Sequence[str]) -> int:
+def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> int:
     """Run one process a rank and return an exit status; the first failure is left in a file."""
     logs.mkdir(exist_ok=True)
     (logs / FIRST_FAILURE).unlink(missing_ok=True)
+    forget_errors(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
     config = LaunchConfig(
         min_nodes=1,
@@ -47,12 +53,21 @@ def run_ranks(logs: Path, ranks: int, program: Sequence[str]) -> int:
         run_id=uuid4().hex[:8],
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,
+        max_restarts=restarts,
+        local_addr="localhost",
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(
             log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
         ),
     )
+    return start(config, logs, program)
+
+
+def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
+    """Let the agent of this node run its ranks; see `run_ranks`."""
+    # Ranks that start again would read the addresses of those before: the agent's own store,
+    # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.
@@ -60,23 +75,32 @@ def run_ranks(logs: Path, ranks: int, program: Sequence[str]) -> int:
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        rank, failure = first_failure({**_raised(logs), **error.failures})
+        rank, failure = first_failure({**error.failures, **_raised(logs)})
         tree = {"rank": rank, **describe(failure)}
         (logs / FIRST_FAILURE).write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
         return 1
+    except AttributeError as error:
+        # Torch 2.13 asks the result of a node that only waited whether it failed: it is None.
+        if error.name != "is_failed" or error.obj is not None:
+            raise
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
         return 1
     return 0
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:
-    """Read the error files of all ranks: torchrun speaks of the rank that it saw end first."""
-    newest = max(logs.glob("*_*/attempt_0"), key=lambda folder: folder.stat().st_mtime)
+    """Read the error files of all ranks: torchrun speaks of the rank that it saw end first.
+
+    They are where torchrun told the ranks, or where ranks that train have theirs in any job.
+    """
+    newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
+    files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
+    began = newest.stat().st_mtime_ns
+    errors = [error for error in read_errors(logs) if error.at >= began]
+    files |= {error.rank: error_file(logs, error.rank) for error in errors}
     return {
-        int(file.parent.name): ProcessFailure(
-            local_rank=int(file.parent.name), pid=0, exitcode=1, error_file=str(file)
-        )
-        for file in newest.glob("*/error.json")
+        rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
+        for rank, file in files.items()
     }
 
 
@@ -85,16 +109,17 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
 
     The others lose their connection to it within milliseconds and fail too, so torchrun's own
     choice, by whole seconds, may name one of them. An error file is written when the error is
-    raised. A rank that was killed leaves none; what the agent itself ended comes last.
+    raised. A rank that was killed leaves none; who only waited for another and what the agent
+    itself ended come last.
     """
     return min(failures.items(), key=lambda item: _moment(item[1]))
 
 
 def _moment(failure: ProcessFailure) -> tuple[bool, float]:
-    """Seconds since the epoch, behind whether the agent ended this rank."""
+    """Seconds since the epoch, behind whether it waited or the agent ended this rank."""
     file = Path(failure.error_file)
     if file.is_file():
-        return False, file.stat().st_mtime
+        return WAITING in message_of(file), file.stat().st_mtime
     return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
 
 
@@ -112,4 +137,4 @@ def describe(failure: ProcessFailure) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_ranks(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(run_ranks(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))

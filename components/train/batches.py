@@ -1,15 +1,38 @@
 """Batches of one data rank: what a step reads is a function of the step alone."""
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from components.data.manifest import Manifest
 from components.data.order import Drawn, SampleId
 from components.data.samples import PackedSamples, step_positions
+from components.data.skipped import Skipped, Window
 from components.spec.recipe import Recipe
 from components.train.mixture import make_order
+
+
+class StepsToTake(Sampler[int]):
+    """Name the step after the last one that was taken, until all are.
+
+    A guard may have a step taken again, or go back some: so the step is asked for when its
+    batch is. Lightning fetches a batch ahead of that unless there is a length; nothing else
+    depends on it, since the steps end by themselves.
+    """
+
+    def __init__(self, taken: Callable[[], int], *, steps: int) -> None:
+        self._taken = taken
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[int]:
+        while (step := self._taken()) < self._steps:
+            yield step
+
+    def __len__(self) -> int:
+        return sys.maxsize
 
 
 class StepBatches(Dataset[torch.Tensor]):
@@ -27,24 +50,38 @@ class StepBatches(Dataset[torch.Tensor]):
         self._microbatch = recipe.parallelism.microbatch_sequences
         self._ranks = recipe.parallelism.data * recipe.parallelism.expert
         self._rank = rank
+        self._skipped = Skipped(())
+
+    def skip(self, windows: Sequence[Window]) -> None:
+        """Leave these numbers of the order out, and no others, from the next step on."""
+        self._skipped = Skipped(windows)
 
     def __getitem__(self, step: int) -> torch.Tensor:
         rows = torch.stack([self._samples[position] for position in self.positions(step)])
         return rows.view(-1, self._microbatch, rows.shape[1])
 
-    def positions(self, step: int) -> range:
-        """Positions of the whole order that this rank reads at ``step``, counted from 0."""
+    def positions(self, step: int) -> list[int]:
+        """Numbers in the whole order that this rank reads at ``step``, counted from 0."""
         first_sample = self._ramp.consumed_after(step)
-        return step_positions(
+        places = step_positions(
             first_sample=first_sample,
             samples_per_step=self._ramp.samples_at(first_sample),
             rank=self._rank,
             ranks=self._ranks,
         )
+        return [self._skipped.number(place) for place in places]
 
     def sample_ids(self, step: int) -> list[SampleId]:
         return [self._samples.sample_id(position) for position in self.positions(step)]
 
+    def window(self, first_step: int, end_step: int) -> Window:
+        """Name what all ranks read in the steps from ``first_step`` up to ``end_step``."""
+        return self._skipped.window(
+            self._ramp.consumed_after(first_step), self._ramp.consumed_after(end_step)
+        )
+
     def drawn_before(self, step: int) -> dict[str, Drawn]:
-        """Sum up per source what all ranks read in the first ``step`` steps."""
-        return self._order.drawn(self._ramp.consumed_after(step))
+        """Sum up per source what all ranks trained on in the first ``step`` steps."""
+        places = self._ramp.consumed_after(step)
+        end = self._skipped.number(places - 1) + 1 if places else 0
+        return self._order.drawn(end, without=list(self._skipped.before(end)))

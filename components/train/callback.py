@@ -1,9 +1,11 @@
-"""The three moments of a run that our callbacks hear of, with the module's own type."""
+"""The moments of a run that our callbacks hear of, with the module's own type."""
 
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from components.life.guard import Verdict
 from components.train.module import Pretraining
 
 
@@ -12,6 +14,12 @@ class RunCallback(Callback):
 
     def on_begin(self, module: Pretraining) -> None:
         """Before the first step that this process computes, weights and clock in place."""
+
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        """Before each step, which will read ``batch`` (microbatches, sequences, length + 1)."""
+
+    def on_bad_step(self, module: Pretraining, verdict: Verdict) -> None:
+        """After a step that was not taken, in the order of the callbacks."""
 
     def on_step(self, module: Pretraining) -> None:
         """After each step, when ``module.last`` and ``module.progress`` are of that step."""
@@ -23,6 +31,12 @@ class RunCallback(Callback):
         assert isinstance(pl_module, Pretraining)
         self.on_begin(pl_module)
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Pretraining)
+        self.before_step(pl_module, batch)
+
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -32,7 +46,10 @@ class RunCallback(Callback):
         batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Pretraining)
-        self.on_step(pl_module)
+        if pl_module.verdict is None:
+            self.on_step(pl_module)
+        else:
+            self.on_bad_step(pl_module, pl_module.verdict)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_close()

@@ -34,6 +34,7 @@ class Progress:
     step: int
     tokens: int
     loss_scale: Mapping[str, Any] | None = None
+    guard: Mapping[str, Any] | None = None
 
 
 Read = Callable[[dict[str, Tensor]], None]
@@ -194,12 +195,50 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(complete, default=None)
 
 
+def checkpoint_up_to(folder: Path, tokens: int) -> Path | None:
+    """Find the last complete checkpoint of at most ``tokens``."""
+    complete = [marker.parent for marker in folder.glob(f"tokens-*/{MARKER}")]
+    name = f"tokens-{tokens:015d}"
+    return max((one for one in complete if one.name <= name), default=None)
+
+
+def amend_progress(checkpoint: Path, progress: Progress) -> None:
+    """Put another ``progress`` beside the same tensors, at once.
+
+    Raises:
+        RecipeError: the marker cannot be written.
+    """
+    file = checkpoint / MARKER
+    beside = checkpoint.parent / f".{checkpoint.name}.{MARKER}"
+    try:
+        files = json.loads(file.read_text("utf-8"))["files"]
+        marker = asdict(progress) | {"files": files}
+        beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+        beside.replace(file)
+    except OSError as error:
+        remedy = "mend the file system, then resume the run"
+        raise RecipeError(str(file), f"cannot be written: {error.strerror}", remedy) from error
+
+
+def drop_checkpoints_after(checkpoint: Path) -> list[str]:
+    """Remove all later ones, the last first, and return their names."""
+    later = sorted(checkpoint.parent.glob(f"tokens-*/{MARKER}"), reverse=True)
+    dropped = [marker.parent for marker in later if marker.parent > checkpoint]
+    for one in dropped:
+        _remove(one)
+    return [one.name for one in dropped]
+
+
+def _remove(checkpoint: Path) -> None:
+    (checkpoint / MARKER).unlink()  # without its marker a half-removed one is not taken
+    shutil.rmtree(checkpoint)
+
+
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the last ``keep``, oldest first."""
     complete = sorted(marker.parent for marker in folder.glob(f"tokens-*/{MARKER}"))
     for old in complete[:-keep]:
-        (old / MARKER).unlink()  # without its marker a half-removed one is not taken
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -220,5 +259,8 @@ def _read_share(checkpoint: Path, *, rank: int, ranks: int) -> Progress:
         raise RecipeError(str(file), f"cannot be read: {error}", remedy) from error
     check_files(checkpoint, marker["files"], rank=rank, ranks=ranks)
     return Progress(
-        step=marker["step"], tokens=marker["tokens"], loss_scale=marker.get("loss_scale")
+        step=marker["step"],
+        tokens=marker["tokens"],
+        loss_scale=marker.get("loss_scale"),
+        guard=marker.get("guard"),
     )

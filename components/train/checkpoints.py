@@ -1,6 +1,7 @@
 """When checkpoints are written, and how a run stops on a signal."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -9,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 
+from components.life.journal import Journal
 from components.train.callback import RunCallback
 from components.train.checkpoint import (
     load_checkpoint,
@@ -16,7 +18,6 @@ from components.train.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from components.train.journal import Journal
 from components.train.module import Pretraining
 
 
@@ -24,7 +25,7 @@ class Checkpoints(RunCallback):
     """Save at every cadence that a step crosses, at the end, and before stopping."""
 
     def __init__(self, *, folder: Path, journal: Journal, every_tokens: int, keep: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._journal = journal
         self._every_tokens = every_tokens
         self._keep = keep
@@ -32,21 +33,30 @@ class Checkpoints(RunCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on from the newest complete checkpoint, if there is one."""
         assert isinstance(pl_module, Pretraining)
-        newest = newest_checkpoint(self._folder)
+        newest = newest_checkpoint(self.folder)
         if newest is not None:
-            pl_module.progress = load_checkpoint(newest, pl_module.engine)
-            if pl_module.progress.loss_scale is not None:
-                pl_module.engine.load_scale_state(pl_module.progress.loss_scale)
-            self._journal.resume(pl_module.progress)
+            pl_module.go_on_from(load_checkpoint(newest, pl_module.engine))
 
     def on_step(self, module: Pretraining) -> None:
         if module.is_due(self._every_tokens) or module.stopping:
-            target = save_checkpoint(self._folder, module.engine, module.progress)
-            self._journal.checkpoint(module.progress, target)
-            if dist.get_rank() == 0:
-                prune_checkpoints(self._folder, self._keep)
+            self.save(module, "stopping" if module.stopping else "due")
         if module.stopping:
             module.trainer.should_stop = True
+
+    def save(self, module: Pretraining, cause: str) -> None:
+        """Write a checkpoint of where the run is, remove old ones, tell the journal."""
+        began = time.perf_counter()
+        target = save_checkpoint(self.folder, module.engine, module.progress)
+        if dist.get_rank() == 0:
+            prune_checkpoints(self.folder, self._keep)
+        self._journal.note(
+            "checkpoint",
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=cause,
+            seconds=time.perf_counter() - began,
+            evidence={"folder": str(target)},
+        )
 
 
 class StopOnRequest(RunCallback):

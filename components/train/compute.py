@@ -5,6 +5,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from components.life.own_time import OwnTime
 from components.model.decoder import Decoder
 from components.parallelism.auxiliary import figures_of, take_tally
 from components.parallelism.context import SequencePart, mean_over_parts, part_seed
@@ -31,13 +32,17 @@ class StageCompute:
         self._eod_id = eod_id
         self._part = SequencePart.here(mesh.axis("context"))
         self._step = self._first = self._microbatch = 0
+        self.own_time = OwnTime(device)
         self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
+        self._outputs: list[Tensor] = []  # the sum of each hidden state sent on
 
     def begin(self, step: int, microbatches: int) -> None:
         """Forget the figures of the step before; each data rank has so many microbatches."""
         self._step = step
         self._first = self._mesh.data_rank * microbatches
         self._figures.clear()
+        self._outputs.clear()
+        self.own_time.take()  # of evaluations since the last step
 
     def take(self, number: int) -> None:
         """Turn to this rank's microbatch ``number``."""
@@ -53,7 +58,7 @@ class StageCompute:
         is_last, part = decoder.final_norm is not None, self._part
         self.take(number)
         torch.manual_seed(self.dropout_seed("embedding"))
-        with self._autocast():
+        with self.own_time.measured(), self._autocast():
             result: Tensor = decoder(
                 inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
                 documents=self._documents(rows[:, :-1]),
@@ -64,6 +69,7 @@ class StageCompute:
             carried = inputs[1] if len(inputs) > 1 else None
             tally = take_tally(decoder, carried, self._mesh.axis("context"))
             if not is_last:
+                self._outputs.append(result.detach().sum(dtype=torch.float32))
                 return (result,) if tally is None else (result, tally.row())
             figures = figures_of(decoder, tally, result)
         self._figures.append(figures.detach())
@@ -79,6 +85,12 @@ class StageCompute:
             return torch.zeros(0)
         losses = torch.stack([figures[0] for figures in self._figures])
         return mean_over_parts(losses, self._mesh.axis("context"))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all that this rank computed in the step's forward passes was finite."""
+        seen = [*self._outputs, *self._figures]
+        return all(bool(torch.isfinite(one).all()) for one in seen)
 
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""

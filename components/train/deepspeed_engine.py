@@ -5,10 +5,11 @@ Lightning keeps the loop and our strategy the process group. Only runs that ask 
 """
 
 import logging
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
 from components.parallelism.microbatches import Compute
+from components.parallelism.shards import WeightShard
 from components.spec.recipe import Recipe
 from components.train.checkpoint import Read
 from components.train.deepspeed_config import deepspeed_config
-from components.train.engine import NamedTensors
+from components.train.engine import Judge, NamedTensors
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
@@ -81,28 +83,66 @@ class DeepSpeedEngine:
             self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
 
     @property
+    def shards(self) -> Sequence[WeightShard]:
+        return ()
+
+    @property
     def scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
 
-    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
-        count = len(batch)
-        self._expect(count)
-        for number, rows in enumerate(batch):
-            self._engine.set_gradient_accumulation_boundary(number == count - 1)
-            loss = self._engine(rows, number)
-            self._engine.backward(loss / count, scale_wrt_gas=False)
-        if self.on_gradients is not None:
-            self.on_gradients()
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self._zero == 0:  # the optimizer is torch's, and DeepSpeed would not tell the norm
-            norm = nn.utils.clip_grad_norm_(self._engine.module.parameters(), norm_limit)
-            self._engine.step()
-        else:
-            self._engine.optimizer.clip_grad = norm_limit
-            self._engine.step()
-            norm = self._engine.get_global_grad_norm()
-        return torch.as_tensor(norm, dtype=torch.float64)
+        self._expect(len(batch))
+        step = self._step_sharded if self._zero else self._step_whole
+        return step(batch, norm_limit, judge)
+
+    def _step_whole(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
+        """Step without ZeRO: the optimizer is torch's, DeepSpeed would not tell the norm."""
+        for number in range(len(batch)):
+            self._engine.backward(self._loss(batch, number), scale_wrt_gas=False)
+        if self.on_gradients is not None:
+            self.on_gradients()
+        weights = list(self._engine.module.parameters())
+        norm = nn.utils.get_total_norm([one.grad for one in weights if one.grad is not None])
+        agreed = judge(norm.double().square() / self._engine.dp_world_size)
+        if agreed is None:
+            self._engine.zero_grad()
+            return None
+        nn.utils.clip_grads_with_norm_(weights, norm_limit, norm)
+        self._engine.step()
+        return agreed
+
+    def _step_sharded(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
+        """Step with ZeRO, which knows the norm and updates in one call.
+
+        So the judge is asked after the last forward pass, and a step that it refuses gets
+        gradients that are no number: those DeepSpeed itself leaves out, on all ranks.
+        """
+        scaling = self.scale_state()
+        for number in range(len(batch)):
+            loss, agreed = self._loss(batch, number), None
+            if number == len(batch) - 1:
+                agreed = judge(None)
+                loss = loss * math.nan if agreed is None else loss
+            self._engine.backward(loss, scale_wrt_gas=False)
+        if self.on_gradients is not None:
+            self.on_gradients()
+        self._engine.optimizer.clip_grad = norm_limit
+        self._engine.step()
+        if agreed is None:
+            if scaling is not None:
+                self.load_scale_state(scaling)
+            return None
+        return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float64)
+
+    def _loss(self, batch: Tensor, number: int) -> Tensor:
+        """Compute a microbatch's part of the step's mean loss."""
+        self._engine.set_gradient_accumulation_boundary(number == len(batch) - 1)
+        loss: Tensor = self._engine(batch[number], number)
+        return loss / len(batch)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         loss: Tensor = self._engine(rows, 0)
@@ -119,6 +159,9 @@ class DeepSpeedEngine:
 
     def fill(self, read: Read) -> None:
         self._state.fill(read)
+
+    def unsound(self) -> list[str]:
+        return []  # DeepSpeed has its gradients already put together
 
     def scale_state(self) -> Mapping[str, Any] | None:
         if self._scaler is None:

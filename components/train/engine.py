@@ -1,6 +1,6 @@
 """From a step's microbatches to updated weights: what the loop asks of whoever does it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -9,13 +9,17 @@ from torch.distributed.tensor import DTensor
 
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
-from components.parallelism.gradients import clip, global_norm, unscale
+from components.parallelism.gradients import clip, squared_norm, unscale
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Microbatches
+from components.parallelism.shards import WeightShard
 from components.parallelism.stages import sum_tied_gradients
 from components.train.checkpoint import Read, ShardState
 
 NamedTensors = Iterator[tuple[str, Tensor]]
+# Takes this rank's share of the squared norm, if the engine knows it before it updates, and
+# returns the global norm of the gradients, or None where the step must not be taken.
+Judge = Callable[[Tensor | None], Tensor | None]
 
 
 class Engine(Protocol):
@@ -29,14 +33,22 @@ class Engine(Protocol):
     on_gradients: Callable[[], None] | None
 
     @property
+    def shards(self) -> Sequence[WeightShard]:
+        """What this rank updates; nothing where the engine keeps that to itself."""
+
+    @property
     def scale(self) -> float:
         """What losses are multiplied by before the backward pass."""
 
-    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
         """Take one step and return the global norm before clipping, a float64 scalar.
 
-        ``batch`` is this rank's (microbatches, sequences, length + 1). A norm that is not
-        finite leaves the weights as they are where losses are scaled.
+        ``batch`` is this rank's (microbatches, sequences, length + 1). All ranks ask ``judge``
+        once, before anything is updated; where it gives None, weights, optimizer and loss
+        scale stay as they were, and so does this. A norm that is not finite leaves the weights
+        as they are where losses are scaled.
         """
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
@@ -53,6 +65,9 @@ class Engine(Protocol):
 
     def fill(self, read: Read) -> None:
         """Take weights and optimizer state from a checkpoint; see `ShardState`."""
+
+    def unsound(self) -> list[str]:
+        """Name the weights of this rank whose gradients are not finite, where it can tell."""
 
     def scale_state(self) -> Mapping[str, Any] | None:
         """Give the state of dynamic loss scaling, if there is any."""
@@ -82,10 +97,16 @@ class MeshEngine:
         self._state = ShardState(data_parallel.shards, optimizer)
 
     @property
+    def shards(self) -> Sequence[WeightShard]:
+        return self._data_parallel.shards
+
+    @property
     def scale(self) -> float:
         return 1.0 if self._loss_scale is None else self._loss_scale.scale
 
-    def step(self, batch: Tensor, *, lr: float, norm_limit: float) -> Tensor:
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
         shards = self._data_parallel.shards
         self._data_parallel.zero_grad()
         self._microbatches.run(batch, self.scale / len(batch))
@@ -95,7 +116,9 @@ class MeshEngine:
             unscale(shards, self.scale)
         if self.on_gradients is not None:
             self.on_gradients()
-        norm = global_norm(shards)
+        norm = judge(squared_norm(shards))
+        if norm is None:
+            return None
         clip(shards, norm, norm_limit)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -119,6 +142,14 @@ class MeshEngine:
 
     def fill(self, read: Read) -> None:
         self._state.fill(read)
+
+    def unsound(self) -> list[str]:
+        return [
+            shard.name
+            for shard in self._data_parallel.shards
+            if shard.parameter.grad is not None
+            and not torch.isfinite(shard.parameter.grad).all().item()
+        ]
 
     def scale_state(self) -> Mapping[str, Any] | None:
         return None if self._loss_scale is None else self._loss_scale.state_dict()

@@ -8,17 +8,23 @@ from rich.console import Console
 
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
-from components.spec.recipe import read_recipe
+from components.life.hang import HangWatch
+from components.life.journal import Journal
+from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.display import Display
+from components.train.guarding import Guarding
 from components.train.held_out import HeldOutLoss
-from components.train.journal import Journal
+from components.train.metrics import Metrics
 from components.train.module import Pretraining
+from components.train.rehearsing import Rehearsing
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
+from components.train.story import Story
 from components.train.strategy import rank_here
 from components.train.trainer import make_trainer
+from components.train.watching import Watching, watch_for_hangs
 
 
 def fit(path: Path) -> str:
@@ -26,14 +32,23 @@ def fit(path: Path) -> str:
 
     Returns ``finished`` or ``stopped``.
     """
-    began = time.perf_counter()
     folder = RunFolder(path)
+    recipe = read_recipe(folder.recipe)
+    hang = watch_for_hangs(folder, recipe.watchdog)
+    try:
+        return _fit(folder, recipe, hang)
+    finally:
+        hang.stop()
+
+
+def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
+    began = time.perf_counter()
     module = load_module(folder)
-    recipe = module.recipe
     data = folder.read_json("data.json")
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
     logger = _logger(folder) if rank_here() == 0 else None
-    journal = Journal(file=folder.metrics, logger=logger)
+    metrics = Metrics(file=folder.metrics, logger=logger)
+    journal = Journal(file=folder.journal, writes=rank_here() == 0)
     windows = HeldOutWindows(
         folder=Path(data["folder"]),
         manifest=Manifest.read(Path(data["folder"])),
@@ -41,7 +56,7 @@ def fit(path: Path) -> str:
         max_windows=recipe.evaluation.max_windows_per_source,
     )
     held_out = HeldOutLoss(
-        windows=windows, journal=journal, every_tokens=recipe.evaluation.every_tokens
+        windows=windows, metrics=metrics, every_tokens=recipe.evaluation.every_tokens
     )
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
@@ -50,18 +65,32 @@ def fit(path: Path) -> str:
         keep=recipe.checkpoint.keep,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
+    guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
+    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
+    story = Story(folder=folder, journal=journal, began=began)
+    watching = Watching(
+        settings=recipe.watchdog,
+        hang=hang,
+        ranks=folder.path / "ranks",
+        journal=journal,
+        say=display.say,
+        checkpoint_tokens=recipe.checkpoint.every_tokens,
+    )
     trainer = make_trainer(
         recipe=recipe,
         logger=logger,
-        callbacks=[stop, journal, held_out, checkpoints, display],
+        callbacks=[
+            *(watching, story, rehearsal, stop, metrics),
+            *(held_out, checkpoints, display, guarding),
+        ],
         most_steps=None,
     )
     trainer.fit(module)
     if rank_here() == 0:
         results = summarize(
             module=module,
-            journal=journal,
-            metrics=folder.metrics,
+            metrics=metrics,
+            file=folder.metrics,
             unigram=data["unigram"],
             began=began,
         )

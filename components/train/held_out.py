@@ -1,5 +1,6 @@
 """The held-out loss of each source, taken on the clock of tokens."""
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
@@ -10,16 +11,16 @@ from components.data.samples import HeldOutWindows
 from components.parallelism.mesh import sum_over_ranks
 from components.spec.layout_rules import sequence_divisor
 from components.train.callback import RunCallback
-from components.train.journal import Journal
+from components.train.metrics import Metrics
 from components.train.module import Pretraining
 
 
 class HeldOutLoss(RunCallback):
     """Evaluate before the first step, at every cadence that a step crosses, and at the end."""
 
-    def __init__(self, *, windows: HeldOutWindows, journal: Journal, every_tokens: int) -> None:
+    def __init__(self, *, windows: HeldOutWindows, metrics: Metrics, every_tokens: int) -> None:
         self._windows = windows
-        self._journal = journal
+        self._metrics = metrics
         self._every_tokens = every_tokens
 
     def on_begin(self, module: Pretraining) -> None:
@@ -32,10 +33,11 @@ class HeldOutLoss(RunCallback):
 
     @torch.no_grad()
     def _evaluate(self, module: Pretraining) -> None:
+        began = time.perf_counter()
         module.eval()
         by_source = {name: self._loss(module, name) for name in self._windows.sources}
         module.train()
-        self._journal.held_out(module.progress, by_source)
+        self._metrics.held_out(module.progress, by_source, time.perf_counter() - began)
 
     def _loss(self, module: Pretraining, source: str) -> float:
         """Average over tokens, in nats; the data ranks take turns.

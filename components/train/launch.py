@@ -72,7 +72,8 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
     }
     program = ["-m", "components.train", str(folder.path)]
-    words = [str(folder.path / "ranks"), str(recipe.cluster.ranks), *program]
+    restarts = recipe.watchdog.restarts
+    words = [str(folder.path / "ranks"), str(recipe.cluster.ranks), str(restarts), *program]
     command = [sys.executable, "-m", "components.train.agent", *words]
     # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from components.build import build
 from components.data.samples import DIGEST_MODULUS, samples_digest
+from components.life.guard import Guard, Verdict
+from components.life.rank_figures import RankFigures
 from components.model.decoder import Decoder
 from components.model.routing import Tally
 from components.optim.loss_scale import LossScale
@@ -19,7 +21,7 @@ from components.parallelism.dropout_streams import seed_layers
 from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
 from components.spec.recipe import Recipe
-from components.train.batches import StepBatches
+from components.train.batches import StepBatches, StepsToTake
 from components.train.checkpoint import Progress
 from components.train.compute import StageCompute
 from components.train.engine import Engine, MeshEngine
@@ -50,6 +52,12 @@ class Pretraining(LightningModule):
         self.stop_asked = False
         self.stopping = False
         self.last: StepRecord | None = None
+        self.verdict: Verdict | None = None  # on the step just tried: None if it was taken
+        self.guard = Guard(
+            rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
+        )
+        self._agreed = [0.0] * 5
+        self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
         self._make_batches = batches
         self._eod_id = eod_id
         self._schedule = build(recipe.schedule, "schedule")
@@ -161,8 +169,21 @@ class Pretraining(LightningModule):
     def train_dataloader(self) -> DataLoader[Tensor]:
         """Read from the step that comes next: one integer resumes the data."""
         self.batches = self._make_batches(self.mesh.data_rank)
-        steps = range(self.progress.step, self.recipe.derived.steps)
+        self.skip_windows()
+        steps = StepsToTake(lambda: self.progress.step, steps=self.recipe.derived.steps)
         return DataLoader(self.batches, batch_size=None, sampler=steps)
+
+    def skip_windows(self) -> None:
+        """Leave out what the recipe names and what the guard has found."""
+        self.batches.skip([*self.recipe.data.skip, *self.guard.skipped])
+
+    def go_on_from(self, progress: Progress) -> None:
+        """Set clock, loss scale and guard to those of a checkpoint; the engine has its own."""
+        self.progress = progress
+        if progress.loss_scale is not None:
+            self.engine.load_scale_state(progress.loss_scale)
+        if progress.guard is not None:
+            self.guard.load(progress.guard)
 
     def on_train_start(self) -> None:
         self._began = time.perf_counter()
@@ -171,11 +192,19 @@ class Pretraining(LightningModule):
         self._began = time.perf_counter()
 
     def training_step(self, batch: Tensor) -> None:
-        """Take one step on ``batch`` (microbatches, sequences, length + 1)."""
+        """Take one step on ``batch`` (microbatches, sequences, length + 1), or find it bad.
+
+        A bad one leaves weights, optimizer and clock where they were, and `verdict` says why.
+        """
         self.compute.begin(self.progress.step, len(batch))
-        lr = float(self.recipe.optimizer["lr"] * self._schedule(self.progress.tokens))
-        norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit())
-        self._record(norm, lr)
+        lr = self._lr()
+        norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit(), judge=self._judge)
+        if norm is None:
+            return
+        if not math.isfinite(value := norm.item()):  # DeepSpeed found out, and took no step
+            self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=value)
+        if self.verdict is None:
+            self._record(value, lr)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
@@ -193,18 +222,46 @@ class Pretraining(LightningModule):
         clips = self.progress.tokens >= optimizer["clip_after_tokens"]
         return float(optimizer["clip_norm"]) if clips else math.inf
 
-    def _record(self, norm: Tensor, lr: float) -> None:
-        """Agree with the other ranks on loss and stopping, and move the clock on."""
-        loss, auxiliary_loss, expert_load, stop = self._agree()
-        now = time.perf_counter()
+    def _lr(self) -> float:
+        tokens = self.progress.tokens
+        rate = self.recipe.optimizer["lr"] * self._schedule(tokens)
+        return float(rate * self.guard.lr_factor(tokens))
+
+    def _judge(self, squares: Tensor | None) -> Tensor | None:
+        """Agree with all ranks on the step's figures, and by them whether it may be taken.
+
+        Means over microbatches, the ranks that were asked to stop, the shares of the squared
+        norm and now and then figures of each rank travel together; that the host reads them
+        here, not after the update, is all that guards cost.
+        """
+        means = self.compute.share_of_means()
+        rest = means.new_tensor([float(self.stop_asked), 0.0])
+        if squares is not None:
+            rest[1] = squares
+        self.rank_figures.note(self.compute.own_time.take())
+        own = self.rank_figures.own(step=self.progress.step + 1, device=self.device)
+        sums = sum_over_ranks(torch.cat([means, rest, own]))
+        self._agreed = sums[:5].tolist()
+        self.rank_figures.take(sums[5:])
+        norm = sums[4].sqrt()
+        known = None if squares is None else math.sqrt(self._agreed[-1])
+        self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=known)
+        return None if self.verdict else norm
+
+    def _record(self, norm: float, lr: float) -> None:
+        """Move the clock on and note what the ranks have agreed on."""
+        loss, auxiliary_loss, expert_load, stop, _ = self._agreed
         step = self.progress.step + 1
         samples = self.recipe.ramp.consumed_after(step)
         digest = self._digest()
+        now = time.perf_counter()
+        self.guard.took(loss=loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
         self.progress = Progress(
             step=step,
             tokens=samples * self.recipe.budget.sequence_length,
             loss_scale=self.engine.scale_state(),
+            guard=self.guard.state(),
         )
         tokens = self.progress.tokens - self._tokens_before
         self.last = StepRecord(
@@ -214,20 +271,13 @@ class Pretraining(LightningModule):
             auxiliary_loss=auxiliary_loss,
             expert_load=expert_load,
             lr=lr,
-            gradient_norm=norm.item(),
+            gradient_norm=norm,
             seconds=now - self._began,
             tokens_per_second=tokens / (now - self._began),
             samples_digest=digest,
             loss_scale=self.engine.scale,
         )
         self.stopping = stop > 0
-
-    def _agree(self) -> list[float]:
-        """Average the figures over microbatches; count the ranks that were asked to stop."""
-        means = self.compute.share_of_means()
-        stops = means.new_tensor([float(self.stop_asked)])
-        agreed: list[float] = sum_over_ranks(torch.cat([means, stops])).tolist()
-        return agreed
 
     def _digest(self) -> int:
         """Hash which samples the step read; of the ranks that read the same, one counts."""

@@ -62,5 +62,21 @@ def rank_variables(seen: Mapping[str, str], *, ranks: int, per_node: int) -> dic
     }
 
 
+def task_number(seen: Mapping[str, str]) -> int:
+    """Return which of the launcher's tasks this is, one a node where agents start the ranks.
+
+    Raises:
+        RecipeError: no launcher says so.
+    """
+    launcher = next((each for each in LAUNCHERS if _told(each, seen)), None)
+    if launcher is None:
+        raise RecipeError(
+            "RANK",
+            "no launcher says which node of the job this is",
+            "start one task a node by srun or by mpiexec",
+        )
+    return int(seen[launcher.rank])
+
+
 def _told(launcher: Launcher, seen: Mapping[str, str]) -> bool:
     return launcher.rank in seen and launcher.local_rank in seen

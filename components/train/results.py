@@ -1,6 +1,5 @@
 """How a run ended, as data: nothing is ever read back out of a log."""
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,22 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from components.life.journal import read_lines
 from components.train.devices import peak_memory_bytes
-from components.train.journal import Journal
+from components.train.metrics import Metrics
 from components.train.module import Pretraining
 
 
 def summarize(
     *,
     module: Pretraining,
-    journal: Journal,
-    metrics: Path,
+    metrics: Metrics,
+    file: Path,
     unigram: dict[str, float],
     began: float,
 ) -> dict[str, Any]:
     """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived = module.recipe, module.recipe.derived
-    speed = _median_speed(metrics)
+    speed = _median_speed(file)
     finished = module.progress.step == derived.steps
     return {
         "status": "finished" if finished else "stopped",
@@ -47,7 +47,7 @@ def summarize(
             name: asdict(drawn)
             for name, drawn in module.batches.drawn_before(module.progress.step).items()
         },
-        "held_out": summarize_held_out(journal.held_out_losses, unigram),
+        "held_out": summarize_held_out(metrics.held_out_losses, unigram),
     }
 
 
@@ -78,8 +78,8 @@ def summarize_held_out(
     }
 
 
-def _median_speed(metrics: Path) -> float:
+def _median_speed(file: Path) -> float:
     """Median over the steps: the first one warms up, evaluations are not training."""
-    entries = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    entries = read_lines(file)
     speeds = [entry["tokens_per_second"] for entry in entries if entry["kind"] == "step"]
     return float(np.median(speeds)) if speeds else 0.0

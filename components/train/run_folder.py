@@ -6,9 +6,12 @@ derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
-metrics.jsonl      the journal: steps, held-out losses, checkpoints, resumes
+metrics.jsonl      what was measured: steps and held-out losses
+journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
+rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
+hangs/             stacks and last collectives of ranks that made no progress
 ranks/             what ranks other than the first said, and the errors of all
 results.json       how it ended; absent while it runs and if it was killed
 report.html        all of the above for a person
@@ -41,8 +44,17 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def hangs(self) -> Path:
+        """What ranks left that made no progress."""
+        return self.path / "hangs"
 
     @property
     def stop(self) -> Path:

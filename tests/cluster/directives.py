@@ -29,6 +29,7 @@ SBATCH = {
     "--output": PATH,
     "--partition": NAME,
     "--qos": NAME,
+    "--no-kill": "",
     "--requeue": "",
     "--reservation": NAME,
     "--signal": r"B:USR1@[1-9]\d*",

@@ -1,20 +1,18 @@
 """A chain on PBS, run whole by a stand-in: over the wall, a killed rank, a cancellation."""
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.pbs import Pbs
 from cluster.status import RunStatus, status_of
 from tests.cluster import openpbs
-from tests.life.conftest import TINY, act
+from tests.life.conftest import TINY, act, entries
 
 # A minute alone; hosts that are full take much longer.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -53,14 +51,6 @@ def machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield f"site.venv={home / 'venv'}"
     left = [file.stem for file in state.glob("[0-9]*.json")]
     openpbs.qdel([job for job in left if openpbs.read(job)["job_state"] != "F"])
-
-
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Read a journal whose last line may be half written."""
-    file = run / "metrics.jsonl"
-    text = file.read_text() if file.exists() else ""
-    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def status(run: Path) -> RunStatus:

@@ -100,6 +100,29 @@ def test_a_run_that_has_finished_ends_the_chain_before_any_rank_starts(
     assert not any(line.startswith(("srun", "mpiexec", "qsub")) for line in notes(machine))
 
 
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_where_ranks_may_start_again_each_node_has_one_task(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    spare = ("cluster.spare_nodes=2",) if words is TEUKEN else ()
+    plain, job = job_of(*words), here(job_of(*words, "watchdog.restarts=3", *spare), tmp_path)
+    assert job.nodes == plain.nodes + len(spare) * 2
+    done = run(job, machine, TRAIN="7")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert f"python -m components.train.node {job.run}" in notes(machine)
+    (launched,) = (line for line in notes(machine) if line.startswith(("srun", "mpiexec")))
+    directives = read_directives(render(job))
+    if spare:
+        assert directives["--nodes"] == [str(plain.nodes + 2)]
+        assert directives["--ntasks-per-node"] == ["1"]
+        assert directives["--cpus-per-task"] == ["48"]
+        assert "--no-kill" in directives
+        assert "--kill-on-bad-exit=0 --wait=0 --no-kill" in launched
+    else:
+        assert f"-n {plain.nodes} --ppn 1 " in launched
+        assert "--cpu-bind none" in launched
+
+
 @pytest.mark.parametrize("status", ["0", "7", "143"])
 def test_the_scheduler_s_warning_makes_the_stop_file_and_the_ranks_status_is_kept(
     status: str, machine: dict[str, str], tmp_path: Path

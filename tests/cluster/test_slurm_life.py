@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from cluster.slurm import Slurm
 from cluster.status import RunStatus, status_of
 from command.main import main
 from tests.cluster.slurm import LocalSlurm
-from tests.life.conftest import TINY
+from tests.life.conftest import TINY, entries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1_500)]
 
@@ -48,14 +47,6 @@ def submit(slurm: LocalSlurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> Su
         return home / name
 
     return act
-
-
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Read a journal whose last line may be half written."""
-    file = run / "metrics.jsonl"
-    text = file.read_text() if file.exists() else ""
-    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def status(run: Path) -> RunStatus:

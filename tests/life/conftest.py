@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from command.main import main
+from components.life.journal import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
@@ -40,6 +42,16 @@ def command(*words: str) -> list[str]:
 def environment() -> dict[str, str]:
     """One thread: two ranks share two cores, and sums keep one order."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Read what a run measured and what befell it, in the order of time."""
+    files = (run / "metrics.jsonl", run / "journal.jsonl")
+    return sorted((one for file in files for one in read_lines(file)), key=lambda r: r["time"])
+
+
+def entries(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [one for one in records(run) if one["kind"] == kind]
 
 
 @pytest.fixture(scope="module")

@@ -129,10 +129,10 @@ def killed_copy(run: Path, copy: Path) -> Path:
     (copy / "results.json").unlink()
     for late in sorted((copy / "checkpoints").glob("tokens-*"))[1:]:
         shutil.rmtree(late)
-    journal = copy / "metrics.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= SAVED_STEPS]
-    journal.write_text("".join(kept))
+    for name in ("metrics.jsonl", "journal.jsonl"):
+        lines = (copy / name).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= SAVED_STEPS]
+        (copy / name).write_text("".join(kept))
     return copy
 
 

@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, Program
+from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
 WORDS = (
@@ -18,11 +17,6 @@ WORDS = (
     "cluster.ranks=2",
 )
 STEPS = 12
-
-
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
 
 
 def losses(run: Path) -> list[float]:

@@ -1,17 +1,15 @@
 """Layouts as a user meets them: killed and resumed, and judged like a single process."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.life.conftest import TINY, Program, act, command, environment
+from tests.life.conftest import TINY, Program, act, command, entries, environment
 
 # Ranks add the same fp32 numbers in another order; losses are near 6.
 LOSS_TOLERANCE = 2e-5
@@ -32,14 +30,6 @@ GRID = (
 )
 STEPS = 12
 SAVED_STEPS = 6
-
-
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    """Read a journal whose last line may be half written."""
-    file = run / "metrics.jsonl"
-    text = file.read_text() if file.exists() else ""
-    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def start(home: Path, *words: str) -> subprocess.Popen[str]:

@@ -11,7 +11,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.spec.relayout import relayout
 from components.train.run_folder import create_run_folder, replace_recipe
-from tests.life.conftest import TINY, Program
+from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
 WORDS = (
@@ -45,11 +45,6 @@ def killed(stayed: Path, program: Program, tmp_path: Path) -> Path:
     return copy
 
 
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
-
-
 def read(file: Path) -> Any:
     return json.loads(file.read_text())
 
@@ -67,14 +62,15 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
     assert read(killed / f"recipe-before-step-{SAVED_STEPS}.json") == before
     assert after["parallelism"]["data"] == after["cluster"]["ranks"] == 1
     assert {name for name in before if before[name] != after[name]} == {
-        *("parallelism", "cluster", "checkpoint")
+        *("parallelism", "cluster", "checkpoint", "watchdog")
     }
     derived = read(killed / "derived.json")
     assert derived["ranks"] == 1
     assert derived["fingerprint"] == read(stayed / "derived.json")["fingerprint"]
     (resumed,) = entries(killed, "resume")
     assert resumed["step"] == SAVED_STEPS
-    assert resumed["changed"] == {
+    (changed,) = entries(killed, "changed_setting")
+    assert changed["evidence"] == {
         "parallelism.data": [2, 1],
         "parallelism.data_shard": [2, 1],
         "checkpoint.keep": [2, 1],

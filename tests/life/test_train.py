@@ -12,15 +12,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.life.conftest import TINY, Program, act, command, environment
+from tests.life.conftest import TINY, Program, act, command, entries, environment, records
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.
 TWO_RANKS_TOLERANCE = 2e-5
-
-
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def last_weights(run: Path) -> dict[str, Any]:
@@ -78,15 +73,15 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     for line in process.stderr:
         found = re.search(r"python run\.py (resume=\S+)\)", line)
         printed = found.group(1) if found else printed
-        if run.is_dir() and (run / "metrics.jsonl").exists() and len(entries_or_none(run)) >= 2:
+        if len(entries(run, "checkpoint")) >= 2:
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
     assert printed == f"resume={run}"
-    saved = entries_or_none(run)[-1]["step"]
+    saved = entries(run, "checkpoint")[-1]["step"]
     program(printed)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = records(run)
     resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
     assert lines[resumed]["step"] == saved
     computed = [line["step"] for line in lines[resumed:] if line["kind"] == "step"]
@@ -95,13 +90,6 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     assert expected.keys() == found_weights.keys()
     assert all(expected[name].equal(found_weights[name]) for name in expected)
     assert (run / "report.html").is_file()
-
-
-def entries_or_none(run: Path) -> list[dict[str, Any]]:
-    """Checkpoints in a journal whose last line may be half written."""
-    text = (run / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-    return [line for line in lines if line["kind"] == "checkpoint"]
 
 
 def test_two_ranks_read_the_same_samples_and_find_the_same_losses(
@@ -138,7 +126,7 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
         start_new_session=True,
     )
     while process.poll() is None:
-        if (run / "metrics.jsonl").exists() and '"step"' in (run / "metrics.jsonl").read_text():
+        if entries(run, "step"):
             break
         time.sleep(0.1)
     signal_group(process)

@@ -15,7 +15,7 @@ from components.model.attention import AttentionCore
 from components.parallelism import exchange, experts, tensor_styles
 from components.parallelism.context import ContextCore
 from components.parallelism.data import DataParallel
-from components.parallelism.gradients import global_norm
+from components.parallelism.gradients import squared_norm
 from components.parallelism.mesh import Family, Mesh
 from components.parallelism.shards import WeightShard
 from components.parity import rank
@@ -57,7 +57,7 @@ def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
 
 def miss_a_sixth_of_the_global_norm(patch: pytest.MonkeyPatch) -> None:
     """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
-    patch.setattr(engine, "global_norm", lambda shards: global_norm(shards) * (5 / 6))
+    patch.setattr(engine, "squared_norm", lambda shards: squared_norm(shards) * (25 / 36))
 
 
 def let_tied_ends_part(patch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from components.parallelism.gradients import clip, global_norm, unscale
+from components.parallelism.gradients import clip, squared_norm, unscale
+from components.parallelism.mesh import sum_over_ranks
 from tests.components.parallelism.layout_cases import (
     Layout,
     Poured,
@@ -23,6 +25,11 @@ class Clipped(NamedTuple):
     gradient: float
 
 
+def norm_of(poured: Poured) -> Tensor:
+    """Sum the shares of all ranks, as a step does."""
+    return sum_over_ranks(squared_norm(poured.shards)).sqrt()
+
+
 def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     """Clip to a part of the norm, which torch takes over one process's gradients."""
     model = randomized(parts)
@@ -30,7 +37,7 @@ def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     batches = [batch_of(0, rank) for rank in range(layout.data)]
     whole.backward(batches)
     poured.backward(batches[poured.mesh.data_rank])
-    norm = global_norm(poured.shards)
+    norm = norm_of(poured)
     assert norm.dtype == torch.float64
     limit = part_of_norm * norm.item()
     expected = torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
@@ -49,7 +56,7 @@ def spoil_one(parts: Parts, layout: Layout, rank: int, value: float) -> float:
         gradient = poured.shards[3].parameter.grad
         assert gradient is not None
         gradient.view(-1)[0] = value
-    return global_norm(poured.shards).item()
+    return norm_of(poured).item()
 
 
 def leave_alone(parts: Parts, layout: Layout) -> bool:
@@ -58,7 +65,7 @@ def leave_alone(parts: Parts, layout: Layout) -> bool:
     poured.backward(batch_of(0, poured.mesh.data_rank))
     before = poured.gradients()
     for limit in (math.inf, 1e6):
-        clip(poured.shards, global_norm(poured.shards), limit)
+        clip(poured.shards, norm_of(poured), limit)
     return all(torch.equal(before[name], after) for name, after in poured.gradients().items())
 
 

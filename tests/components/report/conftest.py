@@ -79,12 +79,27 @@ def held_out_line(step: int) -> dict[str, Any]:
     by_source = {name: loss_at(step) + 0.3 * place for place, name in enumerate(SOURCES)}
     return {
         "kind": "held_out", "step": step, "tokens": step * TOKENS_PER_STEP,
-        "loss": loss_at(step) + 0.1, "by_source": by_source,
+        "loss": loss_at(step) + 0.1, "by_source": by_source, "seconds": 0.1,
     }  # fmt: skip
 
 
-def mark_line(kind: str, step: int) -> dict[str, Any]:
-    return {"kind": kind, "step": step, "tokens": step * TOKENS_PER_STEP}
+def mark_line(kind: str, step: int, **evidence: Any) -> dict[str, Any]:
+    return {
+        "kind": kind, "step": step, "tokens": step * TOKENS_PER_STEP, "cause": "due",
+        "seconds": 0.25, "evidence": evidence,
+    }  # fmt: skip
+
+
+def write_journal(folder: Path, lines: Sequence[dict[str, Any]], tail: str = "") -> None:
+    """Deal the lines to the two files, a second apart; ``tail`` ends the measurements."""
+    texts = {"metrics.jsonl": "", "journal.jsonl": ""}
+    for time, line in enumerate(lines):
+        measured = line["kind"] in {"step", "held_out"}
+        name = "metrics.jsonl" if measured else "journal.jsonl"
+        texts[name] += json.dumps({"time": float(time), **line}) + "\n"
+    texts["metrics.jsonl"] += tail
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 def results_tree(steps: int) -> dict[str, Any]:
@@ -110,7 +125,7 @@ def journal_lines(steps: int) -> list[dict[str, Any]]:
         if step == 1 or step % 10 == 0:
             lines.append(held_out_line(step))
         if step % 20 == 0:
-            lines.append(mark_line("checkpoint", step) | {"folder": f"checkpoint-{step}"})
+            lines.append(mark_line("checkpoint", step, folder=f"checkpoint-{step}"))
     return lines
 
 
@@ -139,8 +154,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         for file, tree in files.items():
             (folder / file).write_text(json.dumps(tree))
         journal = journal_lines(60) if lines is None else lines
-        text = "".join(json.dumps(line) + "\n" for line in journal) + tail
-        (folder / "metrics.jsonl").write_text(text)
+        write_journal(folder, journal, tail)
         return folder
 
     return write

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from components.report import figures
 from components.report.outcome import load_entries
+from tests.components.report.conftest import mark_line
 
 _POINTS = 20
 
@@ -72,7 +73,7 @@ def test_a_run_without_steps_gives_an_empty_chart(write_run, draw):
 
 
 def test_a_resume_is_marked_where_it_happened(write_run):
-    resume = {"kind": "resume", "step": 20, "tokens": 163_840}
+    resume = mark_line("resume", 20)
     chart = figures.loss_figure(load_entries([write_run(killed=True, lines=[resume])]))
     assert [shape.x0 for shape in chart.layout.shapes] == [163_840]
     json.loads(chart.to_json())

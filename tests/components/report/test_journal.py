@@ -1,103 +1,131 @@
-"""What the journal keeps of a run that was killed, resumed, or both."""
+"""What is kept of a run that was killed, resumed, went back, or all of that."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.errors import RecipeError
 from components.report.journal import read_journal
+from tests.components.report.conftest import mark_line, write_journal
 
 
-def _step(step: int, loss: float) -> str:
-    record = {
+def _step(step: int, loss: float) -> dict[str, Any]:
+    return {
         "kind": "step", "step": step, "tokens": step * 100, "loss": loss, "lr": 1e-3,
         "gradient_norm": 1.0, "seconds": 0.5, "tokens_per_second": 200.0,
     }  # fmt: skip
-    return json.dumps(record) + "\n"
 
 
-def _mark(kind: str, step: int) -> str:
-    return json.dumps({"kind": kind, "step": step, "tokens": step * 100}) + "\n"
-
-
-def _held_out(step: int, loss: float) -> str:
+def _held_out(step: int, loss: float) -> dict[str, Any]:
     record = {"kind": "held_out", "step": step, "tokens": step * 100, "loss": loss}
-    return json.dumps(record | {"by_source": {"en": loss}}) + "\n"
+    return record | {"by_source": {"en": loss}, "seconds": 0.125}
 
 
-def _write(folder: Path, text: str) -> Path:
-    path = folder / "metrics.jsonl"
-    path.write_bytes(text.encode())
-    return path
+def _read(folder: Path, *lines: dict[str, Any], tail: str = "") -> Any:
+    write_journal(folder, lines, tail)
+    return read_journal(folder)
 
 
-def test_reads_every_kind_of_record(tmp_path):
-    text = _step(1, 5.0) + _held_out(1, 5.5) + _mark("checkpoint", 1)
-    journal = read_journal(_write(tmp_path, text))
+def test_reads_measurements_and_events(tmp_path):
+    journal = _read(tmp_path, _step(1, 5.0), _held_out(1, 5.5), mark_line("checkpoint", 1))
     assert [(s.step, s.tokens, s.loss) for s in journal.steps] == [(1, 100, 5.0)]
     assert journal.held_out[0].by_source == {"en": 5.5}
-    assert [mark.step for mark in journal.checkpoints] == [1]
-    assert (journal.resumes, journal.repeated_steps, journal.half_written_lines) == ((), 0, 0)
+    assert [(event.kind, event.step, event.cause) for event in journal.events] == [
+        ("checkpoint", 1, "due")
+    ]
+    assert (journal.repeated_steps, journal.half_written_lines) == (0, 0)
 
 
-def test_of_a_step_computed_twice_the_last_counts(tmp_path):
-    text = _step(1, 5.0) + _step(2, 4.0) + _mark("resume", 1) + _step(2, 3.5)
-    journal = read_journal(_write(tmp_path, text))
+@pytest.mark.parametrize("kind", ["resume", "roll_back"])
+def test_of_a_step_computed_twice_the_last_counts(tmp_path, kind):
+    journal = _read(tmp_path, _step(1, 5.0), _step(2, 4.0), mark_line(kind, 1), _step(2, 3.5))
     assert [s.loss for s in journal.steps] == [5.0, 3.5]
     assert journal.repeated_steps == 1
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
+    start = mark_line("start", 0)
+    journal = _read(tmp_path, start, _step(1, 5.0), _step(2, 4.0), start, _step(1, 5.0))
+    assert [s.step for s in journal.steps] == [1]
+    assert journal.repeated_steps == 2
+
+
 def test_what_a_resume_threw_away_does_not_outlive_a_second_kill(tmp_path):
-    lost = _step(2, 4.0) + _step(3, 3.9) + _held_out(3, 4.1)
-    text = _step(1, 5.0) + lost + _mark("resume", 1) + _step(2, 3.5)
-    journal = read_journal(_write(tmp_path, text))
+    lost = _step(2, 4.0), _step(3, 3.9), _held_out(3, 4.1)
+    journal = _read(tmp_path, _step(1, 5.0), *lost, mark_line("resume", 1), _step(2, 3.5))
     assert [(s.step, s.loss) for s in journal.steps] == [(1, 5.0), (2, 3.5)]
     assert journal.held_out == ()
-    assert [mark.step for mark in journal.resumes] == [1]
+    assert [event.step for event in journal.events_of("resume")] == [1]
 
 
 def test_a_half_written_last_line_is_left_out_and_counted(tmp_path):
-    whole = _step(1, 5.0)
+    whole = json.dumps(_step(2, 4.0))
     for cut in (1, 10, len(whole) - 3):
-        journal = read_journal(_write(tmp_path, whole + _step(2, 4.0)[:cut]))
+        journal = _read(tmp_path, _step(1, 5.0), tail=whole[:cut])
         assert [s.step for s in journal.steps] == [1]
         assert journal.half_written_lines == 1
 
 
-@pytest.mark.parametrize("newline", ["\n", ""])
-def test_a_half_written_line_before_a_resume_is_left_out_and_counted(tmp_path, newline):
-    text = _step(1, 5.0) + '{"kind": "step", "st' + newline + _mark("resume", 1) + _step(2, 4.0)
-    journal = read_journal(_write(tmp_path, text))
+def test_each_start_explains_a_half_written_line(tmp_path):
+    tail = '{"kind": "step", "st\n' + json.dumps(_step(2, 4.0) | {"time": 9.0}) + '\n{"ki'
+    lines = (mark_line("start", 0), _step(1, 5.0), mark_line("resume", 1))
+    journal = _read(tmp_path, *lines, tail=tail)
     assert [s.step for s in journal.steps] == [1, 2]
-    assert journal.half_written_lines == 1
+    assert journal.half_written_lines == 2
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl:4: is not JSON, and no kill"):
+        _read(tmp_path, *lines[:2], tail=tail)
 
 
 def test_a_line_cut_inside_a_character_is_half_written(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(_step(1, 5.0).encode() + '{"kind": "held_out", "é'.encode()[:-1])
-    assert read_journal(path).half_written_lines == 1
+    (tmp_path / "metrics.jsonl").write_bytes('{"kind": "held_out", "é'.encode()[:-1])
+    assert read_journal(tmp_path).half_written_lines == 1
 
 
 def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
-    assert read_journal(tmp_path / "metrics.jsonl").steps == ()
-
-
-def test_refuses_a_broken_line_that_no_kill_explains(tmp_path):
-    path = _write(tmp_path, _step(1, 5.0) + "garbage\n" + _step(2, 4.0))
-    with pytest.raises(RecipeError, match=r"metrics\.jsonl:2: is not JSON, and no kill"):
-        read_journal(path)
+    journal = read_journal(tmp_path)
+    assert journal.steps == ()
+    assert journal.goodput.fraction is None
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"kind": "step", "step": 1}', "the record has no 'tokens'"),
-        ('{"kind": "news"}', "kind 'news' is none of step, held_out"),
-        ('{"kind": "resume", "step": null, "tokens": 0}', "int"),
+        ({"kind": "step", "step": 1, "seconds": 0.5}, "the record has no 'tokens'"),
+        ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "the record has no 'cause'"),
+        ({**_step(1, 5.0), "step": None}, "int"),
     ],
 )
 def test_refuses_a_record_of_another_version(tmp_path, line, problem):
     with pytest.raises(RecipeError, match=problem) as caught:
-        read_journal(_write(tmp_path, line + "\n"))
-    assert caught.value.path.endswith("metrics.jsonl:1")
+        _read(tmp_path, line)
+    assert caught.value.path.endswith(".jsonl:1")
+
+
+def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
+    """By hand: 2 s to start, 2 steps of 3 s, one of them lost, a gap of 10 s, it again."""
+    journal = _read(
+        tmp_path,
+        mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
+        _step(1, 5.0) | {"time": 105.0, "seconds": 3.0},
+        mark_line("checkpoint", 1) | {"time": 106.0, "seconds": 1.0},
+        _step(2, 5.0) | {"time": 109.0, "seconds": 3.0},
+        mark_line("resume", 1) | {"time": 123.0, "seconds": 4.0},
+        _held_out(1, 5.0) | {"time": 124.0, "seconds": 1.0},
+        mark_line("skip", 1) | {"time": 126.0, "seconds": 2.0},
+        _step(2, 5.0) | {"time": 130.0, "seconds": 3.5},
+    )
+    account = journal.goodput
+    assert account.wall_seconds == 30.0
+    assert account.progress_seconds == 6.5
+    assert account.fraction == pytest.approx(6.5 / 30.0)
+    assert account.lost_seconds == {
+        "starting": 6.0,
+        "between processes": 10.0,
+        "steps computed again": 3.0,
+        "checkpoints": 1.0,
+        "held-out losses": 1.0,
+        "guards": 2.0,
+        "elsewhere": 0.5,
+    }

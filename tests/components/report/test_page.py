@@ -8,6 +8,7 @@ import pytest
 
 from components.errors import RecipeError
 from components.report import load_run, summary_table, write_report
+from tests.components.report.conftest import mark_line
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -73,9 +74,13 @@ def test_hostile_names_are_text_and_nothing_else(write_run, tmp_path):
         "tokens": 9,
         "loss": 2.0,
         "by_source": {_HOSTILE: 2.0},
+        "seconds": 0.1,
     }
+    event = mark_line("skip", 1, **{_HOSTILE: _HOSTILE}) | {"cause": _HOSTILE}
     plain = _page([tmp_path / "plain"], tmp_path)
-    page = _page([write_run("hostile", recipe=recipe, lines=[line], killed=True)], tmp_path)
+    page = _page(
+        [write_run("hostile", recipe=recipe, lines=[line, event], killed=True)], tmp_path
+    )
     assert page.tags.count("script") == plain.tags.count("script")
     assert "img" not in page.tags
     assert _HOSTILE in page.text

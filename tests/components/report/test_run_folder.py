@@ -46,7 +46,7 @@ def test_losses_that_are_no_number_are_counted(write_run):
     folder = write_run(lines=[])
     line = (
         '{"kind": "step", "step": 1, "tokens": 1, "loss": NaN, "lr": 0, "gradient_norm": 0,'
-        ' "seconds": 1, "tokens_per_second": 1}\n'
+        ' "seconds": 1, "tokens_per_second": 1, "time": 1}\n'
     )
     (folder / "metrics.jsonl").write_text(line)
     assert non_finite_steps(load_run(folder).journal) == 1

@@ -135,7 +135,7 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
         (
             {"optimizer.lr": 1e-4},
             r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
-            r"keys of parallelism\.\*, cluster\.\*, checkpoint\.\*\n  drop optimizer\.lr, or",
+            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, guard\.\*\n  drop optimizer",
         ),
         (
             {"parallelism.tensr": 2},
@@ -143,6 +143,11 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
         ),
         ({"parallelism.tensor.x": 2}, r"parallelism\.tensor\.x: unknown key\n  did you mean t"),
         ({"checkpoint.kept": 2}, r"checkpoint\.kept: unknown key\n  did you mean keep"),
+        (
+            {"guard.non_finite.mst": 2},
+            r"guard\.non_finite\.mst: unknown key\n  did you mean mo",
+        ),
+        ({"guard.loss_spike.most": 2}, r"guard\.loss_spike\.most: unknown key"),
         ({"checkpoint.keep": 0}, r"checkpoint\.keep: input should be greater than 0"),
         ({"parallelism.tensor": "auto"}, r"parallelism\.tensor: .*integer, got 'auto'"),
         ({"cluster.ranks": "all"}, r"cluster\.ranks: .*integer, got 'all'"),
@@ -158,8 +163,8 @@ def test_refuses_with_a_way_out(values: Values, message: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
-def test_beside_resume_stand_keys_of_three_sections_alone(key: str) -> None:
-    check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep"])
+def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
+    check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])
     with pytest.raises(RecipeError, match=rf"{key} too; .*\n  drop {key}, or start a new run"):
         check_movable(["parallelism.data", key])
 

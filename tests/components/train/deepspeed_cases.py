@@ -18,7 +18,7 @@ from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
-from components.parallelism.mesh import Mesh
+from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.parallelism.microbatches import Accumulation, Compute, Passed
 from components.spec.recipe import Recipe, check_recipe
 from components.train.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -133,12 +133,49 @@ def batch_of(step: int, microbatches: int) -> Tensor:
     return torch.randint(61, (microbatches, 2, LENGTH + 1), generator=generator)
 
 
+def take_one(engine: Engine, number: int, step: Step) -> float:
+    def judge(squares: Tensor | None) -> Tensor:
+        """Let every step be taken."""
+        share = torch.zeros((), dtype=torch.float64) if squares is None else squares
+        return sum_over_ranks(share.clone()).sqrt()
+
+    batch = batch_of(number, step.microbatches)
+    norm = engine.step(batch, lr=step.lr, norm_limit=step.norm_limit, judge=judge)
+    assert norm is not None
+    return norm.item()
+
+
 def take(engine: Engine, steps: Iterator[tuple[int, Step]]) -> list[float]:
     """Take steps and return their norms."""
-    return [
-        engine.step(batch_of(n, s.microbatches), lr=s.lr, norm_limit=s.norm_limit).item()
-        for n, s in steps
-    ]
+    return [take_one(engine, n, s) for n, s in steps]
+
+
+class LeftOut(NamedTuple):
+    """What a step that must not be taken changed: at once, in the scale, and a step later."""
+
+    at_once: float
+    same_scale: bool
+    later: float
+
+
+def leave_out(*words: str) -> LeftOut:
+    """Offer a step between two others and refuse it.
+
+    Beside it stands an engine that never saw the step.
+    """
+    if "precision.compute=float16" in words:
+        trust_float16()
+    met, spared = engine_of("deepspeed", *words), engine_of("deepspeed", *words)
+    for engine in (met, spared):
+        take_one(engine, 0, STEPS[0])
+    scaling = met.scale_state()
+    batch = batch_of(1, 2)
+    refused = met.step(batch, lr=0.02, norm_limit=0.3, judge=lambda squares: None)
+    assert refused is None
+    at_once, same_scale = apart(met, spared), met.scale_state() == scaling
+    for engine in (met, spared):
+        take_one(engine, 2, STEPS[1])
+    return LeftOut(at_once, same_scale, apart(met, spared))
 
 
 def apart(one: Engine, other: Engine) -> float:

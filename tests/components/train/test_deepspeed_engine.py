@@ -8,6 +8,7 @@ import pytest
 from tests.components.parallelism.ranks import Ranks
 from tests.components.train.deepspeed_cases import (
     change,
+    leave_out,
     leaves_torch_alone,
     losses_in,
     refuse_float16,
@@ -38,6 +39,9 @@ LOW = [
     (*BFLOAT16, "parallelism.zero=3", "precision.reduce=bfloat16"),
 ]
 
+# Each has its own way to drop gradients: so has offload to the host, and a loss scale.
+REFUSING = [*STAGES[:2], STAGES[3], STAGES[4], (*FLOAT16, "parallelism.zero=2")]
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
@@ -63,6 +67,12 @@ def test_either_engine_goes_on_from_the_others_checkpoint(
             assert changed.norm < ROUNDING
             assert changed.weight < ROUNDING
             assert changed.same_names
+
+
+@pytest.mark.parametrize("words", REFUSING, ids=" ".join)
+def test_a_step_that_is_refused_leaves_no_trace(ranks: Ranks, words: tuple[str, ...]) -> None:
+    for found in ranks(leave_out, *words):
+        assert found == (0.0, True, 0.0)
 
 
 def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(

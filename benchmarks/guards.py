@@ -1,0 +1,132 @@
+"""What do guards cost? Steps with and without them take turns in one process.
+
+The recipe's miniature trains on drawn tokens by the real path, four sequences a step. Before
+each step the guard is exchanged: all rules with full windows, or no rule at all, in pairs whose
+order alternates. Beside the steps' times, what a guard computes in a step is timed alone.
+
+    python -m benchmarks.guards recipe=NAME [key=value ...]
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from typing_extensions import override
+
+from benchmarks.machine import machine
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.life.guard import Guard
+from components.parity.data import draw_data
+from components.spec.recipe import Recipe
+from components.train.callback import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.run_folder import create_run_folder
+from components.train.trainer import make_trainer
+
+RESULT = Path(__file__).parent / "results" / "guards.json"
+PAIRS, WARMUP_STEPS, ALONE = 30, 4, 2_000
+WORDS = (
+    *("guard=spikes", "cluster.ranks=1"),
+    *("budget.global_batch_tokens=1_024", "parallelism.microbatch_sequences=4"),
+)
+
+
+class TakeTurns(RunCallback):
+    """Exchange the guard before each step, and keep what the steps took."""
+
+    def __init__(self, *, on: Guard, off: Guard) -> None:
+        self.seconds: dict[str, list[float]] = {"on": [], "off": []}
+        self._guards = {"on": on, "off": off}
+        self._turn = "on"
+
+    @override
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        pair, second = divmod(module.progress.step, 2)
+        self._turn = "on" if (pair + second) % 2 else "off"
+        module.guard = self._guards[self._turn]
+
+    @override
+    def on_step(self, module: Pretraining) -> None:
+        assert module.last is not None
+        if module.progress.step > WARMUP_STEPS:
+            self.seconds[self._turn].append(module.last.seconds)
+
+
+def watchful(recipe: Recipe) -> Guard:
+    """Make a guard whose windows are full, of figures that no step of the miniature exceeds."""
+    guard = Guard(rules=recipe.guard, scales_loss=False)
+    for step in range(1_000):
+        guard.took(loss=100.0 + step % 7, gradient_norm=100.0 + step % 7)
+    return guard
+
+
+def asleep(recipe: Recipe) -> Guard:
+    """Make a guard without a rule."""
+    rules = recipe.guard.model_copy(
+        update=dict.fromkeys(("non_finite", "loss_spike", "gradient_norm_spike"), "none")
+    )
+    return Guard(rules=rules, scales_loss=False)
+
+
+def alone_seconds(guard: Guard) -> float:
+    """Time what a guard computes in a step, without any step around it."""
+    began = time.perf_counter()
+    for _ in range(ALONE):
+        guard.judge(loss=2.0, gradient_norm=1.0)
+        guard.took(loss=101.0, gradient_norm=101.0)
+        guard.state()
+    return (time.perf_counter() - began) / ALONE
+
+
+def measure(words: list[str]) -> dict[str, Any]:
+    """Train, and put the times of both kinds of steps side by side."""
+    given = {word.partition("=")[0] for word in words}
+    defaults = [word for word in WORDS if word.partition("=")[0] not in given]
+    recipe = compose_recipe(read_point([*defaults, *words]))
+    with tempfile.TemporaryDirectory() as path:
+        folder = create_run_folder(recipe, Path(path) / "run")
+        draw_data(recipe, Path(path) / "data")
+        folder.write_json("data.json", {"folder": str(Path(path) / "data"), "unigram": {}})
+        turns = TakeTurns(on=watchful(recipe), off=asleep(recipe))
+        module = load_module(folder)
+        trainer = make_trainer(
+            recipe=recipe,
+            logger=None,
+            callbacks=[turns],
+            most_steps=WARMUP_STEPS + 2 * PAIRS,
+        )
+        trainer.fit(module)
+    on, off = (statistics.median(turns.seconds[name]) for name in ("on", "off"))
+    pairs = zip(turns.seconds["on"], turns.seconds["off"], strict=True)
+    alone = alone_seconds(watchful(recipe))
+    return {
+        "device": str(module.device),
+        "pairs": len(turns.seconds["on"]),
+        "step_seconds": {"on": on, "off": off},
+        "ratio_of_medians": on / off,
+        "median_of_paired_ratios": statistics.median(one / other for one, other in pairs),
+        "alone_seconds": alone,
+        "alone_fraction": alone / off,
+    }
+
+
+def main(words: list[str]) -> None:
+    """Measure, keep the result and print it."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    found = {**machine(), **measure(words)}
+    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Console().print_json(data=found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

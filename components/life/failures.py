@@ -1,0 +1,82 @@
+"""What ranks that failed have left: an error file each, and whose error was no other's doing.
+
+When a rank fails the others lose it and fail too; when one hangs the others wait for it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.life.hang import WAITING
+
+_BROUGHT_DOWN = re.compile(
+    r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited|"
+    rf"{WAITING}"
+)
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The error that a rank wrote, and when, in nanoseconds since the epoch."""
+
+    rank: int
+    message: str
+    at: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is more than the loss of another rank, or the wait for one."""
+        return not is_brought_down(self.message)
+
+
+def is_brought_down(message: str) -> bool:
+    """Tell an error that another rank's end or silence brings about."""
+    return bool(_BROUGHT_DOWN.search(message))
+
+
+def error_file(ranks: Path, rank: int) -> Path:
+    """Where a rank writes its error, below the run's folder ``ranks``."""
+    return ranks / f"error-{rank}.json"
+
+
+def read_errors(ranks: Path) -> list[RankError]:
+    """Read all error files, the rank's own errors first, the earliest of them foremost."""
+    errors = [
+        RankError(
+            rank=int(file.stem.partition("-")[2]),
+            message=message_of(file),
+            at=file.stat().st_mtime_ns,
+        )
+        for file in ranks.glob("error-*.json")
+    ]
+    return sorted(errors, key=lambda error: (not error.is_own, error.at))
+
+
+def forget_errors(ranks: Path) -> None:
+    """Remove all error files: those who read them have told what they say."""
+    for file in ranks.glob("error-*.json"):
+        file.unlink(missing_ok=True)
+
+
+def message_of(file: Path) -> str:
+    """Read what torch's ``record`` wrote; of half a file, what there is."""
+    text = file.read_text("utf-8", errors="replace")
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError):
+        return text
+    return str(message["message"] if isinstance(message, dict) else message)
+
+
+def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:
+    """Say why a world of ``ranks`` ended, and which of them left no word.
+
+    A rank that was killed leaves none, nor does one that its launcher ended.
+    """
+    silent = sorted(set(range(ranks)) - {error.rank for error in errors})
+    if not errors:
+        return "no rank said why", silent
+    first = errors[0]
+    return f"rank {first.rank}: {first.message}", silent

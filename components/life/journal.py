@@ -1,0 +1,109 @@
+"""The journal of a run: ``journal.jsonl``, one event a line, with its cause and evidence.
+
+Steps and held-out losses are measurements and live in ``metrics.jsonl``; here is what happened
+to the run. An event is one line, written at once and synced: what a guard did must be known
+even if the machine goes away in the next second.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from components.errors import RecipeError
+
+Kind = Literal[
+    "start",
+    "resume",
+    "checkpoint",
+    "skip",
+    "roll_back",
+    "lower_lr",
+    "restart",
+    "exclusion",
+    "hang",
+    "slow_rank",
+    "memory_growth",
+    "replicas",
+    "changed_setting",
+    "rehearsal",
+    "stop",
+    "end",
+]
+
+
+class Journal:
+    """Append events to ``file``; with ``writes`` off, as on all ranks but one, do nothing.
+
+    Several processes may write to one file: a line is one append.
+    """
+
+    def __init__(self, *, file: Path, writes: bool) -> None:
+        self._file = file
+        self._writes = writes
+
+    def note(
+        self,
+        kind: Kind,
+        *,
+        step: int,
+        tokens: int,
+        cause: str,
+        seconds: float,
+        evidence: Mapping[str, Any],
+    ) -> None:
+        """Write one event; ``seconds`` is how long the run made no progress because of it.
+
+        ``step`` and ``tokens`` are those of the weights once the event is over.
+
+        Raises:
+            RecipeError: the file cannot be written.
+        """
+        if not self._writes:
+            return
+        event = {
+            "kind": kind,
+            "time": time.time(),
+            "step": step,
+            "tokens": tokens,
+            "cause": cause,
+            "seconds": seconds,
+            "evidence": dict(evidence),
+        }
+        try:
+            append_line(self._file, event, sync=True)
+        except OSError as error:
+            raise RecipeError(
+                str(self._file),
+                f"cannot be written: {error.strerror}",
+                "mend the file system, then resume the run",
+            ) from error
+
+
+def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
+    """Append one JSON line in one write; a line that a kill left half written is closed first.
+
+    With ``sync`` it is on the disk when this returns.
+    """
+    line = json.dumps(record).encode() + b"\n"
+    with file.open("ab+", buffering=0) as stream:
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                line = b"\n" + line
+        stream.write(line)
+        if sync:
+            os.fsync(stream.fileno())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Read the lines that are whole; those that a kill left half written are left out."""
+    records = []
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:  # half a line, maybe half a character: nothing else writes here
+            continue
+    return records

@@ -1,0 +1,75 @@
+"""Goodput: which part of a run's time led to its weights, and where the rest went."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_BEGINS = ("start", "resume")
+_PARTS = {
+    "start": "starting",
+    "resume": "starting",
+    "held_out": "held-out losses",
+    "checkpoint": "checkpoints",
+    "skip": "guards",
+    "lower_lr": "guards",
+    "roll_back": "guards",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Seconds from the first start to the last record: of steps that count, and of the rest.
+
+    What neither a step nor an event accounts for is under ``elsewhere``.
+    """
+
+    wall_seconds: float
+    progress_seconds: float
+    lost_seconds: Mapping[str, float]
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the time that made progress; None before the first step."""
+        return self.progress_seconds / self.wall_seconds if self.wall_seconds else None
+
+
+@dataclass(kw_only=True)
+class Account:
+    """Book records in the order of time; each took its ``seconds`` up to its ``time``."""
+
+    began: float | None = None
+    last: float = 0.0
+    lost: dict[str, float] = field(
+        default_factory=lambda: {
+            "starting": 0.0,
+            "between processes": 0.0,
+            "steps computed again": 0.0,
+            "checkpoints": 0.0,
+            "held-out losses": 0.0,
+            "guards": 0.0,
+        }
+    )
+
+    def book(self, record: Mapping[str, Any]) -> None:
+        kind, time, seconds = record["kind"], record["time"], record["seconds"]
+        if self.began is None:
+            self.began = time - seconds
+        elif kind in _BEGINS:
+            self.lost["between processes"] += max(0.0, time - seconds - self.last)
+        if kind in _PARTS:
+            self.lost[_PARTS[kind]] += seconds
+        self.last = max(self.last, time)
+
+    def throw_away(self, seconds: float) -> None:
+        """Count a step that did not lead to the last weights."""
+        self.lost["steps computed again"] += seconds
+
+    def close(self, progress_seconds: float) -> Goodput:
+        """Balance the account with the seconds of the steps that count."""
+        wall = 0.0 if self.began is None else self.last - self.began
+        rest = wall - progress_seconds - sum(self.lost.values())
+        return Goodput(
+            wall_seconds=wall,
+            progress_seconds=progress_seconds,
+            lost_seconds={**self.lost, "elsewhere": rest},
+        )

@@ -1,0 +1,75 @@
+"""One node of a job whose ranks may start again: ``python -m components.train.node RUN``.
+
+Each node of the job runs torchrun's agent, also those to spare. As many as the recipe has meet
+at the first node; who comes later waits until one of them is lost. When a rank fails all start
+again from the newest checkpoint, in the order of the nodes' names. The job lives as long as its
+first node, which keeps the list of who is there.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig
+
+from components.spec.recipe import Recipe, read_recipe
+from components.train.agent import start
+from components.train.ranks import task_number
+from components.train.run_folder import RunFolder
+
+SILENT_SECONDS = 15  # an agent that says nothing for so long is lost
+_BEATS = 3
+_WHOLE_JOB_SECONDS = 7 * 24 * 3_600  # a spare node waits as long as there is a job
+
+
+def run_node(path: Path, seen: Mapping[str, str]) -> int:
+    """Run the ranks of this node until the run ends, and return an exit status.
+
+    Raises:
+        RecipeError: no launcher says which of the job's nodes this is.
+    """
+    recipe = read_recipe(RunFolder(path).recipe)
+    logs = path / "ranks"
+    config = node_config(recipe, logs, seen)
+    try:
+        return start(config, logs, ["-m", "components.train", str(path)])
+    except RendezvousError as error:
+        sys.stderr.write(f"the job's first node, where all others meet, is gone: {error}\n")
+        return 1
+
+
+def node_config(recipe: Recipe, logs: Path, seen: Mapping[str, str]) -> LaunchConfig:
+    """Tell the agent how many nodes there are, where they meet, and by which name they know it.
+
+    Raises:
+        RecipeError: no launcher says which of the job's nodes this is.
+    """
+    cluster = recipe.cluster
+    suffix = "" if isinstance(cluster.site, str) else cluster.site.host_suffix
+    name = seen.get("SLURMD_NODENAME") or socket.gethostname()
+    return LaunchConfig(
+        min_nodes=cluster.nodes,
+        max_nodes=cluster.nodes,
+        nproc_per_node=cluster.devices_per_node,
+        run_id=seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID") or "job",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{seen['MASTER_ADDR']}:{seen['MASTER_PORT']}",
+        rdzv_configs={
+            "is_host": task_number(seen) == 0,
+            "timeout": _WHOLE_JOB_SECONDS,
+            "keep_alive_interval": SILENT_SECONDS // _BEATS,
+            "keep_alive_max_attempt": _BEATS,
+        },
+        max_restarts=recipe.watchdog.restarts,
+        start_method="forkserver",
+        local_addr=f"{name}{suffix}",
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_node(Path(sys.argv[1]), os.environ))

@@ -1,0 +1,42 @@
+"""Which of several errors is no other rank's doing, and what is said of a world that ended."""
+
+import json
+import os
+from pathlib import Path
+
+from components.life.failures import describe_end, error_file, forget_errors, read_errors
+
+
+def leave(ranks: Path, rank: int, message: str, *, at: int) -> None:
+    file = error_file(ranks, rank)
+    file.write_text(json.dumps({"message": {"message": message, "extraInfo": {}}}))
+    os.utime(file, (at, at))
+
+
+def test_the_earliest_error_that_is_the_ranks_own_comes_first(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "RuntimeError: Connection reset by peer", at=100)
+    leave(tmp_path, 1, "Hang: step 7 ...; rank 1 on n1 waits for other ranks in x", at=101)
+    leave(tmp_path, 3, "Hang: step 7 ...; rank 3 on n1 is in no collective", at=102)
+    leave(tmp_path, 12, "KeyError: 'later'", at=103)
+    errors = read_errors(tmp_path)
+    assert [error.rank for error in errors] == [3, 12, 0, 1]
+    assert [error.is_own for error in errors] == [True, True, False, False]
+    why, silent = describe_end(errors, ranks=13)
+    assert why == "rank 3: Hang: step 7 ...; rank 3 on n1 is in no collective"
+    assert silent == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_without_errors_every_rank_is_silent(tmp_path: Path) -> None:
+    assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank said why", [0, 1])
+
+
+def test_half_an_error_file_is_read_as_it_stands(tmp_path: Path) -> None:
+    error_file(tmp_path, 5).write_text('{"message": {"mess')
+    (error,) = read_errors(tmp_path)
+    assert (error.rank, error.message) == (5, '{"message": {"mess')
+
+
+def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "KeyError: 1", at=1)
+    forget_errors(tmp_path)
+    assert read_errors(tmp_path) == []

@@ -1,0 +1,41 @@
+"""What the watchdog refuses, by path, value and way out."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.errors import RecipeError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "watchdog.step_seconds=10.0 watchdog.pause_seconds=5.0",
+            r"watchdog\.pause_seconds: 5 is less than step_seconds 10(.|\n)*"
+            r"set watchdog\.pause_seconds=10 or more",
+        ),
+        (
+            "watchdog.restarts=1",
+            r"watchdog\.restarts: 1, but a single rank here has no agent",
+        ),
+        (
+            "cluster.ranks=2 watchdog.restarts=1 cluster.spare_nodes=1",
+            r"cluster\.spare_nodes: 1, but under none no job outlives a node",
+        ),
+        (
+            "recipe=mula1b cluster=aurora watchdog.restarts=1 cluster.spare_nodes=1",
+            r"cluster\.spare_nodes: 1, but under pbs no job outlives a node",
+        ),
+        (
+            "cluster=juwels cluster.spare_nodes=2",
+            r"cluster\.spare_nodes: 2, but a run that never starts again(.|\n)*"
+            r"set watchdog\.restarts=3, or cluster\.spare_nodes=0",
+        ),
+        ("watchdog.slow_ratio=1.0", r"watchdog\.slow_ratio: input should be greater than 1"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(words: str, message: str) -> None:
+    named = [] if words.startswith("recipe=") else ["recipe=teuken7b"]
+    with pytest.raises(RecipeError, match=message):
+        compose_recipe(read_point([*named, *words.split()]))

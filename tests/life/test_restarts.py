@@ -1,0 +1,94 @@
+"""Four ranks meet a kill, a hang and a flipped bit; the run ends as if nothing had been."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.life.hang import HELD
+from tests.life.conftest import TINY, act
+
+STEPS, STEP_SECONDS = 8, 2.0
+OWN = {
+    "budget.total_tokens": STEPS * 512,
+    "checkpoint.every_tokens": 2 * 512,
+    "evaluation.every_tokens": STEPS * 512,
+    "evaluation.max_windows_per_source": 4,
+    "parallelism.microbatch_sequences": 2,
+    "parallelism.tensor": 2,
+    "parallelism.data": 2,
+    "cluster.ranks": 4,
+    "watchdog.step_seconds": STEP_SECONDS,
+    "watchdog.every_steps": 2,
+}
+FAULTS = (
+    "guard.inject=[{fault: kill, rank: 1, step: 4}, "
+    "{fault: hang, rank: 2, step: 6, how: sleeps}, {fault: bit_flip, rank: 3, step: 8, bit: 7}]"
+)
+
+
+def train(home: Path, name: str, *words: str) -> Path:
+    kept = [word for word in TINY if word.partition("=")[0] not in OWN]
+    own = [f"{key}={value}" for key, value in OWN.items()]
+    assert act(home, *kept, *own, *words, f"run={name}") == 0
+    return home / name
+
+
+@pytest.fixture(scope="module")
+def struck(home: Path) -> Path:
+    return train(
+        home, "struck", FAULTS, "watchdog.restarts=3", "watchdog.replicas_every_steps=1"
+    )
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    newest = max((run / "checkpoints").glob("tokens-*"))
+    files = sorted(newest.glob("*.safetensors"))
+    return {
+        f"{file.name} {name}": one for file in files for name, one in load_file(file).items()
+    }
+
+
+def test_the_last_weights_are_those_of_a_run_that_nothing_struck(
+    home: Path, struck: Path
+) -> None:
+    ours, theirs = weights(struck), weights(train(home, "undisturbed"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
+    killed, hung, flipped = events(struck, "restart")
+    assert "rank 1" not in killed["cause"]  # it could say nothing
+    assert killed["evidence"]["without_a_word"] == [1]
+    assert hung["cause"].startswith("rank 2: Hang: step 6 took more than 2 s; rank 2 on ")
+    assert flipped["cause"].startswith("rank ")
+    assert "ReplicasDifferError: in step 8 embedding.weight is not the same" in flipped["cause"]
+    assert [event["step"] for event in (killed, hung, flipped)] == [2, 4, 6]
+    (difference,) = events(struck, "replicas")
+    assert difference["evidence"] == {"weights": ["embedding.weight"], "ranks": [1, 3]}
+
+
+def test_a_hang_is_found_in_time_and_by_whom_the_others_wait_for(struck: Path) -> None:
+    fired = next(
+        event for event in events(struck, "rehearsal") if event["evidence"]["fault"] == "hang"
+    )
+    found = events(struck, "hang")
+    assert {
+        event["evidence"]["rank"] for event in found if not event["evidence"]["waits_in"]
+    } == {2}
+    assert all(event["time"] - fired["time"] < STEP_SECONDS + 2 for event in found)
+    reports = {file.stem for file in (struck / "hangs" / "step-6").iterdir()}
+    assert reports == {f"rank-{rank}" for rank in range(4)}
+    report = json.loads((struck / "hangs" / "step-6" / "rank-0.json").read_text())
+    assert report["waits_in"].startswith("gloo:")
+    assert len(report["collectives"]["entries"]) > 10
+    assert (struck / "hangs" / HELD).read_text() == ""
