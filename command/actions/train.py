@@ -13,13 +13,13 @@ from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds, check_trainable, launch
-from components.train.provenance import describe_environment, source_diff
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
     open_run_folder,
     replace_recipe,
 )
+from components.train.software import write_provenance
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -44,9 +44,7 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
     folder.write_json("data.json", data)
-    folder.write_json("environment.json", describe_environment(["python", *sys.argv]))
-    if diff := source_diff():
-        (folder.path / "source.diff").write_text(diff, "utf-8")
+    write_provenance(folder, arguments.words)
     return folder, recipe
 
 

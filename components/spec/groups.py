@@ -61,7 +61,9 @@ _TABLE: Mapping[Group, tuple[str, ...]] = {
     ),
 }
 _BY_STEPS: Mapping[tuple[str, ...], Group] = {
-    tuple(pattern.split(".")): group for group, patterns in _TABLE.items() for pattern in patterns
+    tuple(pattern.split(".")): group
+    for group, patterns in _TABLE.items()
+    for pattern in patterns
 }
 # Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
@@ -84,7 +86,7 @@ def declared(path: str) -> Group | None:
 
 
 def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
-    """Name the keys of ``parallelism`` that change what a model with experts computes, and why."""
+    """Name the keys of ``parallelism`` that change what experts compute, and why."""
     if not experts:
         return {}
     reasons = {
@@ -93,8 +95,8 @@ def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
     }
     if divisor == "copies":
         reasons["expert"] = (
-            "with expert_divisor=copies the experts' gradients are as many times larger as there "
-            "are expert ranks"
+            "with expert_divisor=copies the experts' gradients are as many times larger as "
+            "there are expert ranks"
         )
     return reasons
 

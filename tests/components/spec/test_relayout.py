@@ -170,7 +170,7 @@ def test_beside_resume_stand_keys_of_three_sections_alone(key: str) -> None:
         (
             (),
             {"parallelism.expert_divisor": "copies"},
-            r"parallelism\.expert_divisor: copies, but the size .*, here ranks\n  keep .*=ranks, or",
+            r"parallelism\.expert_divisor: copies, but the size .* ranks\n  keep .*=ranks",
         ),
         (
             ("parallelism.expert_divisor=copies",),
