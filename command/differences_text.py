@@ -34,11 +34,11 @@ def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> N
         table = Table(title=title, box=None, title_justify="left")
         for column in ("key", a.label, b.label):
             table.add_column(column, overflow="fold")
-        shown = [key for key in found[group] if not (_follows(key) and CLUSTER in found[group])]
-        for key in shown:
+        keys = shown(found, group)
+        for key in keys:
             table.add_row(key, *(_short(value) for value in found[group][key]))
         console.print(table)
-        if hidden := len(found[group]) - len(shown):
+        if hidden := len(found[group]) - len(keys):
             console.print(f"and {hidden} keys of the two profiles in conf/cluster/")
         console.print()
     sys.stdout.write(verdict(found) + "\n")
@@ -52,8 +52,10 @@ def verdict(found: Found) -> str:
     return ", ".join(judged)
 
 
-def _follows(key: str) -> bool:
-    return key.startswith(PROFILE)
+def shown(found: Found, group: Group) -> list[str]:
+    """List a group's keys, but not the whole profile of another machine."""
+    another = CLUSTER in found[group]
+    return [key for key in found[group] if not (another and key.startswith(PROFILE))]
 
 
 def _short(value: object) -> str:

@@ -15,6 +15,7 @@ from components.spec.targets import check_nodes
 
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"
+CLOCK = "checkpoint."  # of the machine's group, but no machine's own
 CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
 
 
@@ -66,7 +67,7 @@ def refuse_machine(key: str) -> None:
     Raises:
         RecipeError: the key is of the machine, or of nothing that a recipe has.
     """
-    if key != RANKS and declared(key) in {None, Group.MACHINE}:
+    if not _travels(key):
         problem = f"{key!r} is refused: a bundle never sets its machine"
         raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
 
@@ -90,11 +91,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def travelling(arguments: Arguments) -> dict[str, Any]:
     """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
-    return {
-        key: value
-        for key, value in arguments.values.items()
-        if key == RANKS or declared(key) is not Group.MACHINE
-    }
+    return {key: value for key, value in arguments.values.items() if _travels(key)}
+
+
+def _travels(key: str) -> bool:
+    ours = key.partition(".")[0] in SECTIONS
+    return key == RANKS or (ours and (key.startswith(CLOCK) or declared(key) != Group.MACHINE))
 
 
 def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:

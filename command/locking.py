@@ -74,6 +74,10 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Kind) -> tuple[Path, Outc
     """
     stem = f"{lock.settled['name']}-{lock.fingerprint[Group.MATHEMATICS][:HASH_DIGITS]}"
     file = arguments.folders.get("file", Path(f"{stem}.{kind}.yaml"))
+    if file.is_dir():
+        raise RecipeError(
+            "file", f"{file} is a folder", f"write file={file}/{stem}.{kind}.yaml"
+        )
     if "file" not in arguments.folders and file.exists():
         raise RecipeError(
             "file", f"{file} is there already", f"write file={file} to replace it"

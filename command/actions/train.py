@@ -7,6 +7,7 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
+from command.reproduced import bundle_of, told_after, told_before
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
@@ -28,11 +29,16 @@ def run(arguments: Arguments) -> Outcome:
         folder, recipe = _resume(arguments)
     else:
         folder, recipe = _begin(arguments)
+    bundle = None if "resume" in arguments.folders else bundle_of(arguments)
+    for line in told_before(bundle, folder.path) if bundle else ():
+        _say(line)
     _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
     ended = launch(recipe, folder)
     if ended == "failed":
         _say(f"the ranks failed; what is saved is in {folder.path}")
         return Outcome(Status.DOES_NOT_HOLD, folder.path)
+    for line in told_after(bundle, folder.path) if bundle else ():
+        _say(line)
     report = write_report([folder.path], folder.path / "report.html")
     _print_end(folder, report)
     return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)

@@ -18,7 +18,8 @@ from components.errors import RecipeError
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = re.compile(r"components(\.[a-z][a-z0-9_]*)+\.[A-Z][A-Za-z0-9]*")
 NODE_KEYS = frozenset({"_target_", "_partial_"})
-# The rooms whose classes a section may name: nothing there acts when it is made.
+REFUSAL = "a recipe may only name a class that this repository defines under components/"
+# The rooms whose classes a section may name.
 ROOMS = {
     "model": "components.model.",
     "tokenizer": "components.data.",
@@ -107,18 +108,26 @@ def read_signature(target: object, path: str) -> Signature:
     Raises:
         RecipeError: ``target`` is no class defined at the top of a module of ``components``.
     """
-    refusal = "a recipe may only name a class that this repository defines under components/"
-    if not isinstance(target, str) or not TARGET.fullmatch(target):
-        raise RecipeError(path, f"{target!r} is refused", refusal)
-    refuse_room(target, path)
-    module, _, name = target.rpartition(".")
+    refuse_foreign(target, path)
+    refuse_room(str(target), path)
+    module, _, name = str(target).rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     if not file.is_file():
-        raise RecipeError(path, f"{target!r}: there is no module {module}", refusal)
+        raise RecipeError(path, f"{target!r}: there is no module {module}", REFUSAL)
     for statement in _parse(file).body:
         if isinstance(statement, ast.ClassDef) and statement.name == name:
             return _class_signature(statement)
-    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", refusal)
+    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", REFUSAL)
+
+
+def refuse_foreign(target: object, path: str) -> None:
+    """Refuse what is no class's name in a module of ``components``.
+
+    Raises:
+        RecipeError: it is another package's, a function's, or reached through another name.
+    """
+    if not isinstance(target, str) or not TARGET.fullmatch(target):
+        raise RecipeError(path, f"{target!r} is refused", REFUSAL)
 
 
 def refuse_room(target: str, path: str) -> None:
