@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,11 @@ from tests.command.attacked import ATTACKS, attack
 
 INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
 GUARDED = [one for one in INDEX if one["guard"]]
-OURS = (str(ROOT / "conf"), str(ROOT / "recipes"), str(ROOT / "components"), str(ATTACKS))
+# What composing reads of ours, and of Hydra's own settings.
+READ = (
+    *(str(ROOT / room) for room in ("conf", "recipes", "components")),
+    *(str(ATTACKS), str(Path(hydra.__file__).parent / "conf")),
+)
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
     acts = [told for told in found["told"] if told[1] != "read"]
     assert acts == []
     read = {path for _, kind, path in found["told"] if kind == "read"}
-    assert {path for path in read if not path.startswith(OURS)} == set()
+    assert {path for path in read if not path.startswith(READ)} == set()
     assert any(path.endswith("attacks/tag.yaml") for path in read), "the hook heard nothing"
     assert sorted(path.name for path in folder.iterdir()) == ["linked"]
 
