@@ -1,7 +1,10 @@
 """Hydra's part: group files into one tree. Below this room nobody has heard of OmegaConf."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,19 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
-from command.recipe_file import STEM, check_interpolations, read_recipe_file
+from command.data_file import Sent
+from command.lock_file import CARRIED, Received, read_given, with_bundle
+from command.places import check_places
+from command.recipe_file import (
+    SECTIONS,
+    STEM,
+    check_interpolations,
+    check_recipe_file,
+    read_recipe_file,
+)
 from command.searched import Found, Question, find_layout
 from components.errors import RecipeError
+from components.spec.named import Named
 from components.spec.recipe import Recipe
 from components.spec.settle import settle
 from components.spec.targets import nearest, read_signature
@@ -37,8 +50,9 @@ def compose_recipe(arguments: Arguments) -> Recipe:
     """
     if arguments.searches:
         return compose_searched(arguments).recipe
-    settled, full = _compose_trees(arguments)
-    return settle(settled, arguments.values, full)
+    with _lines_told(arguments) as given:
+        trees = _compose_trees(given)
+        return settle(trees.settled, given.arguments.values, trees.full)
 
 
 def compose_searched(arguments: Arguments) -> Found:
@@ -47,20 +61,66 @@ def compose_searched(arguments: Arguments) -> Found:
     Raises:
         RecipeError: as above, or no layout fits.
     """
-    settled, full = _compose_trees(arguments)
-    question = Question(settled, arguments.values, full)
-    return find_layout(question, within_days=arguments.within_days)
+    with _lines_told(arguments) as given:
+        trees = _compose_trees(given)
+        question = Question(trees.settled, given.arguments.values, trees.full)
+        return find_layout(question, within_days=arguments.within_days)
 
 
-def _compose_trees(arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tree with the user's keys, and as it was before they went in."""
-    option = _recipe_option(arguments.recipe)
-    choices = sorted({**arguments.choices, "recipe": option}.items())
-    words = tuple(f"{group}={choice}" for group, choice in choices)
-    # A file of the user's may change while this process lives; those of conf/ do not.
-    composed = _compose.__wrapped__ if option == SENT else _compose
+def compose_full(arguments: Arguments) -> dict[str, Any]:
+    """Compose the tree of the recipe's own sections, before any rule and any key of the user's.
+
+    Raises:
+        RecipeError: as above.
+    """
+    with _lines_told(arguments) as given:
+        full = _compose_trees(given).full
+        return {key: value for key, value in full.items() if key in SECTIONS}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is composed: the file if there is one, and the keys that the user named beside it.
+
+    ``arguments`` have a bundle's keys too.
+    """
+
+    arguments: Arguments
+    file: Sent | Received | None
+    named: Named
+
+
+@dataclass(frozen=True)
+class _Trees:
+    """The tree with the user's keys, and as it was before they went in."""
+
+    settled: dict[str, Any]
+    full: dict[str, Any]
+
+
+@contextmanager
+def _lines_told(arguments: Arguments) -> Iterator[_Given]:
+    """Read a recipe that is a file, and name the lines of what is wrong in it."""
+    name = arguments.recipe
+    if name is None or not name.endswith(".yaml"):
+        yield _Given(arguments, None, Named(arguments.values))
+        return
+    file, named = read_given(Path(name).expanduser()), Named(arguments.values)
+    if isinstance(file, Received):
+        sent, arguments = file.sent, with_bundle(arguments, file.lock)
+    else:
+        check_recipe_file(file)
+        sent = file
     try:
-        values = deepcopy(composed(ROOT / "conf", words))
+        yield _Given(arguments, file, named)
+    except RecipeError as error:
+        raise error if named.covers(error.path) else sent.told(error) from None
+
+
+def _compose_trees(given: _Given) -> _Trees:
+    arguments = given.arguments
+    try:
+        values = _composed(given)
         full = _resolve(values)
         for key, value in arguments.values.items():
             _set(values, key, value)
@@ -69,7 +129,29 @@ def _compose_trees(arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]
         raise RecipeError(
             "recipe", str(error).strip().splitlines()[0], "see the file"
         ) from None
-    return settled, full
+    if given.file is not None:
+        check_places(settled, given.named)
+    return _Trees(settled, full)
+
+
+def _composed(given: _Given) -> dict[str, Any]:
+    """Group the files of ``conf/``; a bundle's own sections take the place of theirs."""
+    choices = dict(given.arguments.choices)
+    if isinstance(given.file, Received):
+        lock = given.file.lock.model_dump(mode="json")
+        deleted = (f"~{group}" for group in groups() if group not in CARRIED)
+        chosen = (f"{group}={choice}" for group, choice in sorted(choices.items()))
+        return {**_compose.__wrapped__(ROOT / "conf", (*deleted, *chosen)), **lock["composed"]}
+    if given.file is not None:
+        store = ConfigStore.instance()
+        store.store(group="recipe", name=SENT, node=given.file.tree, package="_global_")
+    option = SENT if given.file is not None else _check_name(given.arguments.recipe)
+    words = tuple(
+        f"{group}={one}" for group, one in sorted({**choices, "recipe": option}.items())
+    )
+    # A file of the user's may change while this process lives; those of conf/ do not.
+    composed = _compose if given.file is None else _compose.__wrapped__
+    return deepcopy(composed(ROOT / "conf", words))
 
 
 @cache
@@ -88,16 +170,11 @@ def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in resolved.items()}
 
 
-def _recipe_option(name: str | None) -> str:
-    """Return Hydra's option for a stem or a path, checked as data first."""
+def _check_name(name: str | None) -> str:
+    """Return the stem of a recipe of this repository, checked as data first."""
     known = groups()["recipe"]
     if name is None:
         raise RecipeError("recipe", "no recipe is named", f"recipe=NAME; {nearest('', known)}")
-    if name.endswith(".yaml"):
-        ConfigStore.instance().store(
-            group="recipe", name=SENT, node=read_recipe_file(Path(name)), package="_global_"
-        )
-        return SENT
     if not STEM.fullmatch(name) or name not in known:
         remedy = nearest(name, known) + ", or a path that ends in .yaml"
         raise RecipeError("recipe", f"there is no recipe {name!r}", remedy)

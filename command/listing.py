@@ -16,5 +16,5 @@ def list_recipes() -> None:
     """Print the usage and one line for each recipe."""
     sys.stdout.write(USAGE)
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
-        tree = read_recipe_file(file)
+        tree = read_recipe_file(file).tree
         sys.stdout.write(f"{file.stem:<16} {tree['home']:<14} {tree['why']}\n")

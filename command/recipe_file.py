@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import groups
-from command.data_file import read_data
+from command.data_file import Sent, read_data
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.targets import NODE_KEYS, nearest, read_signature
@@ -18,25 +18,52 @@ REFUSED_GROUPS = frozenset({"cluster", "recipe", "scale"})
 SECTIONS = frozenset(Recipe.model_fields) - {"cluster", "scale"}
 
 
-def read_recipe_file(file: Path) -> dict[str, Any]:
+def read_recipe_file(file: Path) -> Sent:
     """Read and check a recipe file as data.
 
     Raises:
-        RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold.
+        RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold;
+            with the line.
     """
-    tree = read_data(file, "recipe")
+    sent = read_data(file, "recipe")
+    check_recipe_file(sent)
+    return sent
+
+
+def check_recipe_file(sent: Sent) -> None:
+    """Check what was read; nothing of it is used before.
+
+    Raises:
+        RecipeError: it holds what a recipe may not hold; with the line.
+    """
+    tree = sent.tree
+    try:
+        _check_sections(tree)
+        _check_defaults(tree.get("defaults", []), sent.file)
+        check_content({key: value for key, value in tree.items() if key != "defaults"})
+    except RecipeError as error:
+        raise sent.told(error) from None
+
+
+def check_content(tree: Mapping[str, Any]) -> None:
+    """Check the keys, targets and references of a recipe's sections.
+
+    Raises:
+        RecipeError: with the YAML path of the first that is refused.
+    """
+    _check_tree(tree, "")
+
+
+def _check_sections(tree: Mapping[str, Any]) -> None:
     for key in tree:
         if key != "defaults" and key not in SECTIONS:
             raise RecipeError(
-                f"{file.name}: {key}",
+                str(key),
                 "a recipe has no such section"
                 if key not in {"cluster", "scale"}
                 else "a recipe never sets its machine or its scale; it names its home",
                 nearest(str(key), sorted(SECTIONS)),
             )
-    _check_defaults(tree.get("defaults", []), file)
-    _check_tree({key: value for key, value in tree.items() if key != "defaults"}, "")
-    return tree
 
 
 def _check_defaults(entries: object, file: Path) -> None:

@@ -87,7 +87,7 @@ def find_study(name: str) -> tuple[Path, dict[str, Any]]:
         if name not in known:
             raise RecipeError("study", f"there is no study {name!r}", nearest(name, known))
         file = ROOT / "studies" / f"{name}.yaml"
-    return file, read_data(file, "study")
+    return file, read_data(file, "study").tree
 
 
 def _asked(words: Sequence[str]) -> Asked:

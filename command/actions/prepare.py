@@ -17,6 +17,7 @@ from components.data.files import replace_atomically
 from components.data.manifest import StageRecord
 from components.errors import RecipeError
 from components.report.data_page import write_card
+from components.sharing.prepared import note_prepared
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.recipe import Recipe
@@ -82,6 +83,7 @@ def prepare_data(
         verify=recipe.data.verify,
         say=_say,
     )
+    note_prepared(recipe, folder)
     if recipe.data.write_megatron:
         for prefix in write_megatron(folder, manifest):
             _say(f"megatron: {prefix}")

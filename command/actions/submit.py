@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds
-from components.train.provenance import describe_environment, source_diff
 from components.train.run_folder import RunFolder, create_run_folder
+from components.train.software import write_provenance
 
 GIB = 2**30
 
@@ -85,7 +85,7 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     Raises:
         RecipeError: the scheduler is not here, or refuses the script.
     """
-    jobs = Jobs(_folder(ready.recipe, ready.site, ready.path))
+    jobs = Jobs(_folder(ready.recipe, ready.site, ready.path, ready.words))
     _write_script(jobs, ready.settings)
     check_present(ready.scheduler, jobs.script)
     jobs.cancelled.unlink(missing_ok=True)
@@ -153,16 +153,16 @@ def _check_budget(recipe: Recipe, plan: Plan, user: User) -> None:
         )
 
 
-def _folder(recipe: Recipe, site: Mapping[str, Any], path: Path) -> RunFolder:
+def _folder(
+    recipe: Recipe, site: Mapping[str, Any], path: Path, words: Sequence[str]
+) -> RunFolder:
     """Make the run folder, or take the one that holds this very recipe."""
     folder = RunFolder(path)
     if not (folder.recipe.exists() and read_recipe(folder.recipe) == recipe):
         data = prepare_data(recipe, site)
         folder = create_run_folder(recipe, path)
         folder.write_json("data.json", data)
-        folder.write_json("environment.json", describe_environment(["python", *sys.argv]))
-        if diff := source_diff():
-            (folder.path / "source.diff").write_text(diff, "utf-8")
+        write_provenance(folder, words)
     for name in ("jobs", "ranks"):
         (folder.path / name).mkdir(exist_ok=True)
     return folder

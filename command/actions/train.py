@@ -7,19 +7,20 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
+from command.reproduced import bundle_of, told_after, told_before
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds, check_trainable, launch
-from components.train.provenance import describe_environment, source_diff
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
     open_run_folder,
     replace_recipe,
 )
+from components.train.software import write_provenance
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -28,11 +29,16 @@ def run(arguments: Arguments) -> Outcome:
         folder, recipe = _resume(arguments)
     else:
         folder, recipe = _begin(arguments)
+    bundle = None if "resume" in arguments.folders else bundle_of(arguments)
+    for line in told_before(bundle, folder.path) if bundle else ():
+        _say(line)
     _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
     ended = launch(recipe, folder)
     if ended == "failed":
         _say(f"the ranks failed; what is saved is in {folder.path}")
         return Outcome(Status.DOES_NOT_HOLD, folder.path)
+    for line in told_after(bundle, folder.path) if bundle else ():
+        _say(line)
     report = write_report([folder.path], folder.path / "report.html")
     _print_end(folder, report)
     return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)
@@ -44,9 +50,7 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
     folder.write_json("data.json", data)
-    folder.write_json("environment.json", describe_environment(["python", *sys.argv]))
-    if diff := source_diff():
-        (folder.path / "source.diff").write_text(diff, "utf-8")
+    write_provenance(folder, arguments.words)
     return folder, recipe
 
 

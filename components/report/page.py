@@ -9,7 +9,7 @@ from components.report.cards import key_figures
 from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.mixture import mixture_grid
 from components.report.outcome import Entry, load_entries
-from components.report.recipe_text import recipe_lines
+from components.spec.recipe_text import recipe_lines
 
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:

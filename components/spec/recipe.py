@@ -3,17 +3,16 @@
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from components.errors import RecipeError
-from components.spec.corpus import MANNER, Preparation
 from components.spec.data import Data
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
+from components.spec.groups import Group, fingerprint_of
 from components.spec.guard import Guard
 from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
@@ -37,7 +36,6 @@ from components.spec.union_errors import of_what_was_meant
 from components.spec.watchdog import Watchdog
 
 S = TypeVar("S", bound=BaseModel)
-MATHEMATICS = ("model", "tokenizer", "data", "budget", "optimizer", "schedule", "precision")
 
 
 class Recipe(Section):
@@ -129,15 +127,7 @@ class Recipe(Section):
 
     def fingerprint(self) -> str:
         """Hash what changes the mathematics: not the layout, the machine or the folders."""
-        tree = self.model_dump(mode="json", include=set(MATHEMATICS))
-        for key in ("folder", "tokenizer_folder", "verify", "write_megatron"):
-            del tree["data"][key]
-        if not self.data.skip:  # as it was before the key was there
-            del tree["data"]["skip"]
-        if isinstance(self.data.preparation, Preparation):
-            for key in MANNER:
-                del tree["data"]["preparation"][key]
-        return sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(self.model_dump(mode="json"), Group.MATHEMATICS)
 
     def write(self, file: Path) -> None:
         file.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n", "utf-8")

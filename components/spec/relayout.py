@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from components.errors import RecipeError
+from components.spec.groups import degrees_that_compute
 from components.spec.layout import settle_layout
 from components.spec.named import Named, Tree
 from components.spec.recipe import Recipe, check_recipe, read_section
@@ -97,30 +98,20 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: Named) -> None:
 
 
 def check_mathematics(before: Recipe, after: Recipe) -> None:
-    """Refuse the three keys of a layout that change what is computed.
+    """Refuse the keys of a layout that change what this model computes.
 
     Raises:
         RecipeError: one of them differs.
     """
     old, new = before.parallelism, after.parallelism
-    if new.expert_divisor != old.expert_divisor:
-        raise RecipeError(
-            "parallelism.expert_divisor",
-            f"{new.expert_divisor} would change the size of the experts' gradients in mid-run",
-            f"keep {old.expert_divisor}, or {_NEW_RUN}",
-        )
-    if new.expert != old.expert and old.expert_divisor == "copies":
-        raise RecipeError(
-            "parallelism.expert",
-            f"{new.expert}, but with expert_divisor=copies the experts' gradients are as many "
-            f"times larger as there are expert ranks, here {old.expert}",
-            f"keep parallelism.expert={old.expert}, or {_NEW_RUN}",
-        )
-    experts = before.shape.mlp.num_experts
-    if experts is not None and new.microbatch_sequences != old.microbatch_sequences:
-        raise RecipeError(
-            "parallelism.microbatch_sequences",
-            f"{new.microbatch_sequences}, but routers are balanced over each microbatch, here "
-            f"of {old.microbatch_sequences}",
-            f"keep {old.microbatch_sequences}, or {_NEW_RUN}",
-        )
+    reasons = degrees_that_compute(
+        experts=before.shape.mlp.num_experts is not None, divisor=old.expert_divisor
+    )
+    for key, reason in reasons.items():
+        kept, wanted = getattr(old, key), getattr(new, key)
+        if wanted != kept:
+            raise RecipeError(
+                f"parallelism.{key}",
+                f"{wanted}, but {reason}, here {kept}",
+                f"keep parallelism.{key}={kept}, or {_NEW_RUN}",
+            )

@@ -8,9 +8,12 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from components.errors import RecipeError
 from components.spec.frozen import FrozenMapping
-from components.spec.recipe import read_section
+from components.spec.recipe import Recipe, read_section
 from components.spec.section import Section
 
+SECTIONS = frozenset(Recipe.model_fields)
+# What a study may say of the machine: how much of it. The rest would reach job scripts.
+OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 
@@ -109,6 +112,18 @@ def _mistakes(study: Study) -> Iterator[tuple[str, str, str]]:
         if "." not in key:
             problem = "is neither a key of a recipe nor a factor of a product"
             yield f"space.{key}", problem, "write the whole key, as optimizer.lr"
+    for key in _foreign(study):
+        problem = "is no key that a study may set"
+        yield key, problem, "a key of a recipe, or cluster.nodes, ranks, hours, jobs, smoke"
     keys = (study.set.keys(), study.space.keys(), study.products.keys())
     for key in (keys[0] & keys[1]) | (keys[0] & keys[2]) | (keys[1] & keys[2]):
         yield key, "is set twice", "keep it under one of set, space and products"
+
+
+def _foreign(study: Study) -> Iterator[str]:
+    """Yield the keys that are no recipe's, and those of the machine's profile."""
+    dotted = (key for key in study.space if "." in key)
+    for key in (*study.set, *study.products, *dotted):
+        section, _, name = key.partition(".")
+        if section not in SECTIONS or (section == "cluster" and name not in OF_CLUSTER):
+            yield key

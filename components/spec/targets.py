@@ -18,6 +18,14 @@ from components.errors import RecipeError
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = re.compile(r"components(\.[a-z][a-z0-9_]*)+\.[A-Z][A-Za-z0-9]*")
 NODE_KEYS = frozenset({"_target_", "_partial_"})
+REFUSAL = "a recipe may only name a class that this repository defines under components/"
+# The rooms whose classes a section may name.
+ROOMS = {
+    "model": "components.model.",
+    "tokenizer": "components.data.",
+    "optimizer": "components.optim.",
+    "schedule": "components.optim.",
+}
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -47,7 +55,7 @@ def check_nodes(tree: Mapping[str, Any], path: str = "") -> None:
 
     Raises:
         RecipeError: a target outside this repository, an unknown, missing or ill-typed
-            argument, or a key that only Hydra's own instantiation would read.
+            argument, a key that only Hydra's own instantiation would read, or a reference.
     """
     for key, value in tree.items():
         _check_value(value, f"{path}.{key}" if path else str(key))
@@ -61,6 +69,20 @@ def _check_value(value: object, path: str) -> None:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check_value(item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        refuse_reference(value, path)
+
+
+def refuse_reference(text: str, path: str) -> None:
+    """Refuse what would be resolved when a settled recipe is built: all is settled before.
+
+    Two harmless texts that are joined can read ``${oc.env:HOME}``.
+
+    Raises:
+        RecipeError: ``${`` is in the text.
+    """
+    if "${" in text:
+        raise RecipeError(path, f"{text!r} still refers to something", "write the value itself")
 
 
 def _check_node(node: Mapping[str, Any], path: str) -> None:
@@ -86,17 +108,40 @@ def read_signature(target: object, path: str) -> Signature:
     Raises:
         RecipeError: ``target`` is no class defined at the top of a module of ``components``.
     """
-    refusal = "a recipe may only name a class that this repository defines under components/"
-    if not isinstance(target, str) or not TARGET.fullmatch(target):
-        raise RecipeError(path, f"{target!r} is refused", refusal)
-    module, _, name = target.rpartition(".")
+    refuse_foreign(target, path)
+    refuse_room(str(target), path)
+    module, _, name = str(target).rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     if not file.is_file():
-        raise RecipeError(path, f"{target!r}: there is no module {module}", refusal)
+        raise RecipeError(path, f"{target!r}: there is no module {module}", REFUSAL)
     for statement in _parse(file).body:
         if isinstance(statement, ast.ClassDef) and statement.name == name:
             return _class_signature(statement)
-    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", refusal)
+    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", REFUSAL)
+
+
+def refuse_foreign(target: object, path: str) -> None:
+    """Refuse what is no class's name in a module of ``components``.
+
+    Raises:
+        RecipeError: it is another package's, a function's, or reached through another name.
+    """
+    if not isinstance(target, str) or not TARGET.fullmatch(target):
+        raise RecipeError(path, f"{target!r} is refused", REFUSAL)
+
+
+def refuse_room(target: str, path: str) -> None:
+    """Refuse a class of another room than the section's.
+
+    Raises:
+        RecipeError: the section names classes of one room, or of none.
+    """
+    room = ROOMS.get(path.partition(".")[0])
+    if room is None:
+        remedy = f"only {', '.join(ROOMS)} name classes"
+        raise RecipeError(path, f"{target!r} is refused", remedy)
+    if not target.startswith(room):
+        raise RecipeError(path, f"{target!r} is refused", f"name a class of {room}*")
 
 
 @cache

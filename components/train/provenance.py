@@ -17,7 +17,7 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
     return {
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD").strip() or None,
+        "commit": git("rev-parse", "HEAD").strip() or None,
         "dirty": bool(source_diff()),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
@@ -29,12 +29,12 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
 
 def source_diff() -> str:
     """Return what differs from the commit; untracked files by name."""
-    untracked = _git("ls-files", "--others", "--exclude-standard")
+    untracked = git("ls-files", "--others", "--exclude-standard")
     listed = "".join(f"# untracked: {name}\n" for name in untracked.splitlines())
-    return listed + _git("diff", "HEAD")
+    return listed + git("diff", "HEAD")
 
 
-def _git(*words: str) -> str:
+def git(*words: str) -> str:
     """Ask git; a copy without its history has no answer."""
     try:
         done = subprocess.run(

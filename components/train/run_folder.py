@@ -4,6 +4,7 @@ recipe.json        the resolved recipe that the ranks load
 recipe-before-...  the recipe of the steps up to that one, if the layout changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
+software.json      the hash of each room of the code, all packages that a run asks for
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
 metrics.jsonl      what was measured: steps and held-out losses

@@ -41,7 +41,7 @@ HEAD = "defaults: [teuken7b]\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hydra: {run: {dir: stray}}", "sent.yaml: hydra: a recipe has no such section"),
+        ("hydra: {run: {dir: stray}}", "sent.yaml:1: hydra: a recipe has no such section"),
         ("cluster: {nodes: 3}", "a recipe never sets its machine"),
         ("scale: {name: full}", "a recipe never sets its machine or its scale"),
         (HEAD + "nmae: x", "did you mean name"),

@@ -175,7 +175,7 @@ def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
         (
             (),
             {"parallelism.expert_divisor": "copies"},
-            r"parallelism\.expert_divisor: copies would change .*\n  keep ranks, or start",
+            r"parallelism\.expert_divisor: copies, but the size .* ranks\n  keep .*=ranks",
         ),
         (
             ("parallelism.expert_divisor=copies",),
@@ -187,7 +187,7 @@ def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
             (),
             {"parallelism.microbatch_sequences": 2},
             r"parallelism\.microbatch_sequences: 2, but routers are balanced over each "
-            r"microbatch, here of 1\n  keep 1, or",
+            r"microbatch, here 1\n  keep parallelism\.microbatch_sequences=1, or",
         ),
     ],
 )

@@ -89,3 +89,9 @@ def test_shipped_studies_are_read_under_their_own_name(file: Any) -> None:
     study = check_study(yaml.safe_load(file.read_text("utf-8")), file.name)
     assert study.name == file.stem
     assert study.published.keys() == study.space.keys()
+
+
+@pytest.mark.parametrize("key", ["cluster.site.queue", "run", "hydra.run.dir", "site.account"])
+def test_a_study_sets_keys_of_a_recipe_and_of_the_machine_only_how_much(key: str) -> None:
+    refused(key, "is no key that a study may set", set={key: "x"})
+    check_study(tree(set={"cluster.nodes": 4}), "x.yaml")

@@ -4,7 +4,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.report.recipe_text import recipe_lines
+from components.spec.recipe_text import recipe_lines
 
 _SCALARS = (
     st.none()

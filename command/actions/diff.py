@@ -1,0 +1,22 @@
+"""Compare two recipes, locks, bundles or runs: same mathematics, same layout, same machine?"""
+
+import json
+import sys
+
+from command.arguments import Arguments
+from command.differences_text import print_differences
+from command.outcome import Outcome
+from command.sides import read_sides
+from components.sharing.differences import as_json, compare, notes
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Print the differences by group; to differ is no failure."""
+    a, b = read_sides(arguments)
+    found = compare(a, b)
+    said = notes(a, b, found)
+    if arguments.output == "json":
+        sys.stdout.write(json.dumps({**as_json(found), "notes": said}) + "\n")
+    else:
+        print_differences(a, b, found, said)
+    return Outcome()

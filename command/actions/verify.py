@@ -1,0 +1,87 @@
+"""Hold a lock against what is here now, or against a run; name what differs."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from command.arguments import Arguments, read_point
+from command.compose import compose_recipe
+from command.differences_text import print_differences
+from command.lock_file import Received, read_given
+from command.outcome import Outcome, Status
+from command.sides import side_of_now, side_of_run
+from components.errors import RecipeError
+from components.sharing.differences import Found, as_json, compare, notes, side_of
+from components.sharing.lock import Lock
+from components.spec.groups import Group, fingerprint_of
+from components.spec.recipe import Recipe
+from components.train.software import COMPUTING, files_changed
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Print the differences by group; status 1 if any changes the mathematics."""
+    file = arguments.folders.get("file")
+    if file is None:
+        raise RecipeError("file", "no lock is named", "write file=NAME.lock.yaml")
+    given = read_given(file)
+    if not isinstance(given, Received):
+        remedy = "action=lock recipe=... writes one"
+        raise RecipeError("file", f"{file} is a recipe, no lock", remedy)
+    lock = given.lock
+    locked = side_of(lock, file.name)
+    now = (
+        side_of_run(arguments.folders["run"])
+        if "run" in arguments.folders
+        else side_of_now(recompose(lock, file), "now")
+    )
+    found = compare(locked, now)
+    _judge_file(given, found)
+    said = [*notes(locked, now, found), *_changed_files(lock, found)]
+    if arguments.output == "json":
+        sys.stdout.write(json.dumps({**as_json(found), "notes": said}) + "\n")
+    else:
+        print_differences(locked, now, found, said)
+    return Outcome(Status.DOES_NOT_HOLD if found[Group.MATHEMATICS] else Status.DONE)
+
+
+def recompose(lock: Lock, file: Path) -> Recipe:
+    """Compose again what the lock was made of, with the files that are here now.
+
+    Raises:
+        RecipeError: these files no longer make a recipe of it.
+    """
+    asked = lock.model_dump(mode="json")["asked"]
+    name = str(file) if lock.is_bundle else asked["recipe"]
+    point = replace(
+        read_point([f"recipe={name}"]), choices=asked["choices"], values=asked["values"]
+    )
+    try:
+        return compose_recipe(point)
+    except RecipeError as error:
+        problem = f"what it froze is no recipe any more: {error.path}: {error.problem}"
+        raise RecipeError(file.name, problem, error.remedy) from None
+
+
+def _judge_file(given: Received, found: Found) -> None:
+    """A lock that was edited is no witness: say so, and where the recipe in it shows it."""
+    lock, name = given.lock, given.sent.file.name
+    tree = lock.model_dump(mode="json")["settled"]
+    if not given.sealed:
+        found[Group.MATHEMATICS][name] = ("as it was written", "edited: its sha256 is another")
+    for group in Group:
+        if fingerprint_of(tree, group) != lock.fingerprint[group]:
+            key = f"{name}: fingerprint of the {group.value}"
+            found[group][key] = (lock.fingerprint[group], fingerprint_of(tree, group))
+
+
+def _changed_files(lock: Lock, found: Found) -> list[str]:
+    """Ask git for the files behind a room that differs."""
+    commit = lock.software.code.commit
+    said = []
+    for room in COMPUTING:
+        if f"code.{room}" not in found[Group.MATHEMATICS]:
+            continue
+        if files := files_changed(commit, room):
+            said.append(f"code.{room}: {', '.join(files)} (since commit {commit[:12]})")
+    return said

@@ -1,0 +1,118 @@
+"""Locks and bundles: made of what the command line chose, read as what somebody sent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from command.arguments import Arguments
+from command.data_file import Sent, read_data
+from command.recipe_file import SECTIONS, check_content
+from components.errors import RecipeError
+from components.sharing.lock import Lock, is_sealed, read_lock
+from components.spec.groups import Group, declared
+from components.spec.targets import check_nodes
+
+MARK = "lock"  # the key by which a lock is known from a recipe
+RANKS = "cluster.ranks"
+CLOCK = "checkpoint."  # of the machine's group, but no machine's own
+CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
+
+
+@dataclass(frozen=True)
+class Received:
+    """A lock, the file it came in, and whether it is still as it was written."""
+
+    lock: Lock
+    sent: Sent
+    sealed: bool
+
+
+def read_given(file: Path) -> Sent | Received:
+    """Read a file as a lock if it says that it is one; else give back plain data.
+
+    Raises:
+        RecipeError: it is no plain YAML, or a lock that holds what it may not; with the line.
+    """
+    sent = read_data(file, "recipe")
+    if MARK not in sent.tree:
+        return sent
+    try:
+        return Received(_checked(sent), sent, is_sealed(sent.text))
+    except RecipeError as error:
+        raise sent.told(error) from None
+
+
+def _checked(sent: Sent) -> Lock:
+    """Hold everything in a lock against the rules for a recipe that somebody sent."""
+    lock = read_lock(sent.tree, "")
+    for part in ("settled", "composed"):
+        tree = sent.tree[part]
+        if not isinstance(tree, Mapping):
+            continue
+        try:
+            _check_part(tree, whole=part == "settled")
+        except RecipeError as error:
+            raise RecipeError(f"{part}.{error.path}", error.problem, error.remedy) from None
+    for key, value in sent.tree["asked"]["values"].items():
+        check_content(_nested(key, value))
+        if lock.is_bundle:
+            refuse_machine(key)
+    return lock
+
+
+def refuse_machine(key: str) -> None:
+    """Refuse keys of a bundle that are not its own to set: those of the machine.
+
+    Raises:
+        RecipeError: the key is of the machine, or of nothing that a recipe has.
+    """
+    if not _travels(key):
+        problem = f"{key!r} is refused: a bundle never sets its machine"
+        raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
+
+
+def _check_part(tree: Mapping[str, Any], *, whole: bool) -> None:
+    wanted = SECTIONS | CARRIED if whole else SECTIONS
+    if tree.keys() != wanted:
+        odd = sorted(tree.keys() ^ wanted)[0]
+        problem = "is no section of it" if odd in tree else "is missing"
+        raise RecipeError(odd if odd in tree else "name", f"the section {odd} {problem}")
+    check_content(tree)
+    check_nodes(tree)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for step in reversed(key.split(".")):
+        value = {step: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def travelling(arguments: Arguments) -> dict[str, Any]:
+    """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
+    return {key: value for key, value in arguments.values.items() if _travels(key)}
+
+
+def _travels(key: str) -> bool:
+    ours = key.partition(".")[0] in SECTIONS
+    return key == RANKS or (ours and (key.startswith(CLOCK) or declared(key) != Group.MACHINE))
+
+
+def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
+    """Take the bundle's keys where the user names none; its ranks only on the local machine.
+
+    Raises:
+        RecipeError: the user chooses a group's file, which a bundle has no use for.
+    """
+    if not lock.is_bundle:
+        problem = "a lock freezes a recipe of this repository, it does not carry it"
+        raise RecipeError("recipe", problem, "action=pack makes a file that runs")
+    own = lock.model_dump(mode="json")["asked"]
+    for group in arguments.choices.keys() - CARRIED:
+        remedy = f"name the keys that you want otherwise: {group}.KEY=..."
+        raise RecipeError(group, "a bundle has its own, complete", remedy)
+    values = dict(own["values"])
+    if arguments.choices.get("cluster", "local") != "local":
+        values.pop(RANKS, None)
+    return replace(arguments, values={**values, **arguments.values})

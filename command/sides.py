@@ -1,0 +1,126 @@
+"""The two sides of a comparison: recipes by name or path, locks, bundles, run folders."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from command.arguments import Arguments, read_point
+from command.compose import compose_recipe
+from command.lock_file import Received, read_given
+from components.data.manifest import FILE_NAME
+from components.errors import RecipeError
+from components.sharing.differences import Side, side_of
+from components.sharing.lock import Losses, Prepared, losses_of
+from components.sharing.prepared import damaged, describe_prepared, find_prepared
+from components.spec.recipe import Recipe, read_recipe, read_section
+from components.train.run_folder import RunFolder
+from components.train.software import Software, describe_software
+
+
+def read_sides(arguments: Arguments) -> tuple[Side, Side]:
+    """Read ``a`` and ``b``; a recipe is composed at the other side's scale, else at full size.
+
+    Raises:
+        RecipeError: one is missing, or is nothing that can be compared.
+    """
+    for key in ("a", "b"):
+        if key not in arguments.folders:
+            raise RecipeError(key, "two sides are compared", "write a=RECIPE b=RECIPE")
+    texts = [str(arguments.folders[key]) for key in ("a", "b")]
+    frozen = [_frozen(text) for text in texts]
+    scales = [side.tree["scale"]["name"] for side in frozen if side] or ["full"]
+    a, b = (
+        side or _composed(text, arguments, scales[0])
+        for text, side in zip(texts, frozen, strict=True)
+    )
+    return a, b
+
+
+def side_of_run(path: Path) -> Side:
+    """Read a run folder: its recipe, and what it knows of software, data and losses.
+
+    Raises:
+        RecipeError: it is no run folder.
+    """
+    folder = RunFolder(path)
+    return Side(
+        label=str(path),
+        tree=read_recipe(folder.recipe).model_dump(mode="json"),
+        software=software_of(folder),
+        data=data_of(folder),
+        losses=losses.model_dump() if (losses := losses_in(folder)) else None,
+    )
+
+
+def side_of_now(recipe: Recipe, label: str) -> Side:
+    """Describe what a recipe rests on here and now; every prepared file is read.
+
+    Raises:
+        RecipeError: prepared data without a readable manifest.
+    """
+    folder = find_prepared(recipe)
+    return Side(
+        label=label,
+        tree=recipe.model_dump(mode="json"),
+        software=describe_software(),
+        data=describe_prepared(folder) if folder else None,
+        damage=dict(damaged(folder)) if folder else {},
+    )
+
+
+def software_of(folder: RunFolder) -> Software | None:
+    """Read what a run was made with; runs of older versions do not say."""
+    if not (folder.path / "software.json").is_file():
+        return None
+    return read_section(Software, folder.read_json("software.json"), "software.json")
+
+
+def data_of(folder: RunFolder) -> Prepared | None:
+    """Describe the data that a run read, if they are still where it says."""
+    if not (folder.path / "data.json").is_file():
+        return None
+    place = Path(folder.read_json("data.json")["folder"])
+    return describe_prepared(place) if (place / FILE_NAME).is_file() else None
+
+
+def losses_in(folder: RunFolder) -> Losses | None:
+    """Read the loss of each step; of a step that was computed twice, the later one."""
+    if not folder.metrics.is_file():
+        return None
+    entries = [json.loads(line) for line in folder.metrics.read_text("utf-8").splitlines()]
+    by_step = {entry["step"]: entry["loss"] for entry in entries if entry["kind"] == "step"}
+    return losses_of([by_step[step] for step in sorted(by_step)]) if by_step else None
+
+
+def _frozen(text: str) -> Side | None:
+    """Read a run folder or a lock; None if the text names a recipe."""
+    path = Path(text)
+    if path.is_dir():
+        return side_of_run(path)
+    if path.suffix != ".yaml" or " " in text:
+        return None
+    given = read_given(path)
+    return side_of(given.lock, text) if isinstance(given, Received) else None
+
+
+def _composed(text: str, arguments: Arguments, scale: str) -> Side:
+    """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
+    name, *own = shlex.split(text)
+    mine = read_point([f"recipe={name}", *own])
+    choices = {"scale": scale, **arguments.choices, **mine.choices}
+    values = {**arguments.values, **mine.values}
+    recipe = compose_recipe(replace(mine, choices=choices, values=values))
+    return Side(label=text, tree=recipe.model_dump(mode="json"))
+
+
+def words_of_run(folder: RunFolder) -> Sequence[str]:
+    """Give the words of the command that made a run.
+
+    Raises:
+        RecipeError: the folder does not say.
+    """
+    command: list[Any] = folder.read_json("environment.json")["command"]
+    return [str(word) for word in command[2:]]

@@ -1,0 +1,1 @@
+"""Freeze a recipe with all that it rests on, and tell what differs from it."""

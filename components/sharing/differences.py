@@ -1,0 +1,171 @@
+"""What tells two recipes apart, by group, with what they rest on where both sides know it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.sharing.lock import Lock, Prepared
+from components.spec.groups import PLACES, Group, split
+from components.train.software import COMPUTING, Software
+
+MISSING = None  # a key that one side does not have
+Leaves = Mapping[str, Any]
+Found = dict[Group, dict[str, tuple[Any, Any]]]
+# Each rank draws the masks of what it holds: with these, others of the same kind.
+MASKS = tuple(f"parallelism.{key}" for key in ("tensor", "context", "microbatch_sequences"))
+
+
+LIBRARY = "python/"  # embedded corpora drawn from the running interpreter
+
+
+@dataclass(frozen=True)
+class Side:
+    """A settled recipe's tree; software, data and losses as far as they are known."""
+
+    label: str
+    tree: Mapping[str, Any]
+    software: Software | None = None
+    data: Prepared | None = None
+    damage: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[str, Any] | None = None
+
+
+def side_of(lock: Lock, label: str) -> Side:
+    """Take a lock as one side, named ``label``."""
+    return Side(
+        label=label,
+        tree=lock.model_dump(mode="json")["settled"],
+        software=lock.software,
+        data=lock.data if isinstance(lock.data, Prepared) else None,
+        losses=None if isinstance(lock.losses, str) else lock.losses.model_dump(),
+    )
+
+
+def compare(a: Side, b: Side) -> Found:
+    """Collect each key that differs, with the value of either side, by group."""
+    left, right = split(a.tree), split(b.tree)
+    found = {group: _differing(left[group], right[group]) for group in Group}
+    _settle_degrees(found)
+    computes = found[Group.MATHEMATICS]
+    if a.data and b.data:
+        if a.data == b.data:
+            for key in [key for key in computes if _is_place(key)]:
+                found[Group.RECORD][key] = computes.pop(key)
+        computes |= _differing(_data_leaves(a.data), _data_leaves(b.data))
+    for name, problem in {**a.damage, **b.damage}.items():
+        computes[f"data: {name}"] = ("as it was prepared", problem)
+    if a.software and b.software:
+        for group, keys in _software(a.software, b.software).items():
+            found[group] |= keys
+    unknown = not (a.data and b.data) and any(map(_reads_library, (a.tree, b.tree)))
+    if unknown and "python" in found[Group.MACHINE]:  # its library is text that is trained on
+        computes["python"] = found[Group.MACHINE].pop("python")
+    if a.losses and b.losses:
+        computes |= _differing(_named(a.losses, "losses"), _named(b.losses, "losses"))
+    return found
+
+
+def notes(a: Side, b: Side, found: Found) -> list[str]:
+    """Say what could not be compared, and what the groups alone would not tell."""
+    said = []
+    for what, left, right in (
+        ("code and packages", a.software, b.software),
+        ("prepared data", a.data, b.data),
+    ):
+        silent = [side.label for side, known in ((a, left), (b, right)) if known is None]
+        if silent:
+            said.append(
+                f"not compared: {what}, of which nothing is known in {', '.join(silent)}"
+            )
+    drops = [
+        key for key, value in split(a.tree)[Group.MATHEMATICS].items() if _drops(key, value)
+    ]
+    if drops and any(key in found[Group.LAYOUT] for key in MASKS):
+        said.append(
+            f"{drops[0]} is above 0: the other layout draws other masks, as good as these"
+        )
+    automatic = [side.tree["precision"]["compute"] == "auto" for side in (a, b)]
+    if any(automatic) and any(key.startswith("cluster.") for key in found[Group.MACHINE]):
+        said.append(
+            "precision.compute is auto: it follows the device, bfloat16 where there is one"
+        )
+    if any(key.startswith("packages.") for key in found[Group.MACHINE]):
+        said.append(
+            "other versions of packages compute the same up to rounding, not to the bit"
+        )
+    return said
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """Return the verdicts and the differences, as ``output=json`` promises them."""
+    return {
+        "same_mathematics": not found[Group.MATHEMATICS],
+        "same_layout": not found[Group.LAYOUT],
+        "same_machine": not found[Group.MACHINE],
+        "differences": {
+            group.value: [{"key": key, "a": a, "b": b} for key, (a, b) in keys.items()]
+            for group, keys in found.items()
+        },
+    }
+
+
+def _differing(a: Leaves, b: Leaves) -> dict[str, tuple[Any, Any]]:
+    return {
+        key: (a.get(key, MISSING), b.get(key, MISSING))
+        for key in dict.fromkeys([*a, *b])
+        if key not in a or key not in b or repr(a[key]) != repr(b[key])
+    }
+
+
+def _settle_degrees(found: Found) -> None:
+    """A degree that computes on one side alone is in two groups: the weightier one keeps it."""
+    for key in found[Group.MATHEMATICS].keys() & found[Group.LAYOUT].keys():
+        a, b = found[Group.MATHEMATICS][key], found[Group.LAYOUT].pop(key)
+        found[Group.MATHEMATICS][key] = (
+            a[0] if a[0] is not MISSING else b[0],
+            a[1] if a[1] is not MISSING else b[1],
+        )
+        if found[Group.MATHEMATICS][key][0] == found[Group.MATHEMATICS][key][1]:
+            del found[Group.MATHEMATICS][key]
+
+
+def _is_place(key: str) -> bool:
+    return key.startswith("data.") and not PLACES.isdisjoint(key.split("."))
+
+
+def _reads_library(tree: Mapping[str, Any]) -> bool:
+    sources = tree["data"]["sources"].values()
+    return any(str(source["embedded"]).startswith(LIBRARY) for source in sources)
+
+
+def _drops(key: str, value: object) -> bool:
+    return key.endswith("dropout") and value != 0
+
+
+def _data_leaves(data: Prepared) -> Leaves:
+    tree = data.model_dump(mode="json")
+    return {
+        "data: key": tree["key"],
+        **{f"data: {name}": digest for name, digest in tree["tokenizer"].items()},
+        **{f"data: source {name}": digest for name, digest in tree["sources"].items()},
+    }
+
+
+def _software(a: Software, b: Software) -> Found:
+    rooms = _differing(_named(a.code.rooms, "code"), _named(b.code.rooms, "code"))
+    computing = {f"code.{room}" for room in COMPUTING}
+    code = {"code.commit": a.code.commit, "code.changes": a.code.changes}
+    other = {"code.commit": b.code.commit, "code.changes": b.code.changes}
+    packages = [{"python": one.python, **_named(one.packages, "packages")} for one in (a, b)]
+    return {
+        Group.MATHEMATICS: {key: pair for key, pair in rooms.items() if key in computing},
+        Group.MACHINE: _differing(*packages),
+        Group.RECORD: {
+            **_differing(code, other),
+            **{key: pair for key, pair in rooms.items() if key not in computing},
+        },
+    }
+
+
+def _named(leaves: Leaves, name: str) -> Leaves:
+    return {f"{name}.{key}": value for key, value in leaves.items()}

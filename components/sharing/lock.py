@@ -1,0 +1,96 @@
+"""A lock: one file that says what a run was, down to the bytes it read.
+
+A bundle is a lock that also carries the composed recipe of full size, so that it can be run
+where nobody has the first one's files.
+"""
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Literal
+
+from components.spec.frozen import FrozenMapping, Node
+from components.spec.recipe import read_section
+from components.spec.recipe_text import recipe_lines
+from components.spec.section import Count, Section
+from components.train.software import Software
+
+FORMAT = 1
+SEAL = re.compile(r"# sha256 of all lines below: ([0-9a-f]{64})\n")
+HASH_DIGITS = 6  # of the fingerprint, in a file's name
+
+
+class Asked(Section):
+    """What the command line chose: a recipe, options of groups, values of keys."""
+
+    recipe: str
+    choices: FrozenMapping[str]
+    values: Node
+
+
+class Prepared(Section):
+    """Hashes of what training reads; ``key`` is of all that went in."""
+
+    key: str
+    tokenizer: FrozenMapping[str]
+    sources: FrozenMapping[str]
+
+
+class Losses(Section):
+    """The training losses of a run: ``sha256`` is of all of them, each as ``float.hex``."""
+
+    steps: Count
+    first: float
+    last: float
+    sha256: str
+
+
+class Lock(Section):
+    """What was asked, what it settled to, and on what it rests."""
+
+    lock: Literal[1]
+    asked: Asked
+    fingerprint: FrozenMapping[str]
+    software: Software
+    data: Prepared | Literal["none"]
+    losses: Losses | Literal["none"]
+    settled: Node
+    composed: Node | Literal["none"]
+
+    @property
+    def is_bundle(self) -> bool:
+        return not isinstance(self.composed, str)
+
+
+def read_lock(tree: Mapping[str, Any], where: str) -> Lock:
+    """Check a lock's own fields; its recipes are checked where they are used.
+
+    Raises:
+        RecipeError: a field is missing, unknown or of another type.
+    """
+    return read_section(Lock, tree, where)
+
+
+def losses_of(losses: list[float]) -> Losses:
+    """Keep two losses to read and a hash of all."""
+    text = "\n".join(loss.hex() for loss in losses)
+    digest = sha256(text.encode()).hexdigest()
+    return Losses(steps=len(losses), first=losses[0], last=losses[-1], sha256=digest)
+
+
+def write_text(lock: Lock, head: str) -> str:
+    """Write a lock for people: ``head`` as a comment, then the seal, then YAML."""
+    lines = recipe_lines(lock.model_dump(mode="json"), frozenset())
+    body = "".join(f"{line.text}\n" for line in lines)
+    comment = "".join(f"# {line}\n" for line in head.splitlines())
+    return f"{comment}# sha256 of all lines below: {_seal(body)}\n{body}"
+
+
+def is_sealed(text: str) -> bool:
+    """Tell whether every byte below the seal is the one that was written."""
+    found = SEAL.search(text)
+    return found is not None and _seal(text[found.end() :]) == found.group(1)
+
+
+def _seal(body: str) -> str:
+    return sha256(body.encode()).hexdigest()

@@ -1,0 +1,72 @@
+"""Prepared data by content: found again for a recipe, hashed, and checked byte by byte.
+
+Which folder a recipe's data are in is noted when they are prepared: to work it out anew, all
+raw text would have to be read.
+"""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from components.data.files import FileRecord, replace_atomically, verify_file
+from components.data.manifest import Manifest, SourceRecord
+from components.errors import RecipeError
+from components.sharing.lock import Prepared
+from components.spec.groups import Group, split
+from components.spec.recipe import Recipe
+
+NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
+SECTIONS = ("data.", "tokenizer.")
+
+
+def note_prepared(recipe: Recipe, folder: Path) -> None:
+    """Remember that ``folder`` holds the data of ``recipe``."""
+    note = _note(recipe)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(note) as file:
+        file.write(folder.name.encode())
+
+
+def find_prepared(recipe: Recipe) -> Path | None:
+    """Find the folder that was prepared for these data, if there is one."""
+    note = _note(recipe)
+    if not note.is_file():
+        return None
+    folder = Path(recipe.data.folder) / note.read_text("utf-8").strip()
+    return folder if folder.is_dir() else None
+
+
+def describe_prepared(folder: Path) -> Prepared:
+    """Give the hashes that the manifest of a prepared folder lists.
+
+    Raises:
+        RecipeError: the folder has no readable manifest.
+    """
+    manifest = Manifest.read(folder)
+    return Prepared(
+        key=manifest.key,
+        tokenizer={file.name: file.sha256 for file in manifest.tokenizer.files},
+        sources={name: _hash_source(source) for name, source in manifest.sources.items()},
+    )
+
+
+def damaged(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each file of a prepared folder that is not what its manifest says, and how."""
+    for record in Manifest.read(folder).files():
+        try:
+            verify_file(folder, record, contents=True)
+        except RecipeError as error:
+            yield record.name, error.problem
+
+
+def _hash_source(source: SourceRecord) -> str:
+    """Hash the token files' hashes in their order; where they lie makes no difference."""
+    records: tuple[FileRecord, ...] = (*source.train, *source.held_out)
+    return sha256("\n".join(record.sha256 for record in records).encode()).hexdigest()
+
+
+def _note(recipe: Recipe) -> Path:
+    computing = split(recipe.model_dump(mode="json"))[Group.MATHEMATICS]
+    own = sorted((key, repr(one)) for key, one in computing.items() if key.startswith(SECTIONS))
+    digest = sha256(repr(own).encode()).hexdigest()
+    return Path(recipe.data.folder) / NOTES / digest[:16]

@@ -1,0 +1,129 @@
+"""What each key of a recipe decides: the mathematics, the layout, the machine, or the record.
+
+*Mathematics*: which numbers are computed, up to the rounding of their sums. *Layout*: in what
+parts, in which order, by which kernels. *Machine*: where. *Record*: what is said and measured
+of the run; no weight depends on it. This table is the only place that tells them apart: the
+fingerprint, moving a run, locks and comparisons all ask it.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+from components.spec.corpus import MANNER
+from components.spec.named import leaves
+
+
+class Group(StrEnum):
+    """The four groups, the weightiest first."""
+
+    MATHEMATICS = "mathematics"
+    LAYOUT = "layout"
+    MACHINE = "machine"
+    RECORD = "record"
+
+
+# What a key says of itself and of all below it; `*` is any one step, the longest match wins. A
+# section without an entry of its own must list its keys: a new one has to be placed here.
+_TABLE: Mapping[Group, tuple[str, ...]] = {
+    Group.MATHEMATICS: (
+        *("model", "tokenizer", "optimizer", "schedule", "precision", "budget"),
+        *("data.shares", "data.mixture", "data.surplus", "data.phases", "data.preparation"),
+        *("data.tokenizer_folder", "data.held_out_fraction", "data.tokenizer_sample_bytes"),
+        *("data.document_mask", "data.sources.*.files", "data.sources.*.embedded"),
+        *("data.sources.*.tokens", "data.sources.*.eod", "data.sources.*.dataset"),
+        *("data.sources.*.column", "data.sources.*.most_epochs", "data.skip"),
+    ),
+    Group.LAYOUT: (
+        # Kernels for the same products; the last bits differ.
+        *("model.attention.backend", "model.mlp.path"),
+        *("parallelism.data", "parallelism.data_shard", "parallelism.tensor"),
+        *("parallelism.pipeline", "parallelism.expert", "parallelism.context"),
+        *("parallelism.engine", "parallelism.zero", "parallelism.offload_optimizer"),
+        *("parallelism.expert_dispatch", "parallelism.expert_aware"),
+        *("parallelism.expert_divisor", "parallelism.sequence_parallel"),
+        *("parallelism.microbatch_sequences", "parallelism.recompute"),
+        *("parallelism.schedule", "parallelism.stages_per_rank"),
+        *("parallelism.stage_balance", "parallelism.rank_order"),
+    ),
+    Group.MACHINE: (
+        # What happens when something breaks, and how a save is made; a healthy run meets neither.
+        *("cluster", "watchdog", "guard", "checkpoint"),
+        *("data.folder", "data.verify", "data.write_megatron"),
+        *(f"data.preparation.{key}" for key in sorted(MANNER)),
+    ),
+    Group.RECORD: (
+        *("name", "why", "home", "published", "assumed", "scale"),
+        *("evaluation.every_tokens", "evaluation.max_windows_per_source"),
+        *("data.sources.*.stand_in", "data.sources.*.language"),
+        *("data.sources.*.licence", "data.sources.*.origin"),
+    ),
+}
+_BY_STEPS: Mapping[tuple[str, ...], Group] = {
+    tuple(pattern.split(".")): group
+    for group, patterns in _TABLE.items()
+    for pattern in patterns
+}
+# Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
+PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
+ORDER = "(order)"
+
+
+def declared(path: str) -> Group | None:
+    """Look ``path`` up in the table; None if it says nothing of it."""
+    steps = tuple(path.split("."))
+    for length in range(len(steps), 0, -1):
+        found = [
+            group
+            for pattern, group in _BY_STEPS.items()
+            if len(pattern) == length
+            and all(one in {"*", step} for one, step in zip(pattern, steps, strict=False))
+        ]
+        if found:
+            return found[0]
+    return None
+
+
+def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
+    """Name the keys of ``parallelism`` that change what experts compute, and why."""
+    if not experts:
+        return {}
+    reasons = {
+        "expert_divisor": "the size of the experts' gradients follows from it",
+        "microbatch_sequences": "routers are balanced over each microbatch",
+    }
+    if divisor == "copies":
+        reasons["expert"] = (
+            "with expert_divisor=copies the experts' gradients are as many times larger as "
+            "there are expert ranks"
+        )
+    return reasons
+
+
+def split(tree: Mapping[str, Any]) -> dict[Group, dict[str, Any]]:
+    """Deal the leaves of a settled recipe's tree to their groups, by dotted path.
+
+    The phases of a schedule follow one another in the order of their names in the tree: that
+    order is a leaf of its own.
+    """
+    dealt: dict[Group, dict[str, Any]] = {group: {} for group in Group}
+    experts = tree["model"].get("mlp", {}).get("num_experts") is not None
+    degrees = degrees_that_compute(
+        experts=experts, divisor=str(tree["parallelism"].get("expert_divisor"))
+    )
+    computing = {f"parallelism.{key}" for key in degrees}
+    for path, value in leaves(tree):
+        group = Group.MATHEMATICS if path in computing else declared(path)
+        assert group is not None, f"{path} has no group"
+        dealt[group][path] = value
+    phases = tree["schedule"].get("phases")
+    if isinstance(phases, Mapping):
+        dealt[Group.MATHEMATICS][f"schedule.phases {ORDER}"] = list(phases)
+    return dealt
+
+
+def fingerprint_of(tree: Mapping[str, Any], group: Group) -> str:
+    """Hash one group's leaves: the same for two recipes if and only if none of them differs."""
+    return sha256(json.dumps(split(tree)[group], sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""The software that a run rests on: this repository by room, and the packages it asks for."""
+
+import platform
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from components.spec.frozen import FrozenMapping
+from components.spec.section import Section
+from components.train.provenance import describe_environment, git, source_diff
+from components.train.run_folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+# What a run computes is decided by these; the rest plans, prints and submits.
+COMPUTING = (
+    *("components/build.py", "components/data", "components/model", "components/optim"),
+    *("components/parallelism", "components/spec", "components/train", "corpora", "data_prep"),
+)
+ROOMS = (
+    *COMPUTING,
+    *("cluster", "command", "components/convert", "components/dryrun", "components/errors.py"),
+    *("components/parity", "components/planner", "components/report", "components/sharing"),
+    *("conf", "recipes", "run.py"),
+)
+REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+ABSENT = "absent"
+
+
+class Code(Section):
+    """This repository: its commit, the hash of what differed from it, and of each room."""
+
+    commit: str
+    changes: str
+    rooms: FrozenMapping[str]
+
+
+class Software(Section):
+    """Interpreter, packages and code."""
+
+    python: str
+    packages: FrozenMapping[str]
+    code: Code
+
+
+def write_provenance(folder: RunFolder, words: Sequence[str]) -> None:
+    """Write into a new run's folder what it is made with; ``words`` are the command's."""
+    command = ["python", *sys.argv[:1], *words]
+    folder.write_json("environment.json", describe_environment(command))
+    folder.write_json("software.json", describe_software().model_dump(mode="json"))
+    if diff := source_diff():
+        (folder.path / "source.diff").write_text(diff, "utf-8")
+
+
+def describe_software() -> Software:
+    """Hash the code as it lies here, and ask for the versions that are installed."""
+    changes = source_diff()
+    code = Code(
+        commit=git("rev-parse", "HEAD").strip() or ABSENT,
+        changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
+        rooms={room: hash_room(ROOT / room) for room in ROOMS},
+    )
+    packages = {name: _version(name) for name in _required()}
+    return Software(python=platform.python_version(), packages=packages, code=code)
+
+
+def hash_room(place: Path) -> str:
+    """Hash the names and contents of a file, or all that are in a folder."""
+    digest = sha256()
+    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            name = file.relative_to(place.parent).as_posix()
+            digest.update(f"{name}\0{sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def files_changed(commit: str, room: str) -> list[str]:
+    """Ask git which files of a room differ from ``commit``; none if it cannot tell."""
+    if commit == ABSENT:
+        return []
+    return git("diff", "--name-only", commit, "--", room).splitlines()
+
+
+def _required() -> Iterator[str]:
+    """Name the packages that ``requirements/`` asks for by name, and torch."""
+    names = {"torch"}
+    for part in ("run", "data", "deepspeed"):
+        lines = (ROOT / "requirements" / f"{part}.in").read_text("utf-8").splitlines()
+        names |= {found.group() for line in lines if (found := REQUIREMENT.match(line))}
+    yield from sorted(names)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ABSENT

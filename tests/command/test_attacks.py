@@ -1,0 +1,192 @@
+"""Files that somebody sent with intent: refused by line, before anything happens.
+
+Each attack is a file under ``attacks/``; ``index.json`` says by which line and message it is
+refused, and which guard does it. With that guard taken away it is not.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from command.arguments import ROOT, read_point
+from command.compose import compose_recipe
+from command.data_file import MAX_BYTES, read_data
+from command.recipe_file import check_recipe_file
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from tests.command.attacked import ATTACKS, attack
+
+INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
+GUARDED = [one for one in INDEX if one["guard"]]
+# What composing reads of ours, and of Hydra's own settings.
+READ = (
+    *(str(ROOT / room) for room in ("conf", "recipes", "components")),
+    *(str(ATTACKS), str(Path(hydra.__file__).parent / "conf")),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a link that leads out of it, to somebody's texts."""
+    outside, here = tmp_path / "outside", tmp_path / "here"
+    for place in (outside, here):
+        place.mkdir()
+    (outside / "secret.txt").write_text("secret", "utf-8")
+    (here / "linked").symlink_to(outside)
+    monkeypatch.chdir(here)
+    return here
+
+
+def names(attacks: list[dict[str, Any]]) -> list[str]:
+    return [one["name"] for one in attacks]
+
+
+def test_every_file_is_in_the_index_and_attacks_come_in_many_kinds() -> None:
+    assert sorted(names(INDEX)) == sorted(file.stem for file in ATTACKS.glob("*.yaml"))
+    assert len({one["guard"] for one in GUARDED}) >= 11
+
+
+def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
+    folder: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.command.attacked"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    for one in INDEX:
+        refusal = found["refusals"][one["name"]]
+        assert refusal.startswith(f"{one['name']}.yaml:{one['line']}"), refusal or one["name"]
+        assert one["message"] in refusal
+    acts = [told for told in found["told"] if told[1] != "read"]
+    assert acts == []
+    read = {path for _, kind, path in found["told"] if kind == "read"}
+    assert {path for path in read if not path.startswith(READ)} == set()
+    assert any(path.endswith("attacks/tag.yaml") for path in read), "the hook heard nothing"
+    assert sorted(path.name for path in folder.iterdir()) == ["linked"]
+
+
+@pytest.mark.parametrize("one", GUARDED, ids=names(GUARDED))
+def test_without_its_guard_the_attack_is_not_refused_so(
+    one: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = one["guard"].rpartition(".")
+    monkeypatch.setattr(importlib.import_module(module), name, lambda *_: None)
+    try:
+        refusal = attack(ATTACKS / f"{one['name']}.yaml")
+    except Exception as error:  # noqa: BLE001 (without its guard it may break whatever it likes)
+        refusal = repr(error)
+    assert one["message"] not in refusal
+
+
+def test_a_resolver_that_survives_would_tell_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.spec.targets.refuse_reference", lambda *_: None)
+    survived = composed(ATTACKS / "resolver_that_survives.yaml").model["init_from"]
+    assert survived == "${oc.env:HOME}"  # which Hydra would fill in when it builds the model
+
+
+def test_without_the_gate_of_references_the_environment_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("command.recipe_file.check_interpolations", lambda *_: None)
+    monkeypatch.setenv("HOME", "/home/of/somebody")
+    assert composed(ATTACKS / "environment_resolver.yaml").why == "/home/of/somebody"
+
+
+def composed(file: Path) -> Recipe:
+    return compose_recipe(read_point([f"recipe={file}"]))
+
+
+def test_what_the_user_names_may_lie_anywhere(folder: Path) -> None:
+    file = ATTACKS / "absolute_folder.yaml"
+    assert "leads out" in attack(file)
+    mine = compose_recipe(read_point([f"recipe={file}", "data.folder=/tmp/mine"]))
+    assert mine.data.folder == "/tmp/mine"
+
+
+def test_no_more_than_the_limit_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "huge.yaml").write_text("# \n" * (MAX_BYTES // 3 + 1))
+    assert "huge.yaml:333334: huge.yaml is larger than 1,000,000 bytes" in attack(
+        Path("huge.yaml")
+    )
+    monkeypatch.setattr("command.data_file.refuse_size", lambda *_: None)
+    assert "holds no mapping" in attack(Path("huge.yaml"))
+
+
+def test_a_device_and_a_pipe_are_no_files(folder: Path) -> None:
+    os.mkfifo("pipe.yaml")
+    Path("device.yaml").symlink_to("/dev/zero")
+    for name in ("pipe.yaml", "device.yaml"):
+        assert f"{name} is no regular file" in attack(Path(name))
+
+
+def test_a_wide_mapping_is_read_in_linear_time(folder: Path) -> None:
+    Path("wide.yaml").write_text("".join(f"k{number}: 1\n" for number in range(8_000)))
+    assert "wide.yaml:1: k0: a recipe has no such section" in attack(Path("wide.yaml"))
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+KEYS = st.sampled_from([
+    *(
+        "name",
+        "defaults",
+        "model",
+        "data",
+        "optimizer",
+        "_target_",
+        "sources",
+        "files",
+        "hydra",
+    ),
+    *("override /model", "folder", "cluster", "${", "<<", "_args_", "published"),
+]) | st.text(max_size=5)
+TREES = st.recursive(
+    SCALARS | st.sampled_from(["${oc.env:HOME}", "os.system", "../x", "/x", "${name}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+FUZZED = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def read_or_refuse(content: bytes) -> None:
+    """Read a file as a recipe; anything but a refusal propagates."""
+    file = Path("fuzzed.yaml")
+    file.write_bytes(content)
+    try:
+        sent = read_data(file, "recipe")
+        check_recipe_file(sent)
+    except RecipeError:
+        return
+    assert "${oc." not in json.dumps(sent.tree)
+
+
+@FUZZED
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_read_or_refused(folder: Path, content: bytes) -> None:
+    read_or_refuse(content)
+
+
+@FUZZED
+@given(tree=st.dictionaries(KEYS, TREES, max_size=4))
+def test_any_tree_is_read_or_refused(folder: Path, tree: dict[str, Any]) -> None:
+    read_or_refuse(json.dumps(tree).encode())

@@ -1,0 +1,259 @@
+"""``lock``, ``verify``, ``diff`` and ``pack`` as a user meets them, without a run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.sharing.lock import is_sealed
+
+Json = Callable[..., dict[str, Any]]
+MADE: dict[str, str] = {}
+SMALL = ("recipe=bloom560m", "model.dim=64")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def answer(capfd: pytest.CaptureFixture[str]) -> Json:
+    """Act, and read the one JSON object that it prints."""
+
+    def call(*words: str, status: int = 0) -> dict[str, Any]:
+        capfd.readouterr()
+        code = main([*words, "output=json"])
+        said = capfd.readouterr()
+        assert code == status, said.err
+        tree: dict[str, Any] = json.loads(said.out)
+        return tree
+
+    return call
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Write a lock and a bundle once; tests work on copies."""
+    for action, name in (("lock", "x.lock.yaml"), ("pack", "x.recipe.yaml")):
+        file = tmp_path_factory.mktemp(action) / name
+        assert main([*SMALL, f"action={action}", f"file={file}"]) == 0
+        MADE[name] = file.read_text("utf-8")
+
+
+def give(name: str) -> None:
+    Path(name).write_text(MADE[name], "utf-8")
+
+
+def keys(tree: dict[str, Any], group: str) -> set[str]:
+    return {one["key"] for one in tree["differences"][group]}
+
+
+def test_what_differs_in_machine_alone_is_the_same_mathematics(answer: Json) -> None:
+    a = "a=gpt175b cluster=smng_p2"
+    tree = answer("action=diff", a, "b=gpt175b cluster=hopper data.folder=elsewhere")
+    assert (tree["same_mathematics"], tree["same_layout"]) == (True, True)
+    assert not tree["same_machine"]
+    assert {"cluster.name", "data.folder"} <= keys(tree, "machine")
+
+
+def test_other_ranks_are_another_layout_of_the_same_mathematics(answer: Json) -> None:
+    words = ("action=diff", "scale=mini", "a=teuken7b", "b=teuken7b cluster.ranks=8")
+    tree = answer(*words)
+    assert tree["same_mathematics"]
+    assert {"parallelism.data", "parallelism.tensor"} <= keys(tree, "layout")
+    assert {"cluster.ranks"} <= keys(tree, "machine")
+    assert not any("masks" in note for note in tree["notes"])
+    dropping = answer(*words, "model.dropout=0.1")
+    assert dropping["same_mathematics"]
+    assert any("draws other masks" in note for note in dropping["notes"])
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("optimizer.eps=1e-6", "optimizer.eps"),
+        ("model.dropout=0.2", "model.dropout"),
+        ("data.document_mask=true", "data.document_mask"),
+        ("tokenizer.normalization=nfc", "tokenizer.normalization"),
+        ("budget.seed=7", "budget.seed"),
+        ("precision.reduce=bfloat16", "precision.reduce"),
+    ],
+)
+def test_these_keys_change_the_mathematics(word: str, key: str, answer: Json) -> None:
+    tree = answer("action=diff", "a=bloom7b1", f"b=bloom7b1 {word}")
+    assert not tree["same_mathematics"]
+    assert key in keys(tree, "mathematics")
+    assert tree["same_layout"]
+
+
+def test_microbatches_of_experts_are_mathematics(answer: Json) -> None:
+    b = "b=mula7b_a1b parallelism.microbatch_sequences=2"
+    tree = answer("action=diff", "scale=mini", "a=mula7b_a1b", b)
+    assert keys(tree, "mathematics") == {"parallelism.microbatch_sequences"}
+    assert tree["differences"]["mathematics"][0]["b"] == 2
+    assert tree["same_layout"]
+
+
+def test_a_lock_holds_until_something_changes(folder: Path, answer: Json) -> None:
+    give("x.lock.yaml")
+    tree = answer("action=verify", "file=x.lock.yaml")
+    assert [tree[f"same_{group}"] for group in ("mathematics", "layout", "machine")] == [
+        True
+    ] * 3
+    assert any("prepared data" in note for note in tree["notes"])
+    assert [path.name for path in folder.iterdir()] == ["x.lock.yaml"]
+    assert main(["action=diff", "a=x.lock.yaml", "b=bloom560m"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("eps: 1.0e-08", "eps: 1.0e-07", "optimizer.eps"),
+        ("corpora: ", "corpora: x", "code.corpora"),
+        ("components/model: ", "components/model: x", "code.components/model"),
+        ("clip_norm: 1.0", "clip_norm: 2.0", "optimizer.clip_norm"),
+    ],
+)
+def test_an_edited_lock_is_told_and_so_is_where(
+    old: str, new: str, key: str, answer: Json
+) -> None:
+    give("x.lock.yaml")
+    file = Path("x.lock.yaml")
+    text = (
+        file
+        .read_text("utf-8")
+        .replace('corpora: "', "corpora: ")
+        .replace('components/model: "', "components/model: ")
+    )
+    assert old in text
+    file.write_text(_unquoted(text.replace(old, new)), "utf-8")
+    found = keys(answer("action=verify", "file=x.lock.yaml", status=1), "mathematics")
+    assert {key, "x.lock.yaml"} <= found
+
+
+def _unquoted(text: str) -> str:
+    """Take the quotes of hashes away whose first quote was taken."""
+    return "\n".join(
+        line.rstrip('"') if line.count('"') == 1 else line for line in text.splitlines()
+    )
+
+
+def test_every_byte_below_the_seal_is_sealed() -> None:
+    give("x.lock.yaml")
+    text = Path("x.lock.yaml").read_text("utf-8")
+    assert is_sealed(text)
+    start = text.index("\nlock: 1")
+    for place in range(start + 1, len(text), 97):
+        assert not is_sealed(text[:place] + "~" + text[place + 1 :])
+
+
+def test_a_byte_of_the_code_changes_the_hash_of_its_room(folder: Path) -> None:
+    from components.train.software import hash_room
+
+    room = folder / "room"
+    room.mkdir()
+    (room / "a.py").write_text("x = 1\n")
+    before = hash_room(room)
+    (room / "a.py").write_text("x = 2\n")
+    assert hash_room(room) != before
+    (room / "a.py").write_text("x = 1\n")
+    (room / "__pycache__").mkdir()
+    (room / "__pycache__" / "a.pyc").write_text("compiled")
+    assert hash_room(room) == before
+    (room / "a.py").rename(room / "b.py")
+    assert hash_room(room) != before
+
+
+def test_a_bundle_composes_what_was_packed_at_every_scale() -> None:
+    words = ["model.dim=64", "optimizer.lr=1e-4", "data.folder=mine", "cluster.ranks=2"]
+    main(["recipe=teuken7b", *words, "action=pack", "file=x.recipe.yaml"])
+    named = compose_recipe(read_point(["recipe=teuken7b", *words[:2], words[3]]))
+    received = compose_recipe(read_point(["recipe=x.recipe.yaml"]))
+    assert received == named
+    juwels = ["cluster=juwels", "optimizer.lr=2e-4"]
+    at_home = compose_recipe(read_point(["recipe=teuken7b", words[0], *juwels]))
+    assert compose_recipe(read_point(["recipe=./x.recipe.yaml", *juwels])) == at_home
+
+
+def test_a_bundle_needs_no_file_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    give("x.recipe.yaml")
+    text = Path("x.recipe.yaml").read_text("utf-8").replace("recipe: bloom560m", "recipe: gone")
+    Path("x.recipe.yaml").write_text(text, "utf-8")
+    assert compose_recipe(read_point(["recipe=x.recipe.yaml"])).name == "bloom560m"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("values: {", "values: {cluster.site.setup: [], ", "a bundle never sets its machine"),
+        ("values: {", "values: {hydra.run.dir: x, ", "a bundle never sets its machine"),
+        ("values: {", 'values: {why: "${oc.env:HOME}", ', "only ${section.key}"),
+        ("values: {", "values: {data.tokenizer_folder: /etc, ", "'/etc' leads out of"),
+        ("components.model.mlp.MLP", "components.train.agent.Agent", "composed.model.mlp._t"),
+        (
+            "composed:\n",
+            "composed:\n  cluster: {}\n",
+            "the section cluster is no section of it",
+        ),
+        ("  home: jean_zay_v100\n", "", "the section home is missing"),
+        ("lock: 1", "lock: 2", "lock: input should be 1"),
+    ],
+)
+def test_a_hostile_bundle_is_refused_by_line(
+    old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    give("x.recipe.yaml")
+    head, composed, tail = Path("x.recipe.yaml").read_text("utf-8").partition("composed:\n")
+    parts = [head, composed + tail]
+    place = 0 if old.startswith(("values", "lock")) else 1
+    assert old in parts[place]
+    parts[place] = parts[place].replace(old, new, 1)
+    Path("x.recipe.yaml").write_text("".join(parts), "utf-8")
+    assert main(["recipe=x.recipe.yaml", "action=show"]) == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert said.splitlines()[-2 if "\n  " in said else -1].startswith("x.recipe.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("action=verify",), "file: no lock is named"),
+        (("action=verify", "file=mine.yaml"), "mine.yaml is a recipe, no lock"),
+        (("action=verify", "file=stale.lock.yaml"), "it froze is no recipe any more: recipe"),
+        (("action=diff", "a=bloom560m"), "b: two sides are compared"),
+        (("action=diff", "a=bloom560m", "b=nothing"), "there is no recipe 'nothing'"),
+        (("recipe=x.lock.yaml", "action=show"), "a lock freezes a recipe of this repository"),
+        ((*SMALL, "action=lock", "parallelism=auto"), "another search may find another"),
+        ((*SMALL, "action=pack", "file=."), "file: . is a folder"),
+        (("recipe=x.recipe.yaml", "optimizer=adam"), "optimizer: a bundle has its own"),
+    ],
+)
+def test_wrong_input_is_told(
+    words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text("defaults: [bloom560m]\n")
+    give("x.lock.yaml")
+    give("x.recipe.yaml")
+    text = Path("x.lock.yaml").read_text("utf-8").replace("recipe: bloom560m", "recipe: gone")
+    Path("stale.lock.yaml").write_text(text, "utf-8")
+    capfd.readouterr()
+    assert main(words) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_file_that_is_there_is_replaced_only_by_name(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SMALL, "action=lock"]) == 0
+    name = capfd.readouterr().out.strip()
+    assert main([*SMALL, "action=lock"]) == 2
+    assert f"{name} is there already" in capfd.readouterr().err
+    assert main([*SMALL, "action=lock", f"file={name}"]) == 0

@@ -1,0 +1,95 @@
+"""A bundle made in one clone runs in another: the same losses; a changed byte is named."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.life.conftest import ROOT, TINY, Program, environment
+from tests.life.test_train import entries
+
+CLONED = (
+    *("run.py", "command", "components", "cluster", "data_prep"),
+    *("conf", "recipes", "corpora", "requirements"),
+)
+OWN = ("data.", "recipe=", "budget.total", "checkpoint.", "evaluation.", "tokenizer.")
+WORDS = (
+    *(word for word in TINY if not word.startswith(OWN)),
+    *("recipe=first", "data.shares={en: 0.5, de: 0.5}", "tokenizer.vocab_size=640"),
+    *("budget.total_tokens=3_072", "checkpoint.every_tokens=3_072"),
+    *("evaluation.every_tokens=3_072", "model.dropout=0.1"),
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(home: Path) -> Path:
+    """Train in a clone of this repository, pack the run, and remove the clone."""
+    clone, file = home / "clone", home / "first.recipe.yaml"
+    clone.mkdir()
+    for name in CLONED:
+        place = ROOT / name
+        if place.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(place, clone / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(place, clone / name)
+    recipe = (ROOT / "recipes" / "teuken7b.yaml").read_text("utf-8")
+    (clone / "recipes" / "first.yaml").write_text(
+        recipe.replace("name: teuken7b", "name: first")
+    )
+    for words in ((*WORDS, "run=made"), ("action=pack", "run=made", f"file={file}")):
+        subprocess.run(
+            [sys.executable, "run.py", *words],
+            cwd=clone,
+            env=environment(),
+            capture_output=True,
+            check=True,
+        )
+    shutil.move(clone / "made", home / "made")
+    shutil.rmtree(clone)
+    return file
+
+
+@pytest.fixture(scope="module")
+def ran(bundle: Path) -> Path:
+    return bundle.parent / "ran"
+
+
+def test_another_clone_finds_the_same_losses_bit_for_bit(
+    bundle: Path, ran: Path, home: Path, program: Program
+) -> None:
+    done = program(f"recipe={bundle}", f"run={ran}")
+    there, here = entries(home / "made", "step"), entries(ran, "step")
+    assert len(here) == 6
+    assert [one["loss"].hex() for one in here] == [one["loss"].hex() for one in there]
+    assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
+    assert "same mathematics, same layout, same machine as where it was packed" in done.stderr
+    program("action=verify", f"file={bundle}", f"run={ran}")
+
+
+def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Program) -> None:
+    done = program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
+    assert "bundle: optimizer.eps: 1e-08 there, 1e-06 here" in done.stderr
+    assert "bundle: other losses: the last of 6 is" in done.stderr
+    done = program(
+        *("action=verify", "output=json", f"file={bundle}", f"run={home / 'other'}"), status=1
+    )
+    found = {one["key"] for one in json.loads(done.stdout)["differences"]["mathematics"]}
+    assert {"optimizer.eps", "losses.sha256", "losses.last"} <= found
+
+
+@pytest.mark.parametrize("name", ["de.train.tokens", "tokenizer.model"])
+def test_a_changed_byte_of_the_data_is_named(
+    name: str, bundle: Path, ran: Path, home: Path, program: Program
+) -> None:
+    program("action=verify", f"file={bundle}")
+    (file,) = (home / "prepared").glob(f"*/{name}")
+    content = file.read_bytes()
+    file.write_bytes(content[:70] + bytes([content[70] ^ 1]) + content[71:])
+    done = program("action=verify", "output=json", f"file={bundle}", status=1)
+    file.write_bytes(content)
+    changed = json.loads(done.stdout)["differences"]["mathematics"]
+    assert [one["key"] for one in changed] == [f"data: {name}"]
