@@ -12,6 +12,7 @@ from data_prep.files import open_files
 from data_prep.formats import kind_of
 from data_prep.hub import HubInput, HubName
 from data_prep.read import Document, Input
+from data_prep.split import GroupRange
 from data_prep.token_source import TokenSource, open_token_source
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -36,11 +37,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class OpenSource:
-    """The inputs of one source and the hash of each."""
+    """The inputs of one source and the hash of each; ``groups`` where a pass has told them."""
 
     inputs: tuple[Input, ...]
     records: tuple[FileRecord, ...]
     column: str
+    groups: GroupRange | None = None
 
     def identity(self) -> list[tuple[str, str | None, str]]:
         """Say what decides the text: contents, formats and column; not where the files lie."""
