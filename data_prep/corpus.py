@@ -14,6 +14,7 @@ from components.errors import RecipeError
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.near_duplicates import NearDuplicates
+from data_prep.hashes import HashFile, hash_file
 from data_prep.sources import OpenSource, open_source
 from data_prep.split import GroupRange
 from data_prep.stages import clean, duplicates, keep, signatures
@@ -43,6 +44,7 @@ class Corpus:
     sources: Mapping[str, Source]
     preparation: Preparation
     passes: Passes
+    hashed: HashFile = hash_file
 
     def clean(self) -> Cleaned:
         """Bring every pass to its end, or find it there.
@@ -89,7 +91,10 @@ class Corpus:
             task
             for name in sorted(self.sources)
             for task in cut_source(
-                name, open_source(name, self.sources[name]), self.preparation.shard_bytes
+                name,
+                open_source(name, self.sources[name], self.hashed),
+                self.preparation.shard_bytes,
+                self.hashed,
             )
         ]
 
@@ -113,7 +118,7 @@ class Corpus:
         tally = passes[-1].manifest.tally
         return OpenSource(
             inputs=shards,
-            records=tuple(shard.record() for shard in shards),
+            records=tuple(shard.record(self.hashed) for shard in shards),
             column="text",
             groups=GroupRange(*tally.groups[name], tally.of_source(name).documents_out),
         )

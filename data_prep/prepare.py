@@ -26,6 +26,7 @@ from components.data.manifest import (
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.given_tokenizer import find_tokenizer, take_tokenizer
+from data_prep.hashes import HashFile, hash_file
 from data_prep.sources import OpenSource, Source, open_sources
 from data_prep.split import choose_split, measure_groups
 from data_prep.stages.disk import full_disk_told
@@ -78,19 +79,20 @@ def prepare(
     say: Say,
     tokenise: Tokenise,
     stages: Mapping[str, StageRecord] | None = None,
+    hashed: HashFile = hash_file,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
     What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
     their sizes alone, where reading all of a large corpus takes too long.
     ``stages`` is the record of what cleaned the sources before, if anything did. ``tokenise``
-    says where the work is done, which changes no byte.
+    says where the work is done, which changes no byte; ``hashed`` may know hashes from before.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
-    opened = open_sources(sources)
+    opened = open_sources(sources, hashed)
     task = _Preparation(
         sources={key: one for key, one in opened.items() if isinstance(one, OpenSource)},
         token_sources={key: one for key, one in opened.items() if isinstance(one, TokenSource)},

@@ -22,6 +22,7 @@ from components.spec.data import Source
 from components.spec.recipe import Recipe
 from components.train.mixture import make_order
 from data_prep.card import describe
+from data_prep.hashes import FILE_NAME, HashCache, HashFile
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
@@ -67,12 +68,14 @@ def prepare_data(
                 "no text is named for this source",
                 f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
             )
-    sources, stages, tokenise = _cleaned(recipe, site)
+    hashed = HashCache(path=Path(recipe.data.folder) / FILE_NAME)
+    sources, stages, tokenise = _cleaned(recipe, site, hashed)
     tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
         sources=sources,
         stages=stages,
         tokenise=tokenise,
+        hashed=hashed,
         tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
@@ -121,7 +124,7 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
 
 
 def _cleaned(
-    recipe: Recipe, site: Mapping[str, Any]
+    recipe: Recipe, site: Mapping[str, Any], hashed: HashFile
 ) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord], Tokenise]:
     """Clean the sources if the recipe says how; what that needs is imported only then.
 
@@ -141,7 +144,9 @@ def _cleaned(
         executor=_executor(recipe, preparation, site),
         say=_say,
     )
-    cleaned = Corpus(sources=texts, preparation=preparation, passes=passes).clean()
+    cleaned = Corpus(
+        sources=texts, preparation=preparation, passes=passes, hashed=hashed
+    ).clean()
     print_stages(cleaned.stages, raw)
     return {**raw, **cleaned.sources}, cleaned.stages, InPasses(passes=passes)
 
