@@ -84,7 +84,7 @@ def test_ray_gives_the_bytes_that_this_machine_gives(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert main([*words, "data.folder=here"]) == 0
