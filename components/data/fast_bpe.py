@@ -1,7 +1,7 @@
 """The ids of `tokenizers`, found some ten times sooner: fastokens, where it agrees.
 
-`tokenizers` trains and decides what the ids are. fastokens reads the same file and is used if it
-gives the same ids for texts of what tokenizers are known to differ in.
+`tokenizers` trains and decides what the ids are. fastokens reads the same file and is used if
+it gives the same ids for texts of what tokenizers are known to differ in.
 """
 
 from collections.abc import Callable, Iterator
