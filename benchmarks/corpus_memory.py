@@ -42,6 +42,8 @@ SETTINGS = (
     "data.verify=sizes",
 )
 SAMPLE_SECONDS = 0.2
+# Pages of mapped files count as resident, but the kernel takes them back when it needs them.
+KINDS = {"VmHWM": "bytes", "RssAnon": "anonymous_bytes"}
 
 
 def main(folder: Path, sizes: Sequence[int]) -> int:
@@ -108,7 +110,9 @@ def _prepare(corpus: Path, folder: Path) -> dict[str, Any]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    peaks = {"command_bytes": 0, "worker_bytes": 0}
+    peaks = dict.fromkeys(
+        (f"{who}_{kind}" for who in ("command", "worker") for kind in KINDS.values()), 0
+    )
     watcher = threading.Thread(target=_watch, args=(command, peaks), daemon=True)
     watcher.start()
     out, err = command.communicate()
@@ -117,19 +121,21 @@ def _prepare(corpus: Path, folder: Path) -> dict[str, Any]:
     return {
         **peaks,
         "seconds": time.perf_counter() - start,
-        "stages": out.splitlines()[1:6],
+        "stages": [line.rstrip() for line in out.splitlines()[1:-1]],
     }
 
 
 def _watch(command: "subprocess.Popen[str]", peaks: dict[str, int]) -> None:
-    """Take the high-water marks, which the kernel keeps, while the processes live."""
+    """Take the high-water marks, which the kernel keeps, and samples of what is no file's."""
     while command.poll() is None:
         for process in _family(command.pid):
-            kind = "command_bytes" if process == command.pid else "worker_bytes"
-            try:
-                peaks[kind] = max(peaks[kind], resident_bytes("VmHWM", str(process)))
-            except (OSError, KeyError):
-                continue  # it has ended meanwhile
+            who = "command" if process == command.pid else "worker"
+            for field, kind in KINDS.items():
+                try:
+                    found = resident_bytes(field, str(process))
+                except (OSError, KeyError):
+                    break  # it has ended meanwhile
+                peaks[f"{who}_{kind}"] = max(peaks[f"{who}_{kind}"], found)
         time.sleep(SAMPLE_SECONDS)
 
 
