@@ -6,7 +6,10 @@ encodes and throws the ids away: no way can be faster with it. Near duplicates o
 similarity are planted, so that recall is counted, not estimated. Memory is the highest of any
 one process, on text repeated to several sizes.
 
-    python -m benchmarks.data_prep FOLDER [MEGABYTES [ROUNDS]]
+    python -m benchmarks.data_prep FOLDER [MEGABYTES [ROUNDS [PART ...]]]
+
+Parts are the families of tokenizers, near_duplicates and memory; what is not named keeps its
+figures.
 """
 
 import json
@@ -30,12 +33,19 @@ from components.convert.tokenizer import convert_unigram
 
 RESULT = Path(__file__).parent / "results" / "data_prep.json"
 # Family: pieces, and how much of the text it is measured on: the slower, the less.
-FAMILIES = {"unigram_eu24": (100_000, 1), "bpe_gpt2": (32_000, 0.2)}
+FAMILIES = {
+    "unigram_eu24": (100_000, 1.0),
+    "bpe_gpt2": (32_000, 0.5),
+    "bpe_neox_dolma": (50_280, 0.5),
+    "bpe_bloom": (64_000, 0.5),
+}
 TOKENIZING, REMOVING = ("ours", "bare", "datatrove"), ("ours", "datatrove")
+WITHOUT_ENGINE = ("unigram_eu24",)  # `tokenizers` encodes the others, too
 THRESHOLD, VERIFIED_BANDS, VERIFIED_ROWS = 0.8, 21, 6
 MEMORY_MULTIPLES = {"signatures": (1, 5, 20), "tokens": (0.25, 1, 4)}
 MEMORY_FAMILY = "unigram_eu24"
 TRAINING_DOCUMENTS = 5_000
+PARTS = (*FAMILIES, "near_duplicates", "memory")
 CONVENTION = (
     "MB of UTF-8 text a second, read from JSONL by two workers until the output is on disk, "
     "start of the workers included, and the same by seconds of processor, which a busy host "
@@ -44,7 +54,7 @@ CONVENTION = (
 )
 
 
-def main(folder: Path, megabytes: int, rounds: int) -> int:
+def main(folder: Path, megabytes: int, rounds: int, parts: Sequence[str]) -> int:
     """Measure, keep, show."""
     try:
         files = real_text(folder)
@@ -52,24 +62,27 @@ def main(folder: Path, megabytes: int, rounds: int) -> int:
         print(f"no real text: {error}", file=sys.stderr)
         return 1
     texts = _take(files, megabytes * 1_000_000)
-    summary: dict[str, Any] = {"convention": CONVENTION, "megabytes": megabytes}
+    summary: dict[str, Any] = json.loads(RESULT.read_text())
+    summary |= {"convention": CONVENTION, "megabytes": megabytes}
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        for family in FAMILIES:
+        for family in [one for one in FAMILIES if one in (parts or PARTS)]:
             summary[family] = _tokenizing(texts, family, Path(work), rounds)
             print(
                 json.dumps({family: summary[family]["ratio_by_processor_seconds"]}), flush=True
             )
-        summary["near_duplicates"] = _near_duplicates(texts, Path(work), rounds)
-        print(json.dumps(summary["near_duplicates"], indent=1), flush=True)
-        summary["memory"] = _memory(texts, Path(work), megabytes)
-        print(json.dumps(summary["memory"], indent=1))
+        if "near_duplicates" in (parts or PARTS):
+            summary["near_duplicates"] = _near_duplicates(texts, Path(work), rounds)
+            print(json.dumps(summary["near_duplicates"], indent=1), flush=True)
+        if "memory" in (parts or PARTS):
+            summary["memory"] = _memory(texts, Path(work), megabytes)
+            print(json.dumps(summary["memory"], indent=1))
     summary |= {"machine": machine(), "workers": ours.WORKERS, "versions": _versions()}
     RESULT.write_text(json.dumps(summary, indent=1) + "\n")
     return 0
 
 
 def _versions() -> dict[str, str]:
-    names = ("datatrove", "numpy", "rensa", "sentencepiece", "tokenizers")
+    names = ("datatrove", "fastokens", "numpy", "rensa", "sentencepiece", "tokenizers")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
@@ -147,8 +160,9 @@ def _tokenizing(texts: Sequence[str], family: str, work: Path, rounds: int) -> d
     some = texts[: int(len(texts) * share)]
     files, megabytes = _deal(some, work / family)
     trained = _trained(texts, family, work.parent)
+    ways = TOKENIZING if family in WITHOUT_ENGINE else (*TOKENIZING, "tokenizers")
     measured = _rounds(
-        TOKENIZING, rounds, lambda way: ("encode", way, family, pieces, trained, *files)
+        ways, rounds, lambda way: ("encode", way, family, pieces, trained, *files)
     )
     tokens = {way: rounds_[0]["result"] for way, rounds_ in measured.items()}
     return {**_rates(megabytes, measured), "pieces": pieces, "tokens": tokens}
@@ -223,5 +237,5 @@ def _memory(texts: Sequence[str], work: Path, megabytes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    megabytes, rounds = [*map(int, sys.argv[2:]), *(200, 3)[len(sys.argv) - 2 :]]
-    sys.exit(main(Path(sys.argv[1]), megabytes, rounds))
+    megabytes, rounds = [*map(int, sys.argv[2:4]), *(200, 3)[len(sys.argv) - 2 :]]
+    sys.exit(main(Path(sys.argv[1]), megabytes, rounds, sys.argv[4:]))

@@ -46,10 +46,11 @@ def _encode(folder: Path, way: str, family: str, pieces: str, trained: str, *fil
         from benchmarks.data_prep_peer import encode_datatrove  # slow to import
 
         return encode_datatrove(paths[0].parent, Path(trained, "tokenizer.json"), folder)
-    tokenizer = ours.tokenizer_of(family, vocab_size=int(pieces))
-    tokenizer.load(Path(trained))
+    tokenizer = ours.Trained(family, int(pieces), Path(trained))
     if way == "bare":
         return ours.encode_bare(paths, tokenizer)
+    if way == "tokenizers":
+        return ours.encode_engine(paths, tokenizer)
     return ours.encode_ours(paths, tokenizer, folder)
 
 
@@ -73,11 +74,8 @@ def _peak(
         settings = ours.settings_of("none", ours.BANDS, ours.ROWS)
         documents = write_signatures(texts, folder / "a.npy", settings)
     else:
-        tokenizer = ours.tokenizer_of(family, vocab_size=int(pieces))
-        tokenizer.load(Path(trained))
-        documents = encode(
-            folder / "a.tokens", texts, tokenizer, workers=ours.WORKERS
-        ).documents
+        tokenizer = ours.Trained(family, int(pieces), Path(trained)).load()
+        documents = encode(folder / "a.tokens", texts, tokenizer).documents
     return {"documents": documents, "peak_bytes": max(peaks)}
 
 

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tokenizers import Tokenizer as Engine
 
 from components.build import build
 from components.data.tokenizer import Tokenizer
@@ -37,21 +39,55 @@ def texts_of(files: Sequence[Path]) -> Iterator[str]:
         yield from (document.text for document in reader.documents())
 
 
-def encode_ours(files: Sequence[Path], tokenizer: Tokenizer, folder: Path) -> int:
-    """Write one token file of all texts; return its tokens."""
-    return encode(folder / "ours.tokens", texts_of(files), tokenizer, workers=WORKERS).tokens
+@dataclass(frozen=True)
+class Trained:
+    """A tokenizer on disk, which each process loads for itself."""
+
+    family: str
+    pieces: int
+    folder: Path
+
+    def load(self) -> Tokenizer:
+        tokenizer = tokenizer_of(self.family, vocab_size=self.pieces)
+        tokenizer.load(self.folder)
+        return tokenizer
 
 
-def encode_bare(files: Sequence[Path], tokenizer: Tokenizer) -> int:
+def encode_ours(files: Sequence[Path], trained: Trained, folder: Path) -> int:
+    """Write a token file of each file in a process of its own; return the tokens."""
+    targets = [folder / f"{file.stem}.tokens" for file in files]
+    with _pool() as pool:
+        return sum(pool.map(partial(_encode_file, trained=trained), files, targets))
+
+
+def _encode_file(file: Path, target: Path, trained: Trained) -> int:
+    return encode(target, texts_of([file]), trained.load()).tokens
+
+
+def encode_bare(files: Sequence[Path], trained: Trained) -> int:
     """Encode each file's texts in a process of its own and throw the ids away."""
     with _pool() as pool:
-        return sum(pool.map(partial(_encode_away, tokenizer=tokenizer), files))
+        return sum(pool.map(partial(_encode_away, trained=trained), files))
 
 
-def _encode_away(file: Path, tokenizer: Tokenizer) -> int:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process, as `encode` has
+def _encode_away(file: Path, trained: Trained) -> int:
+    tokenizer = trained.load()
     return sum(
         sum(map(len, tokenizer.encode(batch)))
+        for batch in batches(texts_of([file]), BATCH_CHARACTERS)
+    )
+
+
+def encode_engine(files: Sequence[Path], trained: Trained) -> int:
+    """Do the same with `tokenizers` alone."""
+    with _pool() as pool:
+        return sum(pool.map(partial(_encode_by_engine, trained=trained), files))
+
+
+def _encode_by_engine(file: Path, trained: Trained) -> int:
+    engine = Engine.from_file(str(trained.folder / "tokenizer.json"))
+    return sum(
+        sum(len(one.ids) for one in engine.encode_batch_fast(batch, add_special_tokens=False))
         for batch in batches(texts_of([file]), BATCH_CHARACTERS)
     )
 
@@ -83,4 +119,9 @@ def _sign(file: Path, signed: Path, settings: NearDuplicates) -> int:
 
 
 def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"))
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(WORKERS, mp_context=spawn, initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    os.environ["RAYON_NUM_THREADS"] = "1"  # as a worker of a pass has

@@ -4,7 +4,7 @@ Each pass has a folder ``<root>/<pass>-<key>`` whose key hashes the pass's setti
 and the version of its code: a changed setting rebuilds its pass and what follows, no more.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,33 +14,19 @@ from components.errors import RecipeError
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.near_duplicates import NearDuplicates
+from data_prep.hashes import HashFile, hash_file
 from data_prep.sources import OpenSource, open_source
+from data_prep.split import GroupRange
 from data_prep.stages import clean, duplicates, keep, signatures
-from data_prep.stages.cut import cut_source, whole
-from data_prep.stages.engine import run_pass
-from data_prep.stages.executors import Executor
+from data_prep.stages.cut import cut_source
+from data_prep.stages.passes import Pass, Passes
 from data_prep.stages.pin import pin_lists
-from data_prep.stages.plan import Piece, Plan, Task
-from data_prep.stages.record import PassManifest
+from data_prep.stages.plan import Piece, Task
 from data_prep.stages.shards import CleanShard
 from data_prep.stages.tally import Count
 
 READING = {"embedded", "dataset", "column", "language"}  # where files lie makes no difference
 NONE = "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A finished pass: its plan, its folder and its manifest."""
-
-    plan: Plan
-    folder: Path
-    manifest: PassManifest
-
-    def piece(self, task: int, output: int) -> Piece:
-        """Take one file of one task as input of another pass."""
-        record = self.manifest.outputs[task][output]
-        return whole(self.folder / record.name, record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +39,12 @@ class Cleaned:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """All that a preparation needs to know; ``root`` is the folder of the passes."""
+    """All that a preparation needs to know."""
 
     sources: Mapping[str, Source]
     preparation: Preparation
-    root: Path
-    executor: Executor
-    say: Callable[[str], None]
+    passes: Passes
+    hashed: HashFile = hash_file
 
     def clean(self) -> Cleaned:
         """Bring every pass to its end, or find it there.
@@ -67,20 +52,21 @@ class Corpus:
         Raises:
             RecipeError: bad input, nothing left of a source, or see :func:`run_pass`.
         """
-        passes = [self._run(clean, self._clean_settings(), self._raw_tasks())]
+        run = self.passes.run
+        passes = [run(clean, self._clean_settings(), self._raw_tasks())]
         self._check_left(passes)
         near, exact = self.preparation.near_duplicates, self.preparation.exact_duplicates
         if isinstance(near, NearDuplicates):
             each = [
                 Task(source=task.source, pieces=(piece,)) for task, piece in _shards(passes[0])
             ]
-            passes.append(self._run(signatures, signatures.settings_of(near), each))
+            passes.append(run(signatures, signatures.settings_of(near), each))
         if near != NONE or exact != NONE:
             both = self._settings("near_duplicates", "exact_duplicates")
-            passes.append(self._run(duplicates, both, [_all_hashes(passes)]))
+            passes.append(run(duplicates, both, [_all_hashes(passes)]))
         personal = self._settings("personal_data")
         if len(passes) > 1 or personal["personal_data"] != NONE:
-            passes.append(self._run(keep, {"steps": personal}, _last_tasks(passes)))
+            passes.append(run(keep, {"steps": personal}, _last_tasks(passes)))
             self._check_left(passes)
         return Cleaned(
             sources={name: self._opened(name, passes) for name in sorted(self.sources)},
@@ -105,15 +91,12 @@ class Corpus:
             task
             for name in sorted(self.sources)
             for task in cut_source(
-                name, open_source(name, self.sources[name]), self.preparation.shard_bytes
+                name,
+                open_source(name, self.sources[name], self.hashed),
+                self.preparation.shard_bytes,
+                self.hashed,
             )
         ]
-
-    def _run(self, work: Any, settings: Mapping[str, Any], tasks: list[Task]) -> Pass:
-        name = work.__name__.rpartition(".")[2]
-        plan = Plan(work=name, version=work.VERSION, settings=settings, tasks=tuple(tasks))
-        manifest = run_pass(plan, self.root, self.executor, self.say)
-        return Pass(plan=plan, folder=self.root / plan.folder_name, manifest=manifest)
 
     def _check_left(self, passes: list[Pass]) -> None:
         """Refuse to go on where a source has lost every document."""
@@ -132,8 +115,12 @@ class Corpus:
             for i, (task, piece) in enumerate(_shards(passes[-1]))
             if task.source == name
         )
+        tally = passes[-1].manifest.tally
         return OpenSource(
-            inputs=shards, records=tuple(shard.record() for shard in shards), column="text"
+            inputs=shards,
+            records=tuple(shard.record(self.hashed) for shard in shards),
+            column="text",
+            groups=GroupRange(*tally.groups[name], tally.of_source(name).documents_out),
         )
 
 

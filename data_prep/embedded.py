@@ -14,6 +14,7 @@ from pathlib import Path
 
 from components.data.files import FileRecord
 from components.errors import RecipeError
+from data_prep.hashes import HashFile, hash_file
 from data_prep.read import Document, Input, LocalFile
 
 CORPORA = Path(__file__).resolve().parents[1] / "corpora"
@@ -46,7 +47,7 @@ class Library:
     name: str
     read: Callable[[], tuple[LibraryDocument, ...]]
 
-    def record(self) -> FileRecord:
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the documents, which differ from one Python version to the next."""
         digest = hashlib.sha256()
         num_bytes = 0

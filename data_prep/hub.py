@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from components.data.files import FileRecord
 from components.errors import RecipeError
+from data_prep.hashes import HashFile, hash_file
 from data_prep.read import Document, Text, only_text
 
 ROWS = 256
@@ -39,7 +40,7 @@ class HubInput:
     column: str
     where: str
 
-    def record(self) -> FileRecord:
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the revision or, of local files, their sizes and times: not their content.
 
         Raises:

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,17 +23,15 @@ from components.data.manifest import (
     StageRecord,
     TokenizerRecord,
 )
-from components.data.token_file import TokenFileRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.encode import encode
 from data_prep.given_tokenizer import find_tokenizer, take_tokenizer
-from data_prep.read import Document
+from data_prep.hashes import HashFile, hash_file
 from data_prep.sources import OpenSource, Source, open_sources
-from data_prep.split import Split, choose_split
+from data_prep.split import choose_split, measure_groups
 from data_prep.stages.disk import full_disk_told
 from data_prep.token_source import TokenSource
-from data_prep.tokenizer_sample import sample_texts
+from data_prep.tokenise import SplitText, Tokenise
 
 SHORTEST_HELD_OUT_TOKENS = 2
 
@@ -79,21 +77,22 @@ def prepare(
     sequence_length: int,
     verify: Literal["contents", "sizes"],
     say: Say,
+    tokenise: Tokenise,
     stages: Mapping[str, StageRecord] | None = None,
-    workers: int = 1,
+    hashed: HashFile = hash_file,
 ) -> tuple[Path, Manifest]:
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
     What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
     their sizes alone, where reading all of a large corpus takes too long.
-    ``stages`` is the record of what cleaned the sources before, if anything did. ``workers``
-    processes encode; they change no byte.
+    ``stages`` is the record of what cleaned the sources before, if anything did. ``tokenise``
+    says where the work is done, which changes no byte; ``hashed`` may know hashes from before.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
-    opened = open_sources(sources)
+    opened = open_sources(sources, hashed)
     task = _Preparation(
         sources={key: one for key, one in opened.items() if isinstance(one, OpenSource)},
         token_sources={key: one for key, one in opened.items() if isinstance(one, TokenSource)},
@@ -107,7 +106,7 @@ def prepare(
     if folder.exists():
         say(f"data: reusing {folder}")
     else:
-        _build_beside(folder, task, workers, say)
+        _build_beside(folder, task, tokenise, say)
         say(f"data: prepared {folder}")
     manifest = Manifest.read(folder)
     manifest.verify(folder, contents=verify == "contents")
@@ -117,7 +116,7 @@ def prepare(
     return folder, manifest
 
 
-def _build_beside(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
+def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
     unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
     if unfinished:
         names = ", ".join(map(str, unfinished))
@@ -131,7 +130,7 @@ def _build_beside(folder: Path, task: _Preparation, workers: int, say: Say) -> N
         ) from error
     try:
         with full_disk_told(folder.parent):
-            _build(partial, task, workers, say)
+            _build(partial, task, tokenise, say)
             _take_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,14 +147,15 @@ def _take_place(partial: Path, folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _build(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
-    chosen = {
-        name: choose_split(source.documents(), task.held_out_fraction)
+def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
+    groups = {
+        name: source.groups or measure_groups(source.documents())
         for name, source in task.sources.items()
     }
-    splits = {name: split for name, (split, _) in chosen.items()}
-    tokenizer = task.tokenizer
-    files = _make_tokenizer(folder, task, splits, say)
+    splits = {name: choose_split(one, task.held_out_fraction) for name, one in groups.items()}
+    text, tokenizer = SplitText(sources=task.sources, splits=splits), task.tokenizer
+    files = _make_tokenizer(folder, task, text, tokenise, say)
+    made = tuple(map(record_file, sorted(folder.iterdir())))
     records = {
         name: source.measure(
             vocab_size=tokenizer.vocab_size,
@@ -164,18 +164,18 @@ def _build(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
         )
         for name, source in task.token_sources.items()
     }
-    for name, source in task.sources.items():
-        train, held_out = _write_source(folder, name, source, splits[name], tokenizer, workers)
+    written = tokenise.write(text, tokenizer, files, folder) if splits else {}
+    for name, (train, held_out) in written.items():
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
-            inputs=source.records,
-            documents=chosen[name][1],
+            inputs=task.sources[name].records,
+            documents=groups[name].documents,
             train=(train,),
             held_out=(held_out,),
         )
     Manifest(
         key=task.key(),
-        tokenizer=_tokenizer_record(files, tokenizer),
+        tokenizer=_tokenizer_record(made, tokenizer),
         held_out_fraction=task.held_out_fraction,
         sources=records,
         stages=task.stages,
@@ -183,28 +183,18 @@ def _build(folder: Path, task: _Preparation, workers: int, say: Say) -> None:
 
 
 def _make_tokenizer(
-    folder: Path, task: _Preparation, splits: Mapping[str, Split], say: Say
+    folder: Path, task: _Preparation, text: SplitText, tokenise: Tokenise, say: Say
 ) -> tuple[FileRecord, ...]:
     """Take the files that are given, or train; token files alone need no more than the ids."""
     tokenizer = task.tokenizer
     if task.tokenizer_files:
-        return take_tokenizer(tokenizer, task.tokenizer_files, folder)
-    if not splits:
+        take_tokenizer(tokenizer, task.tokenizer_files, folder)
+        return task.tokenizer_files
+    if not text.sources:
         say(f"tokenizer: none; ids below {tokenizer.vocab_size:,}, {tokenizer.eod_id:,} ends")
         return ()
-    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(splits)} sources")
-    tokenizer.train(_tokenizer_texts(task, splits), folder)
-    return tuple(map(record_file, sorted(folder.iterdir())))
-
-
-def _tokenizer_texts(task: _Preparation, splits: Mapping[str, Split]) -> Iterator[str]:
-    """Draw the tokenizer's text from the training side alone, as much of each source."""
-    for name, source in task.sources.items():
-        texts = map(splits[name].train_text, source.documents())
-        if task.tokenizer_sample_bytes == "all":
-            yield from texts
-        else:
-            yield from sample_texts(texts, task.tokenizer_sample_bytes)
+    say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(text.sources)} sources")
+    return tokenise.train(text, tokenizer, task.tokenizer_sample_bytes, folder)
 
 
 def _tokenizer_record(trained: tuple[FileRecord, ...], tokenizer: Tokenizer) -> TokenizerRecord:
@@ -214,21 +204,6 @@ def _tokenizer_record(trained: tuple[FileRecord, ...], tokenizer: Tokenizer) -> 
         vocab_size=tokenizer.vocab_size,
         eod_id=tokenizer.eod_id,
     )
-
-
-def _write_source(
-    folder: Path,
-    name: str,
-    source: OpenSource,
-    split: Split,
-    tokenizer: Tokenizer,
-    workers: int,
-) -> tuple[TokenFileRecord, TokenFileRecord]:
-    def write(side: str, part: Callable[[Document], str]) -> TokenFileRecord:
-        texts = filter(None, map(part, source.documents()))
-        return encode(folder / f"{name}.{side}.tokens", texts, tokenizer, workers=workers)
-
-    return write("train", split.train_text), write("held_out", split.held_out_text)
 
 
 def _check_lengths(manifest: Manifest, sequence_length: int) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from components.data.files import FileRecord, record_file
+from components.data.files import FileRecord
 from components.errors import RecipeError
 from data_prep.formats import MOST_LINE_BYTES, kind_of, open_unpacked
+from data_prep.hashes import HashFile, hash_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PATTERN_SIGNS = frozenset("*?[")
@@ -46,7 +47,7 @@ class Text:
 class Input(Protocol):
     """Something that holds documents and can be read again and again."""
 
-    def record(self) -> FileRecord: ...
+    def record(self, hashed: HashFile = hash_file) -> FileRecord: ...
     def documents(self) -> Iterator[Document]: ...
     def items(self) -> Iterator[Document | RecipeError]:
         """Read all documents, empty ones too; for an invalid one, say what is wrong with it."""
@@ -82,19 +83,19 @@ class LocalFile:
     start: int = 0
     end: int | None = None
 
-    def record(self) -> FileRecord:
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the file.
 
         Raises:
             RecipeError: it is missing or cannot be read.
         """
         try:
-            record = record_file(self.path)
+            sha256, size = hashed(self.path, 0, None), self.path.stat().st_size
         except OSError as error:
             raise self._error(
                 f"cannot be read: {error.strerror}", "name a readable file"
             ) from error
-        return FileRecord(name=self.name, sha256=record.sha256, bytes=record.bytes)
+        return FileRecord(name=self.name, sha256=sha256, bytes=size)
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that are more than white space.

@@ -10,8 +10,10 @@ from components.errors import RecipeError
 from data_prep.embedded import open_embedded
 from data_prep.files import open_files
 from data_prep.formats import kind_of
+from data_prep.hashes import HashFile, hash_file
 from data_prep.hub import HubInput, HubName
 from data_prep.read import Document, Input
+from data_prep.split import GroupRange
 from data_prep.token_source import TokenSource, open_token_source
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -36,11 +38,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class OpenSource:
-    """The inputs of one source and the hash of each."""
+    """The inputs of one source and the hash of each; ``groups`` where a pass has told them."""
 
     inputs: tuple[Input, ...]
     records: tuple[FileRecord, ...]
     column: str
+    groups: GroupRange | None = None
 
     def identity(self) -> list[tuple[str, str | None, str]]:
         """Say what decides the text: contents, formats and column; not where the files lie."""
@@ -52,14 +55,14 @@ class OpenSource:
             yield from text_input.documents()
 
 
-def open_source(name: str, source: Source) -> OpenSource:
-    """Find and hash all inputs of a source.
+def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
+    """Find and hash all inputs of a source; ``hashed`` may know hashes from before.
 
     Raises:
         RecipeError: an input that is missing or unreadable, or no input at all.
     """
     inputs = find_inputs(name, source)
-    records = tuple(text_input.record() for text_input in inputs)
+    records = tuple(text_input.record(hashed) for text_input in inputs)
     return OpenSource(inputs=inputs, records=records, column=source.column)
 
 
@@ -89,7 +92,7 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
 
 
 def open_sources(
-    sources: Mapping[str, Source | OpenSource],
+    sources: Mapping[str, Source | OpenSource], hashed: HashFile = hash_file
 ) -> dict[str, OpenSource | TokenSource]:
     """Open all that are not yet, in the order of their names: texts, or token files.
 
@@ -101,7 +104,7 @@ def open_sources(
         if isinstance(source, OpenSource):
             opened[name] = source
         elif source.tokens:
-            opened[name] = open_token_source(name, source)
+            opened[name] = open_token_source(name, source, hashed)
         else:
-            opened[name] = open_source(name, source)
+            opened[name] = open_source(name, source, hashed)
     return opened

@@ -48,20 +48,34 @@ class Split:
         return space.start() if space else cut
 
 
+@dataclass(frozen=True)
+class GroupRange:
+    """The lowest and highest hash of a source's groups, and how many documents there are."""
+
+    lowest: int
+    highest: int
+    documents: int
+
+
 def group_hash(document: Document) -> int:
     """Map the group to 64 bits, evenly."""
     digest = hashlib.blake2b(document.group.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def choose_split(documents: Iterable[Document], fraction: float) -> tuple[Split, int]:
-    """Hold out ``fraction`` of the groups, at least one and not all; count the documents."""
-    base = int(fraction * HASH_RANGE)
+def measure_groups(documents: Iterable[Document]) -> GroupRange:
+    """Read all documents once."""
     lowest, highest, num_documents = HASH_RANGE, -1, 0
     for document in documents:
         hashed = group_hash(document)
         lowest, highest = min(lowest, hashed), max(highest, hashed)
         num_documents += 1
-    inside = fraction if lowest == highest else 0.0
-    threshold = min(max(base, lowest + 1), highest)
-    return Split(threshold=threshold, inside_fraction=inside), num_documents
+    return GroupRange(lowest, highest, num_documents)
+
+
+def choose_split(groups: GroupRange, fraction: float) -> Split:
+    """Hold out ``fraction`` of the groups, at least one and not all."""
+    base = int(fraction * HASH_RANGE)
+    inside = fraction if groups.lowest == groups.highest else 0.0
+    threshold = min(max(base, groups.lowest + 1), groups.highest)
+    return Split(threshold=threshold, inside_fraction=inside)

@@ -11,7 +11,7 @@ from datatrove.data import Document
 
 from components.spec.document_steps import Filters, Language, Normalise, PersonalData
 from data_prep.filters.oscar import AnnotationFilter, LineShapeFilter
-from data_prep.filters.published import c4, fineweb, gopher_quality, gopher_repetition
+from data_prep.filters.published import PUBLISHED, published_filter
 from data_prep.filters.repeats import RepeatedNgramFilter
 from data_prep.filters.text_ratios import TextRatioFilter
 from data_prep.language import LanguageStep
@@ -73,11 +73,7 @@ def _filters(settings: Filters, *, where: str) -> Iterator[DocumentStep]:
         yield RepeatedNgramFilter(settings.repeated_ngrams)
     if settings.text_ratios != "none":
         yield TextRatioFilter(settings.text_ratios, where=f"{where}.text_ratios")
-    if settings.gopher_repetition != "none":
-        yield gopher_repetition(settings.gopher_repetition)
-    if settings.gopher_quality != "none":
-        yield gopher_quality(settings.gopher_quality)
-    if settings.c4 != "none":
-        yield c4(settings.c4)
-    if settings.fineweb != "none":
-        yield fineweb(settings.fineweb)
+    for name in PUBLISHED:
+        section = getattr(settings, name)
+        if section != "none":
+            yield published_filter(name, section)

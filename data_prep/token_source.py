@@ -12,11 +12,12 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from components.data.files import FileRecord, record_file
+from components.data.files import FileRecord
 from components.data.manifest import SourceRecord
 from components.data.megatron import MegatronIndex, read_index
 from components.data.token_file import TokenFileRecord, Tokens, open_token_file
 from components.errors import RecipeError
+from data_prep.hashes import HashFile, hash_file
 from data_prep.read import expand_pattern
 
 BLOCK_TOKENS = 1 << 22
@@ -126,7 +127,9 @@ class TokenSource:
                 )
 
 
-def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
+def open_token_source(
+    name: str, source: DeclaredTokens, hashed: HashFile = hash_file
+) -> TokenSource:
     """Find, check and hash the indices that a source names.
 
     Raises:
@@ -139,14 +142,13 @@ def open_token_source(name: str, source: DeclaredTokens) -> TokenSource:
         for path in expand_pattern(_prefix(pattern) + SUFFIX, where)
     )
     indices = tuple(read_index(prefix, where) for prefix in prefixes)
-    records = (record_file(Path(f"{prefix}{SUFFIX}")) for prefix in prefixes)
+    files = [Path(f"{prefix}{SUFFIX}") for prefix in prefixes]
     return TokenSource(
         where=where,
         eod=source.eod,
         indices=indices,
         records=tuple(
-            replace(record, name=f"{prefix}{SUFFIX}")
-            for record, prefix in zip(records, prefixes, strict=True)
+            FileRecord(str(file), hashed(file, 0, None), file.stat().st_size) for file in files
         ),
     )
 

@@ -6,9 +6,24 @@ over the whole source and the same on every machine.
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal
+
+from data_prep.read import Document
+from data_prep.split import Split
 
 PIECE_CHARACTERS = 1000
+
+
+def training_texts(
+    sources: Mapping[str, Callable[[], Iterable[Document]]],
+    splits: Mapping[str, Split],
+    sample_bytes: int | Literal["all"],
+) -> Iterator[str]:
+    """Draw the tokenizer's text from the training side alone, as much of each source."""
+    for name, documents in sources.items():
+        texts = map(splits[name].train_text, documents())
+        yield from texts if sample_bytes == "all" else sample_texts(texts, sample_bytes)
 
 
 def sample_texts(texts: Iterable[str], sample_bytes: int) -> list[str]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
@@ -23,11 +23,13 @@ from components.spec.data import Source
 from components.spec.recipe import Recipe
 from components.train.mixture import make_order
 from data_prep.card import describe
+from data_prep.hashes import FILE_NAME, HashCache, HashFile
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.array import QueuedError
-from data_prep.stages.executors import Executor, Local, cores
+from data_prep.stages.executors import Executor, Local
+from data_prep.tokenise import Here, Tokenise
 from data_prep.unigram_loss import unigram_losses
 
 CARD = "card.json"
@@ -67,12 +69,14 @@ def prepare_data(
                 "no text is named for this source",
                 f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
             )
-    sources, stages = _cleaned(recipe, site)
+    hashed = HashCache(path=Path(recipe.data.folder) / FILE_NAME)
+    sources, stages, tokenise = _cleaned(recipe, site, hashed)
     tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
         sources=sources,
         stages=stages,
-        workers=_workers(recipe.data.preparation),
+        tokenise=tokenise,
+        hashed=hashed,
         tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
@@ -122,33 +126,31 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
 
 
 def _cleaned(
-    recipe: Recipe, site: Mapping[str, Any]
-) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord]]:
-    """Clean the sources if the recipe says how; what that needs is imported only then."""
+    recipe: Recipe, site: Mapping[str, Any], hashed: HashFile
+) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord], Tokenise]:
+    """Clean the sources if the recipe says how; what that needs is imported only then.
+
+    Clean text is tokenised where it was cleaned, anything else in this process.
+    """
     raw = {name: recipe.data.sources[name] for name in recipe.data.names}
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
-        return raw, {}
+        return raw, {}, Here()
     from data_prep.corpus import Corpus
+    from data_prep.stages.passes import Passes
+    from data_prep.token_passes import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}
-    corpus = Corpus(
-        sources=texts,
-        preparation=preparation,
+    passes = Passes(
         root=_stages_folder(recipe),
         executor=_executor(recipe, preparation, site),
         say=_say,
     )
-    cleaned = corpus.clean()
+    cleaned = Corpus(
+        sources=texts, preparation=preparation, passes=passes, hashed=hashed
+    ).clean()
     print_stages(cleaned.stages, raw)
-    return {**raw, **cleaned.sources}, cleaned.stages
-
-
-def _workers(preparation: Preparation | Literal["none"]) -> int:
-    """Processes that encode here; what is small enough for no preparation needs but one."""
-    if not isinstance(preparation, Preparation):
-        return 1
-    return cores() if preparation.workers == "auto" else preparation.workers
+    return {**raw, **cleaned.sources}, cleaned.stages, InPasses(passes=passes)
 
 
 def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any]) -> Executor:

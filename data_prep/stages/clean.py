@@ -17,6 +17,7 @@ from components.errors import RecipeError
 from components.spec.data import Source
 from data_prep.read import Document, Input, LocalFile, Text
 from data_prep.sources import find_inputs
+from data_prep.split import group_hash
 from data_prep.stages import shards
 from data_prep.stages.cut import check_piece
 from data_prep.stages.plan import Piece, Task
@@ -27,7 +28,7 @@ from data_prep.stages.tally import Tally
 if TYPE_CHECKING:
     from data_prep.steps import DocumentStep
 
-VERSION = 1  # counts changes of the document steps, too
+VERSION = 2  # counts changes of the document steps, too
 HASHES = ".hashes.npy"
 HASH_BYTES = 16
 CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
@@ -51,6 +52,7 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
                 if kept is not None:
                     add(kept)
                     digests += _hash(kept.text)
+                    tally.hash_group(task.source, group_hash(kept))
     shards.write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
     return [shard, hashes]
 

@@ -4,14 +4,14 @@ The cut depends on the inputs and ``shard_bytes`` alone, never on who works: so 
 the same for any number of workers.
 """
 
-import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from components.data.files import BLOCK_BYTES, FileRecord
+from components.data.files import FileRecord
 from components.errors import RecipeError
 from data_prep.formats import kind_of
+from data_prep.hashes import HashFile, hash_file
 from data_prep.read import Input, LocalFile
 from data_prep.sources import OpenSource
 from data_prep.stages.plan import Piece, Task
@@ -19,11 +19,13 @@ from data_prep.stages.plan import Piece, Task
 CUTTABLE = (".txt", ".jsonl")
 
 
-def cut_source(name: str, source: OpenSource, shard_bytes: int) -> Iterator[Task]:
+def cut_source(
+    name: str, source: OpenSource, shard_bytes: int, hashed: HashFile = hash_file
+) -> Iterator[Task]:
     """Group whole inputs up to ``shard_bytes``; cut larger plain files into several tasks."""
     group: list[Piece] = []
     for text_input, record in zip(source.inputs, source.records, strict=True):
-        pieces = list(_pieces(text_input, record, shard_bytes))
+        pieces = list(_pieces(text_input, record, shard_bytes, hashed))
         size = sum(piece.bytes for piece in group)
         if group and size + sum(piece.bytes for piece in pieces) > shard_bytes:
             yield Task(source=name, pieces=tuple(group))
@@ -46,7 +48,9 @@ def whole(path: Path, record: FileRecord) -> Piece:
     )
 
 
-def _pieces(text_input: Input, record: FileRecord, shard_bytes: int) -> Iterator[Piece]:
+def _pieces(
+    text_input: Input, record: FileRecord, shard_bytes: int, hashed: HashFile
+) -> Iterator[Piece]:
     if not isinstance(text_input, LocalFile):
         yield Piece(
             name=record.name,
@@ -57,18 +61,20 @@ def _pieces(text_input: Input, record: FileRecord, shard_bytes: int) -> Iterator
             end=None,
         )
     elif kind_of(text_input.path.name) in CUTTABLE and record.bytes > shard_bytes:
-        yield from _ranges(text_input, record, shard_bytes)
+        yield from _ranges(text_input, record, shard_bytes, hashed)
     else:
         yield whole(text_input.path, record)
 
 
-def _ranges(file: LocalFile, record: FileRecord, shard_bytes: int) -> Iterator[Piece]:
+def _ranges(
+    file: LocalFile, record: FileRecord, shard_bytes: int, hashed: HashFile
+) -> Iterator[Piece]:
     cuts = [0, *_cuts(file.path, record.bytes, shard_bytes), record.bytes]
     for start, end in pairwise(cuts):
         yield Piece(
             name=record.name,
             path=str(file.path.absolute()),
-            sha256=hash_range(file.path, start, end),
+            sha256=hashed(file.path, start, end),
             bytes=end - start,
             start=start,
             end=end,
@@ -90,21 +96,6 @@ def _cuts(path: Path, size: int, shard_bytes: int) -> Iterator[int]:
                 yield position
 
 
-def hash_range(path: Path, start: int, end: int | None) -> str:
-    """Hash the bytes from ``start`` up to ``end``, or to the end of the file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(start)
-        left = None if end is None else end - start
-        while left is None or left > 0:
-            block = file.read(BLOCK_BYTES if left is None else min(left, BLOCK_BYTES))
-            if not block:
-                break
-            digest.update(block)
-            left = None if left is None else left - len(block)
-    return digest.hexdigest()
-
-
 def check_piece(piece: Piece, where: str, remedy: str) -> None:
     """Refuse a file that is gone, or is not what was hashed when the plan was made.
 
@@ -113,7 +104,7 @@ def check_piece(piece: Piece, where: str, remedy: str) -> None:
     """
     assert piece.path is not None
     try:
-        found = hash_range(Path(piece.path), piece.start, piece.end)
+        found = hash_file(Path(piece.path), piece.start, piece.end)
     except FileNotFoundError as error:
         raise RecipeError(
             where, f"{piece.path} has vanished since it was hashed", remedy

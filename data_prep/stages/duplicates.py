@@ -19,7 +19,7 @@ from data_prep.stages.plan import Piece, Task
 from data_prep.stages.shards import write_array
 from data_prep.stages.signatures import BROKEN, SIGNATURES
 
-VERSION = 1
+VERSION = 2
 KEEP, EXACT, NEAR = 0, 1, 2
 REASONS = {EXACT: "exact duplicate", NEAR: "near duplicate"}
 VERDICTS = ".verdicts.npy"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from datatrove.data import Document as Text
 
+from data_prep.split import group_hash
 from data_prep.stages import shards
 from data_prep.stages.cut import check_piece
 from data_prep.stages.duplicates import KEEP, REASONS
@@ -16,7 +17,7 @@ from data_prep.stages.shards import CleanText, read_shard, write_shard
 from data_prep.stages.signatures import BROKEN
 from data_prep.stages.tally import Tally
 
-VERSION = 1
+VERSION = 2
 
 
 def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
@@ -39,6 +40,8 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> l
             replaced = text.metadata.get("personal_data", {})
             tally.keep(task.source, document.language, size, len(text.text.encode()), replaced)
             own = document.group == document.text
-            add(CleanText(text.text, text.text if own else document.group, document.language))
+            kept = CleanText(text.text, text.text if own else document.group, document.language)
+            add(kept)
+            tally.hash_group(task.source, group_hash(kept))
     assert next(verdicts, None) is None, "a verdict without a document"
     return [file]

@@ -47,6 +47,7 @@ def work_under(parent: int, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["RAYON_NUM_THREADS"] = "1"  # of tokenizers: a worker is one of many
     if os.getppid() != parent:
         os._exit(1)  # it died before the line above
     share_lock(folder)

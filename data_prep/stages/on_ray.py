@@ -3,6 +3,7 @@
 Its own markers of what is done are not believed: it is told the tasks that have no record.
 """
 
+import os
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ class RankTask:
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
         share_lock(self.folder)
+        os.environ["RAYON_NUM_THREADS"] = "1"  # Ray has given it one core
         run_task_elsewhere(self.folder, self.tasks[rank])
 
 

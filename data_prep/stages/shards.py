@@ -16,8 +16,9 @@ import numpy.typing as npt
 import orjson
 import zstandard
 
-from components.data.files import FileRecord, record_file, replace_atomically
+from components.data.files import FileRecord, replace_atomically
 from components.errors import RecipeError
+from data_prep.hashes import HashFile, hash_file
 
 SUFFIX = ".jsonl.zst"
 LEVEL = 3  # zstd's own default
@@ -73,7 +74,7 @@ class CleanShard:
     path: Path
     expected: FileRecord
 
-    def record(self) -> FileRecord:
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the shard again.
 
         Raises:
@@ -82,7 +83,7 @@ class CleanShard:
         remedy = f"delete {self.path.parent} and run the same command again"
         if not self.path.is_file():
             raise RecipeError(str(self.path), "is missing, but its stage wrote it", remedy)
-        if record_file(self.path).sha256 != self.expected.sha256:
+        if hashed(self.path, 0, None) != self.expected.sha256:
             raise RecipeError(str(self.path), "was changed since its stage wrote it", remedy)
         return self.expected
 

@@ -14,7 +14,7 @@ from data_prep.stages.plan import Task
 from data_prep.stages.shards import read_shard
 from data_prep.stages.tally import Tally
 
-VERSION = 1  # counts changes of data_prep.near_duplicates, too
+VERSION = 2  # counts changes of data_prep.near_duplicates, too
 SIGNATURES = ".signatures.npy"
 BROKEN = "delete its folder and run the same command again"
 

@@ -36,10 +36,14 @@ class Count:
 
 @dataclass
 class Tally:
-    """Counts by source and language, and the first few documents that each reason removed."""
+    """Counts by source and language, and the first few documents that each reason removed.
+
+    ``groups`` has the lowest and highest hash of a source's groups, where a pass says them.
+    """
 
     counts: dict[str, dict[str, Count]] = field(default_factory=dict)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def keep(
         self,
@@ -60,6 +64,11 @@ class Tally:
         if len(examples) < MOST_EXAMPLES:
             examples.append({"why": reason, "text": text[:EXAMPLE_CHARACTERS]})
 
+    def hash_group(self, source: str, hashed: int) -> None:
+        """Take note of the hash of the group of a document that stays."""
+        lowest, highest = self.groups.get(source, (hashed, hashed))
+        self.groups[source] = min(lowest, hashed), max(highest, hashed)
+
     def merge(self, other: "Tally") -> None:
         """Add the tally of a task that comes after this one."""
         for source, languages in other.counts.items():
@@ -68,6 +77,9 @@ class Tally:
         for reason, examples in other.examples.items():
             mine = self.examples.setdefault(reason, [])
             mine += examples[: MOST_EXAMPLES - len(mine)]
+        for source, ends in other.groups.items():
+            for hashed in ends:
+                self.hash_group(source, hashed)
 
     def of_source(self, source: str) -> Count:
         """Sum over languages."""
@@ -100,7 +112,8 @@ def tally_of(tree: Mapping[str, Any]) -> Tally:
         source: {language: Count(**count) for language, count in languages.items()}
         for source, languages in tree["counts"].items()
     }
-    return Tally(counts, dict(tree["examples"]))
+    groups = {source: (lowest, highest) for source, (lowest, highest) in tree["groups"].items()}
+    return Tally(counts, dict(tree["examples"]), groups)
 
 
 def _size(text: str) -> int:

@@ -46,6 +46,7 @@ def words(tmp_path: Path, slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) ->
 
 
 SLURM = "data.preparation.executor=slurm"
+ELEMENTS = {"clean": 3, "duplicates": 1, "keep": 3, "tokenizer": 1, "tokens": 3}
 
 
 def prepared(capsys: pytest.CaptureFixture[str]) -> str:
@@ -61,7 +62,7 @@ def test_a_queue_gives_the_bytes_that_this_machine_gives(
 ) -> None:
     assert main([*words, SLURM]) == 0
     queued = prepared(capsys)
-    for name, elements in (("clean", 3), ("duplicates", 1), ("keep", 3)):
+    for name, elements in ELEMENTS.items():
         (folder,) = passes(tmp_path, name)
         array = read_array(folder)
         assert array is not None
@@ -83,18 +84,21 @@ def test_ray_gives_the_bytes_that_this_machine_gives(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert main([*words, "data.folder=here"]) == 0
-    assert prepared(capsys) == Path(done.stdout.splitlines()[-1]).name
+    name = prepared(capsys)
+    assert name == Path(done.stdout.splitlines()[-1]).name
+    manifests = [(tmp_path / root / name / "manifest.json") for root in ("rayed", "here")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
 def test_without_waiting_each_call_goes_on_where_the_last_one_left(
     words: list[str], tmp_path: Path, slurm: LocalSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave = [*words, SLURM, "data.preparation.wait=false"]
-    for name in ("clean", "duplicates", "keep"):
+    for name in ELEMENTS:
         assert main(leave) == 0
         assert f"{name}-" in capsys.readouterr().out
         assert main(leave) == 0

@@ -13,6 +13,7 @@ from components.spec.corpus import Preparation
 from components.spec.data import Source
 from data_prep.corpus import Cleaned, Corpus
 from data_prep.stages.executors import Executor, Local
+from data_prep.stages.passes import Passes
 from data_prep.stages.shards import CleanShard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,14 +64,20 @@ def clean(
     **changes: Any,
 ) -> Cleaned:
     """Run every pass, in this process unless another executor is given."""
-    corpus = Corpus(
-        sources=sources,
-        preparation=preparation_of(**changes),
+    passes = passes_of(root, executor=executor, said=said)
+    preparation = preparation_of(**changes)
+    return Corpus(sources=sources, preparation=preparation, passes=passes).clean()
+
+
+def passes_of(
+    root: Path, *, executor: Executor | None = None, said: list[str] | None = None
+) -> Passes:
+    """Do the passes in this process unless another executor is given."""
+    return Passes(
         root=root,
         executor=executor or Local(workers=1, leave_failures=False),
         say=(said if said is not None else []).append,
     )
-    return corpus.clean()
 
 
 def texts_of(cleaned: Cleaned) -> dict[str, list[str]]:

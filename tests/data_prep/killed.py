@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VICTIMS = ("worker", "command", "group")
-POOLS = ("clean", "keep")  # passes of several tasks; the search for duplicates is one
-PASSES = ("clean", "duplicates", "keep")
+POOLS = ("clean", "keep", "tokens")  # passes of several tasks; the others have one
+PASSES = ("clean", "duplicates", "keep", "tokenizer", "tokens")
 TASKS = 12  # fewer than the corpus is cut into
 GONE_WITHIN_SECONDS = 3.0
 

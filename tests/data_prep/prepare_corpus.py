@@ -1,14 +1,50 @@
 """A preparation as a process: ``python -m tests.data_prep.prepare_corpus TEXTS ROOT``."""
 
+import hashlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.spec.data import Source
-from data_prep.stages.executors import Local
-from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, digest_of
+from data_prep.prepare import prepare
+from data_prep.stages.executors import Executor, Local
+from data_prep.token_passes import InPasses
+from data_prep.tokenise import Tokenise
+from tests.data_prep.conftest import make_tokenizer
+from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, passes_of
+
+
+def prepared(
+    sources: Mapping[str, Source],
+    root: Path,
+    *,
+    executor: Executor | None = None,
+    how: Tokenise | None = None,
+) -> str:
+    """Clean and tokenise, in passes unless told otherwise; hash the folder that comes of it."""
+    cleaned = clean(sources, root, executor=executor, **MANY_TASKS)
+    folder, _ = prepare(
+        sources=cleaned.sources,
+        stages=cleaned.stages,
+        tokenise=how or InPasses(passes=passes_of(root, executor=executor)),
+        tokenizer=make_tokenizer(700),
+        tokenizer_folder="none",
+        root=root / "prepared",
+        name="mix",
+        held_out_fraction=0.1,
+        tokenizer_sample_bytes="all",
+        sequence_length=16,
+        verify="contents",
+        say=list[str]().append,
+    )
+    digest = hashlib.sha256(folder.name.encode())
+    for path in sorted(folder.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
 
 if __name__ == "__main__":
     texts, root = map(Path, sys.argv[1:])
     sources = {name: Source(files=(f"{texts}/{name}*",)) for name in LANGUAGES}
     two = Local(workers=2, leave_failures=False)
-    sys.stdout.write(digest_of(clean(sources, root, executor=two, **MANY_TASKS)) + "\n")
+    sys.stdout.write(prepared(sources, root, executor=two) + "\n")

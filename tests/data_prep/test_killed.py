@@ -2,13 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_prep.corpora import MANY_TASKS, clean, digest_of, write_corpus
-from tests.data_prep.killed import rounds
+from data_prep.tokenise import Here
+from tests.data_prep.corpora import write_corpus
+from tests.data_prep.killed import play
+from tests.data_prep.prepare_corpus import prepared
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
-def test_whoever_is_killed_the_result_is_the_same_and_nobody_works_on(tmp_path):
+@pytest.mark.parametrize(("victim", "work"), [("worker", "clean"), ("command", "tokens")])
+def test_whoever_is_killed_the_result_is_the_same_and_nobody_works_on(tmp_path, victim, work):
+    """More victims, at random moments of every pass: ``make corpus``."""
     sources = write_corpus(tmp_path / "texts")
-    expected = digest_of(clean(sources, tmp_path / "whole", **MANY_TASKS))
-    for victim, work, digest in rounds(tmp_path / "texts", tmp_path, 2, seed=3):
-        assert digest == expected, f"{victim} killed in {work}"
+    expected = prepared(sources, tmp_path / "whole", how=Here())
+    assert play(tmp_path / "texts", tmp_path / "killed", victim, work, 3) == expected

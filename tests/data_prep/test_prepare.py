@@ -13,6 +13,7 @@ from components.data.token_file import open_token_file
 from components.data.unigram import Unigram
 from components.errors import RecipeError
 from data_prep.prepare import prepare
+from data_prep.tokenise import Here
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOREVER = """
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 from tests.data_prep.conftest import TextSource, make_tokenizer
 from data_prep.prepare import prepare
+from data_prep.tokenise import Here
 
 def say(line):
     sys.stdout.write(line + "\\n")
@@ -30,7 +32,7 @@ def say(line):
 prepare(sources={"first": TextSource((sys.argv[1],)), "second": TextSource((sys.argv[2],))},
         tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
         tokenizer_folder="none", tokenizer_sample_bytes="all", sequence_length=16,
-        verify="contents", say=say)
+        verify="contents", tokenise=Here(), say=say)
 """
 
 
@@ -54,6 +56,7 @@ def run(
             "sequence_length": 16,
             "tokenizer_folder": "none",
             "verify": "contents",
+            "tokenise": Here(),
             "say": said.append,
         }
         return prepare(**{**arguments, **changes})
@@ -243,6 +246,7 @@ import random, resource, sys
 from pathlib import Path
 from tests.data_prep.conftest import TextSource, make_paragraphs, make_tokenizer
 from data_prep.prepare import prepare
+from data_prep.tokenise import Here
 
 folder = Path(sys.argv[1])
 with (folder / "a.txt").open("w") as file:
@@ -251,7 +255,8 @@ with (folder / "a.txt").open("w") as file:
             file.write(paragraph + chr(10) * 2)
 prepare(sources={{"a": TextSource((str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
         root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
-        tokenizer_folder="none", sequence_length=16, verify="contents", say=lambda line: None)
+        tokenizer_folder="none", sequence_length=16, verify="contents", tokenise=Here(),
+        say=lambda line: None)
 sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 """
     run = [sys.executable, "-c", script, str(folder)]

@@ -10,9 +10,21 @@ import pytest
 from command.main import main
 from components.data.manifest import Manifest
 from components.data.unigram import Unigram
+from components.errors import RecipeError
 from data_prep.prepare import prepare
+from data_prep.stages.executors import Executor
+from data_prep.token_passes import InPasses
+from data_prep.tokenise import Here, Tokenise
 from tests.cluster.programs import Programs
-from tests.data_prep.corpora import EXACT, LANGUAGES, clean, write_corpus
+from tests.data_prep.corpora import (
+    EXACT,
+    LANGUAGES,
+    MANY_TASKS,
+    clean,
+    passes_of,
+    write_corpus,
+)
+from tests.data_prep.test_task import Elements
 from tests.life.conftest import TINY
 
 Prepare = Callable[..., tuple[Path, Manifest]]
@@ -20,31 +32,39 @@ Prepare = Callable[..., tuple[Path, Manifest]]
 
 @pytest.fixture
 def tokenise(new_tokenizer: Callable[[int], Unigram], tmp_path: Path) -> Prepare:
-    """Clean a small corpus and write its token files."""
+    """Clean a small corpus and write its token files, ``how`` and in the folder ``root``."""
     sources = write_corpus(tmp_path / "texts")
 
-    def act(workers: int, **changes: Any) -> tuple[Path, Manifest]:
+    def act(how: Tokenise, *, root: str = "prepared", **changes: Any) -> tuple[Path, Manifest]:
+        arguments: dict[str, Any] = {
+            "tokenizer_folder": "none",
+            "tokenizer": new_tokenizer(700),
+        }
+        arguments |= {key: changes.pop(key) for key in arguments if key in changes}
         cleaned = clean(sources, tmp_path / "stages", **changes)
         return prepare(
             sources=cleaned.sources,
             stages=cleaned.stages,
-            workers=workers,
-            tokenizer=new_tokenizer(700),
-            tokenizer_folder="none",
-            root=tmp_path / f"prepared-{workers}",
+            tokenise=how,
+            root=tmp_path / root,
             name="mix",
             held_out_fraction=0.1,
             tokenizer_sample_bytes="all",
             sequence_length=16,
             verify="contents",
             say=list[str]().append,
+            **arguments,
         )
 
     return act
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) -> None:
-    folder, manifest = tokenise(1, **EXACT)
+    folder, manifest = tokenise(Here(), **EXACT)
     assert Manifest.read(folder) == manifest
     assert [*manifest.stages] == ["clean", "duplicates", "keep"]
     for name in LANGUAGES:
@@ -54,18 +74,72 @@ def test_the_manifest_names_the_passes_their_keys_and_counts(tokenise: Prepare) 
 
 def test_the_same_text_by_other_stages_is_another_folder(tokenise: Prepare) -> None:
     longest = {"read": {"invalid": "refuse", "longest_bytes": 1_000_000}}
-    one, first = tokenise(1)
-    two, second = tokenise(1, **longest)
+    one, first = tokenise(Here())
+    two, second = tokenise(Here(), **longest)
     assert first.sources == second.sources
     assert one.name != two.name
 
 
-def test_the_number_of_workers_changes_no_token(tokenise: Prepare) -> None:
-    one, manifest = tokenise(1, **EXACT)
-    two, same = tokenise(2, **EXACT)
+@pytest.mark.parametrize("executor", [None, Elements((0, 1, 2))])
+def test_whoever_tokenises_the_folder_is_the_same_byte_for_byte(
+    tokenise: Prepare, tmp_path: Path, executor: Executor | None
+) -> None:
+    one, manifest = tokenise(Here(), **MANY_TASKS)
+    how = InPasses(passes=passes_of(tmp_path / "tokens", executor=executor))
+    two, same = tokenise(how, root="again", **MANY_TASKS)
     assert (one.name, manifest) == (two.name, same)
-    for record in manifest.files():
-        assert (one / record.name).read_bytes() == (two / record.name).read_bytes()
+    assert contents(one) == contents(two)
+    (folder,) = (tmp_path / "tokens").glob("tokens-*")
+    assert len(list(folder.glob("*.train.tokens"))) > len(LANGUAGES)
+
+
+def test_a_tokenizer_that_is_given_is_used_and_none_is_trained(
+    tokenise: Prepare, tmp_path: Path
+) -> None:
+    trained, manifest = tokenise(Here())
+    how = InPasses(passes=passes_of(tmp_path / "tokens"))
+    folder, again = tokenise(how, root="given", tokenizer_folder=str(trained))
+    assert again.sources == manifest.sources
+    assert not list((tmp_path / "tokens").glob("tokenizer-*"))
+    assert (folder / "tokenizer.model").read_bytes() == (
+        trained / "tokenizer.model"
+    ).read_bytes()
+
+
+def test_only_shards_without_tokens_are_tokenised_again(
+    tokenise: Prepare, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    how = InPasses(passes=passes_of(tmp_path / "tokens", said=said))
+    first, _ = tokenise(how, **MANY_TASKS)
+    (folder,) = (tmp_path / "tokens").glob("tokens-*")
+    (folder / "manifest.json").unlink()
+    (folder / "000003.train.tokens").unlink()
+    said.clear()
+    again, _ = tokenise(how, root="again", **MANY_TASKS)
+    assert contents(again) == contents(first)
+    assert said[0].endswith(": done before")  # the tokenizer's training
+    assert f"{folder.name}: 1 of " in said[1]
+
+
+def test_an_edited_token_file_of_a_shard_is_refused(tokenise: Prepare, tmp_path: Path) -> None:
+    how = InPasses(passes=passes_of(tmp_path / "tokens"))
+    tokenise(how)
+    (shard,) = (tmp_path / "tokens").glob("tokens-*/000001.train.tokens")
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    message = r"000001\.train\.tokens: was changed since its stage wrote it\n  delete"
+    with pytest.raises(RecipeError, match=message):
+        tokenise(how, root="again")
+    assert list((tmp_path / "again").iterdir()) == []
+
+
+def test_what_a_tokenizer_refuses_comes_out_of_its_pass(
+    tokenise: Prepare, new_tokenizer: Callable[[int], Unigram], tmp_path: Path
+) -> None:
+    for executor in (None, Elements((0,))):
+        how = InPasses(passes=passes_of(tmp_path / "tokens", executor=executor))
+        with pytest.raises(RecipeError, match=r"tokenizer\.vocab_size: 50,000 pieces"):
+            tokenise(how, tokenizer=new_tokenizer(50_000))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from components.spec.data import Source
 from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.token_source import held_out_documents, open_token_source
+from data_prep.tokenise import Here
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
@@ -41,6 +42,7 @@ def run(root: Path, said: list[str] | None = None, **changes):
         "tokenizer_sample_bytes": "all",
         "sequence_length": 4,
         "verify": "contents",
+        "tokenise": Here(),
         "say": (said if said is not None else []).append,
     }
     return prepare(**{**arguments, **changes})

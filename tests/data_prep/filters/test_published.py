@@ -1,6 +1,7 @@
 """The verdicts are those of datatrove's filters, called directly with their own names."""
 
 import random
+from typing import Any
 
 import pytest
 from datatrove.data import Document
@@ -12,9 +13,15 @@ from datatrove.pipeline.filters import (
 )
 from datatrove.pipeline.filters.base_filter import get_filter_result
 
-from components.spec.document_steps import C4, FineWeb, GopherQuality, GopherRepetition
+from components.spec.document_steps import (
+    C4,
+    Filters,
+    FineWeb,
+    GopherQuality,
+    GopherRepetition,
+)
 from data_prep.embedded import library_docs
-from data_prep.filters.published import c4, fineweb, gopher_quality, gopher_repetition
+from data_prep.filters.published import PUBLISHED, published_filter
 from data_prep.filters.words import words
 
 
@@ -32,7 +39,7 @@ def repetition_pair(draw):
     theirs = GopherRepetitionFilter(
         *shares[:4], top_n_grams=top, dup_n_grams=duplicate, language=words()
     )
-    return gopher_repetition(ours), theirs
+    return published_filter("gopher_repetition", ours), theirs
 
 
 def quality_pair(draw):
@@ -63,7 +70,7 @@ def quality_pair(draw):
         None if stop == "none" else stop,
         language=words(),
     )
-    return gopher_quality(ours), theirs
+    return published_filter("gopher_quality", ours), theirs
 
 
 def c4_pair(draw):
@@ -96,7 +103,7 @@ def c4_pair(draw):
         max_word_length=longest,
         language=words(),
     )
-    return c4(ours), theirs
+    return published_filter("c4", ours), theirs
 
 
 def fineweb_pair(draw):
@@ -117,7 +124,7 @@ def fineweb_pair(draw):
         new_line_ratio=breaks,
         language=words(),
     )
-    return fineweb(ours), theirs
+    return published_filter("fineweb", ours), theirs
 
 
 SENTENCES = (
@@ -164,23 +171,37 @@ def test_verdict_reason_and_text_are_datatroves(pair, least_reasons):
     assert len(reasons) > least_reasons
 
 
-@pytest.mark.parametrize("name", ["gopher_repetition", "gopher_quality", "c4", "fineweb"])
+def test_the_table_has_every_setting_and_the_order_of_the_sections():
+    sections = {
+        "gopher_repetition": GopherRepetition,
+        "gopher_quality": GopherQuality,
+        "c4": C4,
+        "fineweb": FineWeb,
+    }
+    assert [name for name in Filters.model_fields if name in PUBLISHED] == [*PUBLISHED]
+    section: Any
+    for name, section in sections.items():
+        assert list(PUBLISHED[name][1]) == list(section.model_fields)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_text_without_words_is_removed_not_divided_by(name, preset):
     settings = getattr(preset("fineweb").filters, name)
-    step = globals()[name](settings)
+    step = published_filter(name, settings)
     assert step(Document(text=" \n", id="0")) == f"{name}: empty"
 
 
 def test_fineweb_as_published_is_datatroves_defaults(preset):
     filters = preset("fineweb").filters
+    engines = {
+        "gopher_repetition": GopherRepetitionFilter(language=words()),
+        "gopher_quality": GopherQualityFilter(language=words()),
+        "c4": C4QualityFilter(filter_no_terminal_punct=False, language=words()),
+        "fineweb": FineWebQualityFilter(language=words()),
+    }
     pairs = [
-        (
-            gopher_repetition(filters.gopher_repetition),
-            GopherRepetitionFilter(language=words()),
-        ),
-        (gopher_quality(filters.gopher_quality), GopherQualityFilter(language=words())),
-        (c4(filters.c4), C4QualityFilter(filter_no_terminal_punct=False, language=words())),
-        (fineweb(filters.fineweb), FineWebQualityFilter(language=words())),
+        (published_filter(name, getattr(filters, name)), engine)
+        for name, engine in engines.items()
     ]
     for step, engine in pairs:
         ours, theirs = dict(vars(step.engine)), dict(vars(engine))

@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.errors import RecipeError
+from data_prep.hashes import hash_file
 from data_prep.read import LocalFile
 from data_prep.sources import OpenSource
-from data_prep.stages.cut import cut_source, hash_range
+from data_prep.stages.cut import cut_source
 
 TEXT = st.text(st.sampled_from("ab\n \r\té\u2003"), max_size=60)
 QUICK = settings(max_examples=150, deadline=None)
@@ -42,7 +43,7 @@ def test_a_text_file_is_cut_between_documents(tmp_path_factory, text, shard_byte
     assert read(file, pieces) == texts_of(file)
     assert sum(piece.bytes for piece in pieces) == file.path.stat().st_size
     for piece in pieces:
-        assert piece.sha256 == hash_range(file.path, piece.start, piece.end)
+        assert piece.sha256 == hash_file(file.path, piece.start, piece.end)
 
 
 @QUICK

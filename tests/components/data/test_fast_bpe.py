@@ -1,0 +1,115 @@
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
+
+from components.data import fast_bpe
+from components.data.fast_bpe import open_fast
+from tests.components.data.test_byte_bpe import FAMILIES, ROOT, make, words
+
+pytestmark = pytest.mark.skipif(
+    find_spec("fastokens") is None,
+    reason="fastokens is not installed; all else works without it",
+)
+LANGUAGES = sorted((ROOT / "corpora" / "eu24").glob("*.txt"))
+
+
+def real_texts() -> list[str]:
+    """The 24 languages, beginnings of the repository's own code, and what is hard."""
+    code = [path.read_text("utf-8")[:2_000] for path in sorted(ROOT.glob("data_prep/*.py"))]
+    return [*(path.read_text("utf-8") for path in LANGUAGES), *code, *words()]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(request, tmp_path_factory) -> tuple[Any, Engine]:
+    """Give fastokens' encoder and `tokenizers`, of 2,000 pieces of real text."""
+    folder = tmp_path_factory.mktemp(request.param)
+    make(request.param, vocab_size=2_000).train(real_texts(), folder)
+    content = (folder / "tokenizer.json").read_text("utf-8")
+    engine = Engine.from_str(content)
+    encode = open_fast(content, engine)
+    assert encode is not None, "it reads every family of ours"
+    return encode, engine
+
+
+def same(both: tuple[Any, Engine], texts: list[str]) -> bool:
+    encode, engine = both
+    expected = engine.encode_batch_fast(texts, add_special_tokens=False)
+    return [ids.tolist() for ids in encode(texts)] == [one.ids for one in expected]
+
+
+def test_real_text_gets_the_ids_of_the_engine(both):
+    assert same(both, real_texts())
+
+
+def test_code_points_get_the_ids_of_the_engine_beside_letters_and_in_a_row(both):
+    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    rows = ["".join(points[start : start + 97]) for start in range(0, len(points), 97 * 13)]
+    assert same(both, rows)
+    known = [*points[:0x3400], *points[0xF000:0x20000]]
+    assert same(both, [f" {c}a{c}{c} {c}1{c}. {c}" for c in known[::23]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+        | st.sampled_from(["<|endoftext|>", "</s>", "<pad>", " ", "  ", "\n", "\x00", "'ll"]),
+        max_size=8,
+    ).map("".join)
+)
+def test_any_text_gets_the_ids_of_the_engine(both, text):
+    assert same(both, [text, f" {text}", f"a{text}b", text * 3])
+
+
+@pytest.mark.parametrize("part", ["a", "ab cd", " ", "\n \t", "!?", "\u0301", "0123456789"])
+def test_long_texts_get_the_ids_of_the_engine(both, part):
+    assert same(both, [part * 20_000])
+
+
+def test_half_a_character_is_refused_as_the_engine_does(both):
+    encode, engine = both
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        encode(["a\ud800"])
+    with pytest.raises(TypeError):
+        engine.encode_batch_fast(["a\ud800"])
+
+
+def test_no_text_and_empty_texts_have_no_ids(both):
+    encode, _ = both
+    assert encode([]) == []
+    assert [ids.tolist() for ids in encode(["", ""])] == [[], []]
+    assert encode(["a"])[0].dtype == np.int32
+
+
+def test_a_tokenizer_that_it_would_read_otherwise_is_left_to_the_engine(tmp_path: Path):
+    """Here one file says two things: the engine's own has no merges."""
+    make("bpe_gpt2").train(words(), tmp_path)
+    content = (tmp_path / "tokenizer.json").read_text("utf-8")
+    tree = json.loads(content)
+    tree["model"]["merges"] = []
+    engine = Engine.from_str(json.dumps(tree))
+    assert open_fast(content, engine) is None
+
+
+def test_a_tokenizer_that_it_cannot_read_is_left_to_the_engine(tmp_path: Path):
+    make("bpe_gpt2").train(words(), tmp_path)
+    engine = Engine.from_str((tmp_path / "tokenizer.json").read_text("utf-8"))
+    assert open_fast("{}", engine) is None
+
+
+def test_without_it_the_ids_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with_it, without = make("bpe_neox_dolma"), make("bpe_neox_dolma")
+    with_it.train(words(), tmp_path)
+    monkeypatch.setattr(fast_bpe, "fastokens", None)
+    without.load(tmp_path)
+    assert without._fast is None
+    assert with_it._fast is not None
+    for one, other in zip(with_it.encode(words(3)), without.encode(words(3)), strict=True):
+        assert one.tolist() == other.tolist()

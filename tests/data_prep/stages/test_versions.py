@@ -1,0 +1,126 @@
+"""Results of a pass are found again by its VERSION: code that changes them must raise it.
+
+The golden has a digest of each module that a pass runs, without comments and docstrings: its
+own, and all of ours that this imports, but for other passes, whose results are its inputs.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = Path(__file__).parent / "versions.json"
+PASSES = ("clean", "duplicates", "keep", "signatures", "tokenizer", "tokens")
+OURS = ("data_prep", "components/data")  # what decides results; the spec is in the settings
+BUILT = {"tokens": ("components/data/byte_bpe.py", "components/data/unigram.py")}  # by name
+WAY_OUT = (
+    "if results of the pass can differ, raise VERSION in data_prep/stages/{name}.py; then, in "
+    "any case, run UPDATE_GOLDEN=1 pytest tests/data_prep/stages/test_versions.py"
+)
+
+
+@cache
+def digest(source: str) -> str:
+    return hashlib.sha256(repr(_form(ast.parse(source))).encode()).hexdigest()[:16]
+
+
+def _form(node: Any) -> Any:
+    """Give a syntax tree as nested tuples, the same in every Python."""
+    if isinstance(node, list):
+        return tuple(_form(one) for one in node if not _is_text(one))
+    if not isinstance(node, ast.AST):
+        return node
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return type(node).__name__, *((name, _form(value)) for name, value in fields)
+
+
+def _is_text(node: Any) -> bool:
+    """Tell a docstring: a string that stands alone does nothing."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _modules(path: Path, found: set[Path]) -> set[Path]:
+    """Collect ``path`` and all that it imports of ours, also within its functions."""
+    if path not in found:
+        found.add(path)
+        for name in _imported(ast.parse(path.read_text("utf-8"))):
+            file = ROOT / f"{name.replace('.', '/')}.py"
+            other = file.parent.name == "stages" and file.stem in PASSES
+            if file.is_file() and str(file.relative_to(ROOT)).startswith(OURS) and not other:
+                _modules(file, found)
+    return found
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+
+
+def _code(name: str) -> dict[str, str]:
+    found: set[Path] = set()
+    for file in (f"data_prep/stages/{name}.py", *BUILT.get(name, ())):
+        _modules(ROOT / file, found)
+    return {str(one.relative_to(ROOT)): digest(one.read_text("utf-8")) for one in found}
+
+
+def _version(name: str) -> int:
+    content = (ROOT / f"data_prep/stages/{name}.py").read_text("utf-8")
+    (found,) = re.findall(r"^VERSION = (\d+)", content, re.MULTILINE)
+    return int(found)
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    if os.environ.get("UPDATE_GOLDEN"):
+        code = {path: one for name in PASSES for path, one in _code(name).items()}
+        versions = {name: _version(name) for name in PASSES}
+        tree = {"versions": versions, "code": code}
+        GOLDEN.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    read: dict[str, Any] = json.loads(GOLDEN.read_text())
+    return read
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_code_that_a_pass_runs_changes_with_its_version(name, golden):
+    code = _code(name)
+    changed = sorted(path for path in code if golden["code"].get(path) != code[path])
+    way_out = WAY_OUT.format(name=name)
+    assert not changed, f"{', '.join(changed)} changed: {way_out}"
+    assert _version(name) == golden["versions"][name], f"VERSION was raised: {way_out}"
+
+
+def test_every_pass_is_watched():
+    files = (ROOT / "data_prep" / "stages").glob("*.py")
+    assert {file.stem for file in files if "\nVERSION = " in file.read_text("utf-8")} == set(
+        PASSES
+    )
+
+
+def test_the_code_of_a_pass_includes_what_it_imports_within_functions():
+    assert {"data_prep/steps.py", "data_prep/filters/published.py"} <= _code("clean").keys()
+    assert "data_prep/steps.py" not in _code("duplicates")
+    assert {"data_prep/encode.py", "components/data/fast_bpe.py"} <= _code("tokens").keys()
+
+
+def test_a_changed_number_or_call_is_seen_and_a_comment_is_not():
+    code = 'def f(x: int) -> int:\n    """Say."""\n    return g(x, 3)\n'
+    same = '"""Module."""\n# why\ndef f(x: int) -> int:\n\n    return g(\n        x, 3)\n'
+    assert digest(code) == digest(same)
+    for mutated in ("g(x, 4)", "g(3, x)", "h(x, 3)", "-g(x, 3)", "g(x, y=3)", "g(x, '3')"):
+        assert digest(code.replace("g(x, 3)", mutated)) != digest(code)

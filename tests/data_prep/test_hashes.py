@@ -1,0 +1,133 @@
+"""Hashes that are remembered, and the files whose hash is not."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from components.spec.data import Source
+from data_prep import hashes
+from data_prep.corpus import Corpus
+from data_prep.hashes import HashCache, hash_file
+from data_prep.sources import open_source
+from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the files that are read to be hashed."""
+    names: list[str] = []
+
+    def spy(path: Path, start: int = 0, end: int | None = None) -> str:
+        names.append(path.name)
+        return hash_file(path, start, end)
+
+    monkeypatch.setattr(hashes, "hash_file", spy)
+    return names
+
+
+def cache(folder: Path, *, later_seconds: float = 3_600) -> HashCache:
+    """A command that is given when the files have lain there for an hour."""
+    return HashCache(path=folder / "hashes.jsonl", now=lambda: time.time() + later_seconds)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_is_read_once_by_all_commands_together(tmp_path, read):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"abcdef")
+    for _ in range(3):
+        one = cache(tmp_path)
+        assert one(file) == one(file) == sha256(b"abcdef")
+    assert read == ["a.txt"]
+    assert cache(tmp_path)(file, 2, 4) == sha256(b"cd")
+    assert cache(tmp_path)(file, 2, None) == sha256(b"cdef")
+
+
+def test_a_changed_file_of_the_same_size_is_seen_whatever_its_time_says(tmp_path, read):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"abc")
+    before = file.stat()
+    assert cache(tmp_path)(file) == sha256(b"abc")
+    time.sleep(0.02)  # the clock of the file system ticks
+    with file.open("r+b") as same_inode:
+        same_inode.write(b"xyz")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (3, before.st_mtime_ns)
+    assert cache(tmp_path)(file) == sha256(b"xyz")
+    assert cache(tmp_path)(file) == sha256(b"xyz")
+    assert read == ["a.txt", "a.txt"]
+
+
+def test_another_file_in_its_place_is_seen(tmp_path):
+    file, other = tmp_path / "a.txt", tmp_path / "b.txt"
+    file.write_bytes(b"abc")
+    other.write_bytes(b"xyz")
+    cache(tmp_path)(file)
+    other.rename(file)
+    assert cache(tmp_path)(file) == sha256(b"xyz")
+
+
+def test_what_was_changed_just_now_is_not_remembered(tmp_path, read):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"abc")
+    for _ in range(2):
+        cache(tmp_path, later_seconds=0)(file)
+    assert read == ["a.txt", "a.txt"]
+
+
+def test_half_a_line_of_a_killed_command_costs_no_more_than_its_file(tmp_path, read):
+    for name in "ab":
+        (tmp_path / name).write_bytes(name.encode())
+        cache(tmp_path)(tmp_path / name)
+    lines = (tmp_path / "hashes.jsonl").read_bytes()
+    (tmp_path / "hashes.jsonl").write_bytes(lines[:-20] + b'\n[1]\n{"file": 3}\n')
+    read.clear()
+    assert [cache(tmp_path)(tmp_path / name) for name in "ab"] == [sha256(b"a"), sha256(b"b")]
+    assert read == ["b"]
+
+
+def test_who_may_not_write_there_reads_the_files(tmp_path, read):
+    (tmp_path / "file").write_bytes(b"abc")
+    for _ in range(2):
+        assert cache(tmp_path / "file")(tmp_path / "file") == sha256(b"abc")
+    assert read == ["file", "file"]
+
+
+def test_a_second_preparation_hashes_neither_inputs_nor_shards(tmp_path, read):
+    sources = write_corpus(tmp_path / "texts")
+
+    def prepare() -> object:
+        corpus = Corpus(
+            sources=sources,
+            preparation=preparation_of(**MANY_TASKS),
+            passes=passes_of(tmp_path / "stages"),
+            hashed=cache(tmp_path),
+        )
+        return corpus.clean()
+
+    first = prepare()
+    assert len(read) > 20
+    read.clear()
+    assert prepare() == first
+    assert read == []
+    de = tmp_path / "texts" / "de.txt"
+    de.write_bytes(de.read_bytes().replace(b"a", b"o"))
+    assert prepare() != first
+    assert set(read) > {"de.txt"}
+
+
+def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    source = Source(files=(str(file),))
+    opened = open_source("mine", source, cache(tmp_path))
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        cache(tmp_path)(file)
+    with pytest.raises(Exception, match="cannot be read"):
+        opened.inputs[0].record(cache(tmp_path))
