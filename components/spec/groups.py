@@ -49,7 +49,7 @@ _TABLE: Mapping[Group, tuple[str, ...]] = {
         *("parallelism.stage_balance", "parallelism.rank_order"),
     ),
     Group.MACHINE: (
-        # What happens when something breaks, and how a save is made; a healthy run meets neither.
+        # What a run does when something breaks, and how it saves: a healthy one is the same.
         *("cluster", "watchdog", "guard", "checkpoint"),
         *("data.folder", "data.verify", "data.write_megatron"),
         *(f"data.preparation.{key}" for key in sorted(MANNER)),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.life.conftest import ROOT, TINY, Program, environment
-from tests.life.test_train import entries
+from tests.life.conftest import ROOT, TINY, Program, entries, environment
 
 CLONED = (
     *("run.py", "command", "components", "cluster", "data_prep"),
