@@ -6,7 +6,7 @@ exact and near duplicates and tokenised; the tokenizer is trained on a sample of
 measured is the highest resident memory of the command and of any of its workers, which other
 programs on the machine do not change.
 
-    python -m benchmarks.corpus_memory FOLDER [MEGABYTES ...]
+    python -m benchmarks.corpus_memory recipe=NAME FOLDER [MEGABYTES ...]
 """
 
 import json
@@ -30,7 +30,6 @@ SIZES = (200, 1_000, 4_000)
 FILE_BYTES = 100_000_000
 LINE = re.compile(r"(\S+) (\S+)")
 SETTINGS = (
-    "recipe=mula1b",
     "cluster=local",
     "action=prepare",
     "preparation=plain",
@@ -46,19 +45,20 @@ SAMPLE_SECONDS = 0.2
 KINDS = {"VmHWM": "bytes", "RssAnon": "anonymous_bytes"}
 
 
-def main(folder: Path, sizes: Sequence[int]) -> int:
+def main(recipe: str, folder: Path, sizes: Sequence[int]) -> int:
     """Measure, keep, show."""
     try:
         files = real_text(folder)
     except NoPackagesError as error:
         print(f"no real text: {error}", file=sys.stderr)
         return 1
-    measured: dict[str, Any] = {"machine": machine(), "settings": SETTINGS, "corpora": []}
+    settings = [recipe, *SETTINGS]
+    measured: dict[str, Any] = {"machine": machine(), "settings": settings, "corpora": []}
     for megabytes in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             corpus = Path(name) / "corpus"
             written = _write(files, corpus, megabytes * 1_000_000)
-            one = _prepare(corpus, Path(name) / "prepared")
+            one = _prepare(corpus, Path(name) / "prepared", settings)
         measured["corpora"].append({"megabytes": written / 1e6, **one})
         print(json.dumps(measured["corpora"][-1]), flush=True)
     RESULT.write_text(json.dumps(measured, indent=1) + "\n")
@@ -95,9 +95,9 @@ def _word(number: int) -> str:
     return "w" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def _prepare(corpus: Path, folder: Path) -> dict[str, Any]:
+def _prepare(corpus: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     words = [
-        *SETTINGS,
+        *settings,
         f"data.sources={{mix: {{files: ['{corpus}/*.jsonl'], language: en}}}}",
         "data.shares={mix: 1.0}",
         f"data.folder={folder}",
@@ -151,4 +151,4 @@ def _family(parent: int) -> Iterator[int]:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    sys.exit(main(Path(sys.argv[1]), [*map(int, sys.argv[2:])] or SIZES))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [*map(int, sys.argv[3:])] or SIZES))
