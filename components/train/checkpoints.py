@@ -2,20 +2,21 @@
 
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from torch.distributed.constants import default_pg_timeout
 
+from components.checkpoint.keeping import Policy
+from components.checkpoint.loading import load_newest
+from components.checkpoint.marker import Kind
+from components.checkpoint.saving import Finished, Saver, make_stager
+from components.spec.sections import Checkpoint
 from components.train.callback import RunCallback
-from components.train.checkpoint import (
-    load_checkpoint,
-    newest_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
 from components.train.journal import Journal
 from components.train.module import Pretraining
 
@@ -23,30 +24,97 @@ from components.train.module import Pretraining
 class Checkpoints(RunCallback):
     """Save at every cadence that a step crosses, at the end, and before stopping."""
 
-    def __init__(self, *, folder: Path, journal: Journal, every_tokens: int, keep: int) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        journal: Journal,
+        settings: Checkpoint,
+        say: Callable[[str], None],
+    ) -> None:
         self._folder = folder
         self._journal = journal
-        self._every_tokens = every_tokens
-        self._keep = keep
+        self._settings = settings
+        self._say = say
+        self._saver: Saver | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on from the newest complete checkpoint, if there is one."""
+        """Go on from the newest whole checkpoint, if there is one."""
         assert isinstance(pl_module, Pretraining)
-        newest = newest_checkpoint(self._folder)
-        if newest is not None:
-            pl_module.progress = load_checkpoint(newest, pl_module.engine)
-            if pl_module.progress.loss_scale is not None:
-                pl_module.engine.load_scale_state(pl_module.progress.loss_scale)
-            self._journal.resume(pl_module.progress)
+        fingerprint = pl_module.recipe.fingerprint()
+        chosen = load_newest(self._folder, pl_module.engine, fingerprint=fingerprint)
+        if chosen is not None:
+            progress = chosen.marker.progress
+            pl_module.progress = progress
+            if progress.loss_scale is not None:
+                pl_module.engine.load_scale_state(progress.loss_scale)
+            for one in chosen.damaged:
+                self._say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
+            self._journal.resume(progress, chosen.damaged)
+        self._saver = self._make_saver(pl_module, fingerprint)
 
     def on_step(self, module: Pretraining) -> None:
-        if module.is_due(self._every_tokens) or module.stopping:
-            target = save_checkpoint(self._folder, module.engine, module.progress)
-            self._journal.checkpoint(module.progress, target)
-            if dist.get_rank() == 0:
-                prune_checkpoints(self._folder, self._keep)
+        assert self._saver is not None
+        if self._saver.has_failed:
+            module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
+        self._note(self._saver.poll())
         if module.stopping:
+            self._note(self._saver.wait())
+        if kinds := self._due(module):
+            loss = self._journal.held_out_loss(module.progress.tokens)
+            saver, progress = self._saver, module.progress
+            self._note(saver.save(module.engine, progress, kinds=kinds, held_out_loss=loss))
+        if module.stopping:
+            self._note(self._saver.wait())
             module.trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._saver is not None:
+            self._note(self._saver.wait())
+        super().on_train_end(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let a save come to its end, but for who has asked twice to stop at once."""
+        if not isinstance(exception, KeyboardInterrupt):
+            super().on_exception(trainer, pl_module, exception)
+
+    def on_close(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+
+    def _due(self, module: Pretraining) -> list[Kind]:
+        kinds: list[Kind] = []
+        if module.is_due(self._settings.every_tokens) or module.stopping:
+            kinds.append("tokens")
+        weights = self._settings.weights_every_tokens
+        if weights != "none" and module.is_due(weights):
+            kinds.append("weights")
+        return kinds
+
+    def _note(self, finished: list[Finished]) -> None:
+        for one in finished:
+            self._journal.checkpoint(one)
+
+    def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
+        settings = self._settings
+        patience = timedelta(seconds=settings.retry_seconds)
+        group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
+        return Saver(
+            folder=self._folder,
+            fingerprint=fingerprint,
+            group=group,
+            stager=make_stager(module.device) if settings.asynchronous else None,
+            policy=Policy(
+                last=settings.keep,
+                every_tokens=settings.keep_every_tokens,
+                best=settings.keep_best,
+            ),
+            files=settings.files,
+            retry_seconds=settings.retry_seconds,
+            copy_to=None if settings.copy_to == "none" else Path(settings.copy_to),
+        )
 
 
 class StopOnRequest(RunCallback):

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from components.checkpoint.state import Read, ShardState
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
 from components.parallelism.gradients import clip, global_norm, unscale
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Microbatches
 from components.parallelism.stages import sum_tied_gradients
-from components.train.checkpoint import Read, ShardState
 
 NamedTensors = Iterator[tuple[str, Tensor]]
 

@@ -46,8 +46,8 @@ def fit(path: Path) -> str:
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
-        every_tokens=recipe.checkpoint.every_tokens,
-        keep=recipe.checkpoint.keep,
+        settings=recipe.checkpoint,
+        say=display.say,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
     trainer = make_trainer(

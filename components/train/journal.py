@@ -3,15 +3,16 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from components.checkpoint.marker import DamagedCheckpointError, Progress
+from components.checkpoint.saving import Finished
 from components.train.callback import RunCallback
-from components.train.checkpoint import Progress
 from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
 
@@ -39,13 +40,21 @@ class Journal(RunCallback):
         self._append("held_out", asdict(progress) | {"loss": mean, "by_source": by_source})
         self._plot({"held_out": mean}, progress.step)
 
-    def checkpoint(self, progress: Progress, folder: Path) -> None:
-        self._append("checkpoint", asdict(progress) | {"folder": str(folder)})
+    def held_out_loss(self, tokens: int) -> float | None:
+        """Return the loss that was taken after so many tokens, if it was then."""
+        return next((loss for at, loss, _ in self.held_out_losses if at == tokens), None)
 
-    def resume(self, progress: Progress) -> None:
+    def checkpoint(self, finished: Finished) -> None:
+        """Note a checkpoint once it is whole, which later steps may be before it."""
+        figures = asdict(finished)
+        progress = figures.pop("progress")
+        self._append("checkpoint", progress | figures | {"folder": str(finished.folder)})
+
+    def resume(self, progress: Progress, damaged: Sequence[DamagedCheckpointError]) -> None:
         """Cut off a half-written line, note the resume, and remember earlier evaluations.
 
         What changed in the recipe at this step, its layout, is noted too: old and new by key.
+        So is what was wrong with newer checkpoints.
         """
         whole, _, _ = self._file.read_bytes().rpartition(b"\n")
         lines = whole.splitlines()
@@ -58,7 +67,8 @@ class Journal(RunCallback):
             if entry["kind"] == "held_out" and entry["step"] <= progress.step
         ]
         changed = RunFolder(self._file.parent).changes_at(progress.step)
-        self._append("resume", asdict(progress) | {"changed": changed})
+        problems = [f"{one.path}: {one.problem}" for one in damaged]
+        self._append("resume", asdict(progress) | {"changed": changed, "damaged": problems})
 
     def _append(self, kind: str, entry: Mapping[str, object]) -> None:
         if self._logger is None:

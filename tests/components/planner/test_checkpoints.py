@@ -12,6 +12,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.checkpoint.marker import Progress
+from components.checkpoint.state import ShardState
 from components.parallelism.data import DataParallel
 from components.parallelism.mesh import build_mesh
 from components.planner.checkpoints import (
@@ -24,7 +26,7 @@ from components.planner.job import job_of
 from components.planner.software import OURS, SoftwareRun, read_software
 from components.spec.recipe import Recipe
 from components.spec.sections import Cluster
-from components.train.checkpoint import Progress, ShardState, save_checkpoint
+from tests.components.checkpoint.saving_cases import save_checkpoint
 from tests.components.parallelism.mesh_cases import ORDER, degrees_of
 
 DATA = "parallelism.data=8"

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.checkpoint.marker import Progress
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScale
@@ -21,10 +22,10 @@ from components.parallelism.data import DataParallel
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Accumulation, Compute, Passed
 from components.spec.recipe import Recipe, check_recipe
-from components.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from components.train.deepspeed_engine import DeepSpeedEngine
 from components.train.engine import Engine, MeshEngine
 from components.train.pour import build_rank_model
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.parallelism.layout_cases import Layout, layout_mesh
 
 # 31: ZeRO 3 cannot divide a norm's weights evenly, whatever the number of ranks.

@@ -6,12 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.train.checkpoint import (
-    Progress,
-    ShardState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from components.checkpoint.marker import Progress
+from components.checkpoint.state import ShardState
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.parallelism.layout_cases import (
     Layout,
     Poured,

@@ -1,0 +1,117 @@
+"""The marker: a small JSON file, written last, that says what a checkpoint is and has.
+
+A folder without it is no checkpoint. It has the digest of every section of every file and, as
+nobody else would notice a flipped bit in it, one of itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from components.errors import RecipeError
+
+FORMAT = 1
+MARKER = "progress.json"
+
+Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
+
+
+class DamagedCheckpointError(RecipeError):
+    """Say what is wrong with a checkpoint, where the one before it may be taken instead."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is on its clock."""
+
+    step: int
+    tokens: int
+    loss_scale: Mapping[str, Any] | None = None
+
+
+class Section(NamedTuple):
+    """Consecutive bytes of a file, all written by one rank."""
+
+    length: int
+    sha256: str
+
+
+Files = Mapping[str, tuple[Section, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """What a checkpoint is: of which recipe, at which step, in which files.
+
+    ``held_out_loss`` is in nats a token, null where none was taken at this step.
+    """
+
+    kind: Kind
+    fingerprint: str
+    progress: Progress
+    held_out_loss: float | None
+    files: Files
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.progress.tokens:015d}"
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.length for sections in self.files.values() for one in sections)
+
+    def dump(self) -> str:
+        tree = {"format": FORMAT, **asdict(self)}
+        return json.dumps(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
+
+
+def read_marker(checkpoint: Path) -> Marker:
+    """Read and check the marker itself, none of the files that it names.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read or is not what was written.
+        RecipeError: it has another format than this program's.
+    """
+    file = checkpoint / MARKER
+    try:
+        tree = json.loads(file.read_text("utf-8"))
+        written, digest = tree.pop("format", None), tree.pop("sha256", None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise damaged(file, f"cannot be read: {error}") from error
+    if digest != _digest({"format": written, **tree}):
+        raise damaged(file, "was changed after it was written")
+    if written != FORMAT:
+        raise RecipeError(
+            str(file),
+            f"format {written}, but this program writes and reads format {FORMAT}",
+            "resume with the version that wrote it",
+        )
+    files = {
+        name: tuple(Section(*section) for section in sections)
+        for name, sections in tree.pop("files").items()
+    }
+    return Marker(progress=Progress(**tree.pop("progress")), files=files, **tree)
+
+
+def damaged(file: Path, problem: str) -> DamagedCheckpointError:
+    """Make the error of a checkpoint that is not as it was written."""
+    remedy = f"remove {file.parent}: the checkpoint before it is taken then"
+    return DamagedCheckpointError(str(file), problem, remedy)
+
+
+def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
+    """List those with a marker, newest first."""
+    found = sorted(folder.glob(f"{kind}-*/{MARKER}"), reverse=True)
+    return (marker.parent for marker in found)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Find the last checkpoint that is complete, whether or not it is whole."""
+    return next(complete_checkpoints(folder), None)
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
