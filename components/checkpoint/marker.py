@@ -78,17 +78,16 @@ def read_marker(checkpoint: Path) -> Marker:
     file = checkpoint / MARKER
     try:
         tree = json.loads(file.read_text("utf-8"))
-        written, digest = tree.pop("format", None), tree.pop("sha256", None)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise damaged(file, f"cannot be read: {error}") from error
-    if digest != _digest({"format": written, **tree}):
+    if not isinstance(tree, dict) or "format" not in tree:
+        raise damaged(file, "is no marker of a checkpoint")
+    if (written := tree["format"]) != FORMAT:  # first: who knows how that one is checked
+        problem = f"format {written}, but this program writes and reads format {FORMAT}"
+        raise RecipeError(str(file), problem, "resume with the version that wrote it")
+    if tree.pop("sha256", None) != _digest(tree):
         raise damaged(file, "was changed after it was written")
-    if written != FORMAT:
-        raise RecipeError(
-            str(file),
-            f"format {written}, but this program writes and reads format {FORMAT}",
-            "resume with the version that wrote it",
-        )
+    del tree["format"]
     files = {
         name: tuple(Section(*section) for section in sections)
         for name, sections in tree.pop("files").items()
