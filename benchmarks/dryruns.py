@@ -7,10 +7,12 @@ and without a GPU. Named recipes alone are done again; the others keep what was 
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.machine import machine
@@ -24,11 +26,12 @@ HEAD = """# Dry runs of all recipes
 
 The real step of one rank of each role at full size, on tensors without values (`make dryruns`;
 [dryrun.md](dryrun.md) says what is counted). Peaks are of the fullest role, in GiB, with what
-the plan adds for the allocator; `usable` is what tensors can have of a device. Seconds were
-taken on a busy machine of two cores and say little.
+the plan adds for the allocator; `usable` is what tensors can have of a device. Two cores took
+the seconds, by the clock and of both processors together; the last column is what the largest
+process held here.
 
-| Recipe | Cluster | Roles | Peak | Usable | Plan | Difference | Verdict | Seconds |
-|---|---|---:|---:|---:|---:|---:|---|---:|
+| Recipe | Cluster | Roles | Peak | Usable | Plan | Difference | Verdict | Seconds | Processors | GiB here |
+|---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|
 """
 
 
@@ -40,13 +43,19 @@ def rehearse(name: str) -> dict[str, Any]:
     """
     home = compose_recipe(read_point([f"recipe={name}"])).home
     words = [f"recipe={name}", f"cluster={home}", "action=dryrun", "output=json"]
-    done = subprocess.run(
-        [sys.executable, "run.py", *words], cwd=ROOT, capture_output=True, text=True
-    )
-    if not done.stdout:
-        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    tree: dict[str, Any] = json.loads(done.stdout)
-    return tree
+    with TemporaryFile("w+") as said, TemporaryFile("w+") as noted:
+        running = subprocess.Popen(
+            [sys.executable, "run.py", *words], cwd=ROOT, stdout=said, stderr=noted
+        )
+        _, _, used = os.wait4(running.pid, 0)  # with all that it started
+        running.returncode = 0
+        said.seek(0)
+        noted.seek(0)
+        if not (text := said.read()):
+            raise RuntimeError(f"{name}: {noted.read()[-2000:]}")
+    tree: dict[str, Any] = json.loads(text)
+    processors = used.ru_utime + used.ru_stime
+    return tree | {"processor_seconds": processors, "host_bytes": used.ru_maxrss * 1024}
 
 
 def row(tree: dict[str, Any]) -> str:
@@ -58,7 +67,8 @@ def row(tree: dict[str, Any]) -> str:
     cells = [
         *(f"`{tree['recipe']}`", tree["cluster"], str(len(tree["roles"]))),
         *(f"{size:.1f}" for size in sizes),
-        *(apart, verdict, f"{tree['seconds']:.0f}"),
+        *(apart, verdict, f"{tree['seconds']:.0f}", f"{tree['processor_seconds']:.0f}"),
+        f"{tree['host_bytes'] / GIB:.1f}",
     ]
     return f"| {' | '.join(cells)} |\n"
 

@@ -26,6 +26,7 @@ from components.model.initialization import Normal
 from components.model.linear import Head, Readout
 from components.model.masks import Scope
 from components.model.positions import Placement, Positions
+from components.model.precision import product_dtype
 
 
 class Layer(nn.Module):
@@ -60,6 +61,9 @@ class Layer(nn.Module):
 
 class Decoder(nn.Module):
     """Predict each next token from all before it.
+
+    Under autocast the residual stream has the products' precision, as in Megatron: all that is
+    kept of it, or sent between ranks, takes half the bytes.
 
     ``embedding``, ``embedding_norm``, ``final_norm``, ``head`` and any of the ``layers`` may be
     taken away (set to ``None``, deleted by their key) to make a pipeline stage of the rest;
@@ -183,6 +187,7 @@ class Decoder(nn.Module):
         hidden: Tensor = self.embedding(tokens)
         if placement.embedded is not None:
             hidden = hidden + placement.embedded
+        hidden = hidden.to(product_dtype(hidden))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         dropped: Tensor = self.dropout(hidden)

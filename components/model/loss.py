@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from components.model.precision import as_given, product_dtype
+
 # Tokens in a block: enough to make a product efficient, more where the rows are few.
 _CPU_BLOCK_TOKENS = 256
 _DEVICE_BLOCK_TOKENS = 1_024
@@ -61,12 +63,9 @@ def linear_cross_entropy(
     the rows, ``softmax`` asks whoever has the others, and the gradient of ``hidden`` is what
     these rows contribute to it.
     """
-    device = hidden.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return _apply(hidden, weight, targets, softmax)
     # Cast here, once: inside, every block would cast the weight anew.
-    precision = torch.get_autocast_dtype(device)
-    with torch.autocast(device, enabled=False):
+    precision = product_dtype(hidden)
+    with as_given(hidden):
         return _apply(hidden.to(precision), weight.to(precision), targets, softmax)
 
 

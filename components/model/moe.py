@@ -18,6 +18,7 @@ from components.model.expert_products import (
     has_grouped_kernel,
     loop,
 )
+from components.model.precision import product_dtype
 from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
 
 
@@ -91,7 +92,7 @@ class Experts(nn.Module):
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         tokens = hidden.flatten(0, -2)
         choice = self._route(tokens)
-        dtype = _compute_dtype(tokens)
+        dtype = product_dtype(tokens)  # autocast does not know our products
         matrices = Matrices(
             None if self.gate is None else self.gate.weight.to(dtype),
             self.up.weight.to(dtype),
@@ -198,14 +199,6 @@ def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tens
         "balance_loss": balance.detach(),
         "z_loss": tally.z_loss.detach(),
     }
-
-
-def _compute_dtype(tokens: Tensor) -> torch.dtype:
-    """Choose what a linear map would compute in; autocast does not know our products."""
-    device = tokens.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return tokens.dtype
 
 
 def _check(num_experts: int, top_k: int, auxiliary_loss: float, z_loss: float) -> None:

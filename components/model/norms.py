@@ -6,13 +6,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.errors import RecipeError
+from components.model.precision import as_given
 
 
 class Norm(nn.Module):
     """Scale each vector to unit size: RMSNorm, or with ``center`` LayerNorm.
 
     RMSNorm is https://arxiv.org/abs/1910.07467, equation 4, with ``eps`` added to the mean
-    square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels.
+    square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels, which
+    take sums in float32 and give the precision that came in: autocast, which would widen what
+    goes in and comes out, is kept off.
 
     Raises:
         RecipeError: a bias without centering, which no kernel and no published model has.
@@ -33,6 +36,12 @@ class Norm(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         shape = hidden.shape[-1:]
-        if self.center:
-            return F.layer_norm(hidden, shape, self.weight, self.bias, self.eps)
-        return F.rms_norm(hidden, shape, self.weight, self.eps)
+        # A fused kernel wants weights in the precision of the vectors.
+        weight, bias = (
+            None if values is None else values.to(hidden.dtype)
+            for values in (self.weight, self.bias)
+        )
+        with as_given(hidden):
+            if self.center:
+                return F.layer_norm(hidden, shape, weight, bias, self.eps)
+            return F.rms_norm(hidden, shape, weight, self.eps)

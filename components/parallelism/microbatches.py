@@ -70,7 +70,7 @@ class Pipeline:
 
     This rank has the ``decoders`` of the stages ``rank, rank + ranks, ...``. Between stages go
     hidden states of ``hidden_shape`` for one microbatch, in ``dtype``, and in training a row of
-    ``carried`` numbers if there are any.
+    ``carried`` numbers if there are any, in float32 or finer like the loss.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Pipeline:
         self._device = device
         self._stages = [_Stage(decoder, compute) for decoder in decoders]
         self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
-        shapes: list[tuple[int, ...]] = [hidden_shape, *([(carried,)] if carried else [])]
-        self._between = tuple(
-            torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-            for shape in shapes
-        )
+        self._wide = torch.promote_types(dtype, torch.float32)
+        between = [_expected(hidden_shape, dtype)]
+        if carried:
+            between.append(_expected((carried,), self._wide))
+        self._between = tuple(between)
         self._made: tuple[int, Any] = (0, None)
 
     def run(self, batch: Tensor, scale: float) -> None:
@@ -153,13 +153,14 @@ class Pipeline:
             stages,
             self._device,
             input_args=(self._tokens,) if index == 0 else self._between,
-            output_args=(
-                (torch.empty((), dtype=self._dtype, device="meta", requires_grad=True),)
-                if last
-                else self._between
-            ),
+            output_args=((_expected((), self._wide),) if last else self._between),
             group=self._mesh.axis("pipeline").get_group(),
         )
+
+
+def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Describe what a stage takes or gives."""
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 
 class _Stage(nn.Module):

@@ -5,7 +5,7 @@ and the optimizer's step, with states and its own temporary copies.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from components.planner.activations import (
     full_layer_bytes_per_token,
@@ -15,7 +15,7 @@ from components.planner.activations import (
 from components.planner.job import Job, Layout
 from components.planner.parameters import Held, rank_parameters
 from components.planner.software import SoftwareMemory
-from components.planner.states import States, states, step_bytes
+from components.planner.states import States, earlier_gradients, states, step_bytes
 from components.spec.hardware import Hardware
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
@@ -23,11 +23,26 @@ Verdict = Literal["fits", "tight", "does_not_fit"]
 TIGHT_FRACTION = 0.9
 
 
+class Moments(NamedTuple):
+    """Bytes that come and go, gradients too: at most in the passes, and in the update."""
+
+    passes: float
+    update: float
+
+    def peak(self, held: States, base_bytes: float) -> float:
+        """Add what stays."""
+        return held.total - held.gradients + base_bytes + max(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Bytes at the peak of one pipeline rank, by part."""
+    """Bytes at the peak of one pipeline rank, by part.
+
+    ``earlier_gradients`` are those that are there while activations are.
+    """
 
     states: States
+    earlier_gradients: float
     casts: float
     activations: float
     loss: float
@@ -36,22 +51,30 @@ class RankMemory:
     base: float
 
     @property
+    def moments(self) -> Moments:
+        made = self.casts + self.activations + self.loss + self.buffers
+        return Moments(
+            passes=made + self.earlier_gradients, update=self.states.gradients + self.step
+        )
+
+    @property
     def peak(self) -> float:
-        passes = self.casts + self.activations + self.loss + self.buffers
-        return self.states.total + self.base + max(passes, self.step)
+        return self.moments.peak(self.states, self.base)
 
     def parts(self) -> dict[str, int]:
-        """Name each part, in bytes; ``step`` is not beside the activations but after them."""
+        """Name each part, in bytes, as it is at the peak: they add up to it."""
+        in_passes = float(self.moments.passes >= self.moments.update)
+        gradients = self.earlier_gradients if in_passes else self.states.gradients
         return {
             "weights_bytes": round(self.states.weights),
-            "gradients_bytes": round(self.states.gradients),
+            "gradients_bytes": round(gradients),
             "master_bytes": round(self.states.master),
             "optimizer_bytes": round(self.states.optimizer),
-            "casts_bytes": round(self.casts),
-            "activations_bytes": round(self.activations),
-            "loss_bytes": round(self.loss),
-            "buffers_bytes": round(self.buffers),
-            "step_bytes": round(self.step),
+            "casts_bytes": round(in_passes * self.casts),
+            "activations_bytes": round(in_passes * self.activations),
+            "loss_bytes": round(in_passes * self.loss),
+            "buffers_bytes": round(in_passes * self.buffers),
+            "step_bytes": round((1 - in_passes) * self.step),
             "base_bytes": round(self.base),
             "peak_bytes": round(self.peak),
         }
@@ -96,8 +119,10 @@ def usable_bytes(hardware: Hardware) -> int:
 def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
     """Add up the stages that one pipeline rank holds."""
     parameters = rank_parameters(job, rank)
+    held = states(job, parameters)
     return RankMemory(
-        states=states(job, parameters),
+        states=held,
+        earlier_gradients=earlier_gradients(job, held, software),
         **_passes(job, rank, parameters, software),
         step=step_bytes(job, parameters, software),
         base=software.base_bytes,
@@ -135,13 +160,16 @@ def _passes(
 
 
 def _casts(job: Job, rank: int, parameters: Held) -> float:
-    """Count cast weights that graphs in flight keep; a layer that is recomputed keeps none."""
+    """Count cast weights that graphs in flight keep; a layer that is recomputed keeps none.
+
+    Embeddings are looked up as they are, and the loss forgets its cast of the head.
+    """
     if job.recompute == "full":
         return 0.0
     attention = job.shape.attention.parameters(job.shape.dim) / job.shape.layer_parameters
     dropped = {"attention": attention, "mlp": 1 - attention}
     kept = 1 - sum(dropped.get(part, 0.0) for part in job.recompute if job.recompute != "none")
-    total = parameters.dense + parameters.expert
+    total = parameters.dense - parameters.ends + parameters.expert
     return total * kept * job.cast_bytes * microbatches_kept(job, rank)
 
 
@@ -157,7 +185,10 @@ def _loss(job: Job, software: SoftwareMemory) -> float:
     """Count the logits that exist at once: 2205.05198, section 4.3, has all at 4 bytes."""
     rows = job.shape.padded_vocab_size / job.layout.tensor
     block = min(job.microbatch_tokens, software.block_tokens)
-    return rows * (job.microbatch_tokens * software.logit_bytes + block * 4)
+    logits = rows * (job.microbatch_tokens * software.logit_bytes + block * 4)
+    # As the loss makes it, and as the weight's own gradient is.
+    each = job.cast_bytes + job.gradient_bytes
+    return logits + software.head_gradients * rows * job.shape.dim * each
 
 
 def _buffers(job: Job, software: SoftwareMemory) -> float:

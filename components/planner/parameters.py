@@ -7,10 +7,16 @@ from components.planner.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Parameters on one device; the two kinds are replicated over different ranks."""
+    """Parameters on one device; the two kinds are replicated over different ranks.
+
+    ``ends`` of the dense ones are looked up or belong to the head, ``largest`` are in one
+    weight.
+    """
 
     dense: float
     expert: float
+    ends: float
+    largest: float
 
 
 def held(job: Job, stage: int) -> Held:
@@ -26,9 +32,13 @@ def held(job: Job, stage: int) -> Held:
     if shape.attention.qk_norm is not None:
         whole += shape.attention.qk_norm.parameters(shape.attention.head_dim)
     cut = shape.layer_parameters - experts - whole
-    dense = layers * (cut / tensor + whole)
-    dense += _ends(job, stage)
-    return Held(dense=dense, expert=layers * experts / tensor / layout.expert)
+    ends = _ends(job, stage)
+    return Held(
+        dense=layers * (cut / tensor + whole) + ends,
+        expert=layers * experts / tensor / layout.expert,
+        ends=ends,
+        largest=max(_matrix(job) if ends else 0.0, _largest_in_layer(job) if layers else 0.0),
+    )
 
 
 def rank_parameters(job: Job, rank: int) -> Held:
@@ -38,13 +48,15 @@ def rank_parameters(job: Job, rank: int) -> Held:
     return Held(
         dense=sum(count.dense for count in counts),
         expert=sum(count.expert for count in counts),
+        ends=sum(count.ends for count in counts),
+        largest=max(count.largest for count in counts),
     )
 
 
 def _ends(job: Job, stage: int) -> float:
     """Count the embedding on the first stage and the head on its own."""
     shape, layout = job.shape, job.layout
-    matrix = shape.padded_vocab_size * shape.dim / layout.tensor
+    matrix = _matrix(job)
     count = 0.0
     if stage == 0:
         count += matrix + shape.position_parameters
@@ -52,3 +64,15 @@ def _ends(job: Job, stage: int) -> float:
     if stage == layout.head_stage and not alone:
         count += matrix
     return count
+
+
+def _matrix(job: Job) -> float:
+    """Count a rank's part of the embedding, or of the head."""
+    return job.shape.padded_vocab_size * job.shape.dim / job.layout.tensor
+
+
+def _largest_in_layer(job: Job) -> float:
+    """Count the map into the MLP, or the stack of all experts' such maps."""
+    shape, layout = job.shape, job.layout
+    experts = (shape.mlp.num_experts or 1) / layout.expert
+    return experts * shape.mlp.ffn_dim * shape.dim / layout.tensor

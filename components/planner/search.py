@@ -7,7 +7,7 @@ in the order of this bound, until no layout that is left can be among the best.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from heapq import nsmallest
 from operator import attrgetter
 from time import perf_counter
@@ -18,13 +18,14 @@ from components.planner.job import Job, job_of, layout_of
 from components.planner.layouts import SEARCHED, Family, Layouts
 from components.planner.memory import (
     TIGHT_FRACTION,
+    Moments,
     Verdict,
     deciding_ranks,
     pass_bytes,
     usable_bytes,
 )
 from components.planner.parameters import rank_parameters
-from components.planner.states import states, step_bytes
+from components.planner.states import States, earlier_gradients, states, step_bytes
 from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
 from components.spec.hardware import Hardware
 from components.spec.recipe import Recipe
@@ -150,17 +151,15 @@ class Prices:
         base = self.job(family.degrees, 1)
         ranks = deciding_ranks(base.layout)
         held = [self._states(base, rank) for rank in ranks]
-        least = max(state for state, _ in held)
+        base_bytes = self._software.memory.base_bytes
+        least = max(state.total for state, _ in held) + base_bytes
         if least > self.usable:
             self._remember(family.degrees, family.sizes[0], least)
             return
         for size in family.sizes:
             job = self._with_size(base, size)
             passes = self._pass_bytes(job, ranks)
-            peak = max(
-                state + max(moment, step)
-                for (state, step), moment in zip(held, passes, strict=True)
-            )
+            peak = max(map(partial(self._peak, job), held, passes))
             if peak > self.usable:
                 self._remember(family.degrees, size, peak)
                 return
@@ -212,11 +211,16 @@ class Prices:
         cut = stage_layers(self._base.shape.num_layers, stages, balance)
         return tuple(len(layers) for layers in cut)
 
-    def _states(self, job: Job, rank: int) -> tuple[float, float]:
-        """Return the state of one rank with what is there before anything, and its step's."""
-        parameters, software = rank_parameters(job, rank), self._software.memory
-        state = states(job, parameters).total + software.base_bytes
-        return state, step_bytes(job, parameters, software)
+    def _states(self, job: Job, rank: int) -> tuple[States, float]:
+        """Return the state of one rank, and what its step adds."""
+        parameters = rank_parameters(job, rank)
+        return states(job, parameters), step_bytes(job, parameters, self._software.memory)
+
+    def _peak(self, job: Job, held: tuple[States, float], passes: float) -> float:
+        software, (state, step) = self._software.memory, held
+        earlier = earlier_gradients(job, state, software)
+        moments = Moments(passes=passes + earlier, update=state.gradients + step)
+        return moments.peak(state, software.base_bytes)
 
     def _pass_bytes(self, job: Job, ranks: tuple[int, ...]) -> tuple[float, ...]:
         key = _pass_key(job)

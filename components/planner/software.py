@@ -14,17 +14,23 @@ class SoftwareMemory(Section):
     """Figures of one training program's memory.
 
     ``step_bytes`` a parameter are added during the optimizer's step, ``shared_step_bytes`` of
-    them divided like its state. ``logit_bytes`` is kept for each logit of a microbatch; a loss
-    that goes by blocks keeps those of ``block_tokens`` at 4 bytes. ``gathered_tensors`` counts
-    hidden states of whole sequences that wait for their streams beside what a layer keeps, with
-    and without a pipeline. ``fragmentation`` multiplies activations; ``base_bytes`` is there
-    before anything.
+    them divided like its state; where data ranks divide it, so is a bucket of
+    ``bucket_elements``, or of the largest weight if that has more, that one collective carries.
+    ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
+    ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
+    those of ``block_tokens`` at 4 bytes. ``head_gradients`` as large as the head are made with
+    the loss and wait for the backward pass. ``gathered_tensors`` counts hidden states of whole
+    sequences that wait for their streams beside what a layer keeps, with and without a
+    pipeline. ``fragmentation`` multiplies activations; ``base_bytes`` is there before anything.
     """
 
     step_bytes: float
     shared_step_bytes: float
+    bucket_elements: int
+    keeps_gradients: bool
     logit_bytes: float
     block_tokens: int
+    head_gradients: int
     gathered_tensors: float
     gathered_tensors_in_pipelines: float
     fragmentation: float

@@ -74,4 +74,16 @@ def step_bytes(job: Job, parameters: Held, software: SoftwareMemory) -> float:
     if not job.layout.zero:
         return 0.0
     total = parameters.dense + parameters.expert
-    return total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
+    added = total * (software.step_bytes + software.shared_step_bytes / job.layout.data_shard)
+    if job.layout.data_shard * job.layout.context > 1 and software.bucket_elements:
+        added += max(software.bucket_elements, parameters.largest) * job.weight_bytes
+    return added
+
+
+def earlier_gradients(job: Job, here: States, software: SoftwareMemory) -> float:
+    """Count the gradients that are there while activations are.
+
+    Of a step's only microbatch the two do not meet: what the backward pass makes of one, it
+    frees of the other.
+    """
+    return here.gradients if software.keeps_gradients or job.microbatches > 1 else 0.0

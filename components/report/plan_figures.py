@@ -92,7 +92,7 @@ def memory_figure(memory: Mapping[str, Any]) -> go.Figure:
     figure.update_layout(barmode="stack", bargap=0.25, legend={"traceorder": "normal"})
     figure.update_yaxes(autorange="reversed", fixedrange=True, dtick=1, showgrid=False)
     for part, shade in zip((*PARTS, "step", "base"), _SHADES, strict=True):
-        held = [_at_peak(stage, part) for stage in stages]
+        held = [stage[f"{part}_bytes"] for stage in stages]
         if any(held):
             figure.add_bar(
                 orientation="h",
@@ -104,15 +104,6 @@ def memory_figure(memory: Mapping[str, Any]) -> go.Figure:
             )
     figure.add_vline(x=memory["usable_bytes"] / GIB, line={"color": "#c4506b", "dash": "dash"})
     return figure
-
-
-def _at_peak(stage: Mapping[str, int], part: str) -> int:
-    """Return the bytes of a part in the moment of the peak."""
-    passing = ("casts", "activations", "loss", "buffers")
-    in_passes = sum(stage[f"{name}_bytes"] for name in passing) >= stage["step_bytes"]
-    if part == "step":
-        return 0 if in_passes else stage["step_bytes"]
-    return 0 if part in passing and not in_passes else stage[f"{part}_bytes"]
 
 
 def _rounded(value: float) -> float:

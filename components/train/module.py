@@ -154,7 +154,7 @@ class Pretraining(LightningModule):
             tokens_shape=(sequences, length),
             hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
             carried=Tally.numbers(experts) if experts else 0,
-            dtype=self.weight_dtype,
+            dtype=self.dtype_of("compute"),
             device=self.device,
         )
 

@@ -178,7 +178,6 @@ def test_the_memory_chart_adds_up_to_the_peaks() -> None:
     memory = planned("teuken7b")[0]["memory"]
     stepping = dict.fromkeys(memory["by_stage"][0], 0) | {
         "weights_bytes": 2**30,
-        "casts_bytes": 2**28,
         "step_bytes": 2**29,
     }
     stages = [*memory["by_stage"], stepping]

@@ -1,0 +1,113 @@
+"""The residual stream under autocast: in the products' precision, and as right as it can be."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from components.model.decoder import Decoder
+from components.model.norms import Norm
+from tests.components.model.comparison import randomized
+from tests.components.model.mappings import to_llama
+
+HEADS = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def saved_bytes(model: Decoder, tokens: Tensor) -> int:
+    """Count what the backward pass will read, weights aside."""
+    held: dict[int, int] = {}
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)
+        return tensor
+
+    kept: list[Tensor] = []  # no address is used twice
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.loss(tokens, tokens)
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_a_norm_of_bfloat16_is_that_of_float32_rounded(center: bool) -> None:
+    norm = Norm(dim=64, eps=1e-5, center=center, weight=True, bias=center)
+    for values in norm.parameters():
+        nn.init.normal_(values, 1.0)
+    hidden = torch.randn(50, 64).bfloat16()
+    wide = hidden.float()
+    weight, *bias = [values.bfloat16().float() for values in norm.parameters()]
+    if center:
+        expected = F.layer_norm(wide, (64,), weight, bias[0], 1e-5)
+    else:
+        expected = F.rms_norm(wide, (64,), weight, 1e-5)
+    with autocast():
+        found = norm(hidden)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-7)
+
+
+def test_what_passes_between_layers_is_bfloat16_and_the_loss_is_float32(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    model = randomized(small_decoder())
+    passed: list[Tensor] = []
+    for layer in model.layers.values():
+        layer.register_forward_hook(lambda _, given, result: passed.extend([given[0], result]))
+    tokens = torch.randint(61, (2, 9))
+    with autocast():
+        loss = model.loss(tokens, tokens)
+    assert {tensor.dtype for tensor in passed} == {torch.bfloat16}
+    assert loss.dtype == torch.float32
+    torch.autograd.backward(loss)
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_logits_are_no_further_from_the_exact_ones_than_those_of_a_bfloat16_llama(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    model = randomized(small_decoder(num_layers=8, std=0.05, **HEADS))
+    config = LlamaConfig(
+        vocab_size=67,
+        hidden_size=48,
+        intermediate_size=77,
+        num_hidden_layers=8,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=10,
+    )
+    llama = LlamaForCausalLM(config)
+    llama.load_state_dict(to_llama(model.state_dict()), strict=False)
+    tokens = torch.randint(61, (4, 37))
+    exact = copy.deepcopy(model).double()(tokens)
+    with autocast():
+        ours = model(tokens)
+    theirs = llama.bfloat16()(tokens).logits
+    errors = [(logits.double() - exact).norm() for logits in (ours, theirs)]
+    assert 0 < errors[0] < 1.1 * errors[1] < 0.1 * exact.norm()
+
+
+def test_the_backward_pass_reads_about_half_of_what_it_reads_in_float32(
+    small_decoder: Callable[..., Decoder],
+) -> None:
+    # A CPU has a fused kernel of LayerNorm, and none of RMSNorm.
+    norm = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+    model = randomized(small_decoder(num_layers=4, norm=norm))
+    tokens = torch.randint(61, (4, 64))
+    wide = saved_bytes(model, tokens)
+    with autocast():
+        narrow = saved_bytes(model, tokens)
+    assert narrow < 0.65 * wide  # casts of weights are kept too
