@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,12 +39,13 @@ def save_until_killed(rank: int, folder: Path, files: int) -> None:
     """Be a rank that saves as often as it can."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
     from tests.components.checkpoint.numbers import Counted
     from tests.components.checkpoint.saver_cases import begin, saving
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder.with_name("store")), RANKS)
+    store = FileStore(str(folder.with_name("store")), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     state = Counted(0, LENGTH)
     # A rank whose peer is killed loses its connection, and is to end by that.
@@ -82,7 +82,7 @@ def play(folder: Path, victims: tuple[int, ...], files: int, seconds: float) -> 
     checkpoints.mkdir(parents=True)
     context = get_context("forkserver")  # torch is imported once for all rounds
     context.set_forkserver_preload(["torch", "tests.components.checkpoint.saver_cases"])
-    ranks: list[BaseProcess] = [
+    ranks = [
         context.Process(target=save_until_killed, args=(rank, checkpoints, files))
         for rank in range(RANKS)
     ]
