@@ -11,6 +11,7 @@ from components.checkpoint.marker import (
     DamagedCheckpointError,
     complete_checkpoints,
     read_marker,
+    tokens_of,
 )
 
 
@@ -51,12 +52,11 @@ def saved_in(folder: Path) -> dict[Path, Saved]:
     """Read the markers of all complete checkpoints; one that cannot be read has no loss."""
     found = {}
     for checkpoint in complete_checkpoints(folder):
-        tokens = int(checkpoint.name.partition("-")[2])
         try:
             loss = read_marker(checkpoint).held_out_loss
         except DamagedCheckpointError:
             loss = None
-        found[checkpoint] = Saved(tokens, loss)
+        found[checkpoint] = Saved(tokens_of(checkpoint), loss)
     return found
 
 

@@ -107,6 +107,11 @@ def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
     return (marker.parent for marker in found)
 
 
+def tokens_of(checkpoint: Path) -> int:
+    """Read how far a checkpoint is from its name."""
+    return int(checkpoint.name.partition("-")[2])
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """Find the last checkpoint that is complete, whether or not it is whole."""
     return next(complete_checkpoints(folder), None)
