@@ -12,7 +12,8 @@ stand-in makes the tensors that the kernel makes and saves what it saves; nothin
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -21,31 +22,46 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
 from typing_extensions import override
 
+from components.model import expert_chunks, expert_products, loss
 from components.model.attention import AttentionCore
-from components.model.expert_chunks import chunked_products
-from components.model.expert_products import has_grouped_kernel
+from components.model.expert_products import grouped_products, has_grouped_kernel
 from components.model.masks import Scope
 from components.model.moe import Mixture
 
 
 @contextmanager
 def device_kernels() -> Iterator[None]:
-    """Take a GPU's kernels where a CPU would take its own.
+    """Take a GPU's kernels where a CPU would take its own, and blocks of its size.
 
     Functions are exchanged by name: torch's mode for functions is off while a backward pass
     computes a layer again.
     """
-    before = {name: getattr(F, name) for name in _STAND_INS}
-    _set(_STAND_INS)
+    with ExitStack() as exchanged:
+        for name, function in _STAND_INS.items():
+            exchanged.enter_context(_exchanged(F, name, function))
+        exchanged.enter_context(_exchanged(loss, "BLOCKS", {}))
+        # Where nothing is computed, calls take the time: fewer, and a few hundred MB more.
+        exchanged.enter_context(_exchanged(expert_chunks, "CHUNK_ELEMENTS", 2**24))
+        yield
+
+
+def even_load() -> AbstractContextManager[None]:
+    """Answer the host, which asks how many tokens an expert has, with the average."""
+
+    def answer(counts: Tensor, *, average: int) -> list[int]:
+        return [average] * len(counts)
+
+    return _exchanged(expert_products, "on_host", answer)
+
+
+@contextmanager
+def _exchanged(module: ModuleType, name: str, stand_in: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, stand_in)
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(functions: Mapping[str, Any]) -> None:
-    for name, function in functions.items():
-        setattr(F, name, function)
+        setattr(module, name, before)
 
 
 def _attend(
@@ -118,12 +134,12 @@ class _FlexCore(AttentionCore):
         return _attend(query, key, value, is_causal=True)
 
 
-class _ChunkedMixture(Mixture):
-    """Compute experts as on a device without grouped products."""
+class _GroupedMixture(Mixture):
+    """Compute experts as on a device with grouped products."""
 
     @override
     def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
-        return chunked_products
+        return grouped_products
 
 
 def replace_parts(model: nn.Module, device: str) -> None:
@@ -133,8 +149,8 @@ def replace_parts(model: nn.Module, device: str) -> None:
             if type(part) is AttentionCore and _is_flex(part, device):
                 core = _FlexCore(dropout=part.dropout, backend=part.backend)
                 setattr(parent, name, core.train(part.training))
-            if type(part) is Mixture and not has_grouped_kernel(device):
-                setattr(parent, name, _ChunkedMixture(path=part.path).train(part.training))
+            if type(part) is Mixture and part.path != "loop" and has_grouped_kernel(device):
+                setattr(parent, name, _GroupedMixture(path=part.path).train(part.training))
 
 
 def _is_flex(core: AttentionCore, device: str) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from components.dryrun.collectives import CollectiveLedger, Kind
-from components.dryrun.kernels import device_kernels, replace_parts, update_at_once
+from components.dryrun.kernels import device_kernels, even_load, replace_parts, update_at_once
 from components.dryrun.memory import MemoryLedger, Peak, Phase
 from components.dryrun.products import FlopLedger
 from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
@@ -69,6 +69,7 @@ def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
         module.train_dataloader()
         with ExitStack() as modes:
             modes.enter_context(fake)
+            modes.enter_context(even_load())
             if on_device != "cpu":
                 modes.enter_context(device_kernels())
             modes.enter_context(Answers())

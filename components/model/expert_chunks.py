@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
+from components.model import expert_products
 from components.model.activations import Activation
-from components.model.expert_products import Matrices, Order, accumulator, on_host
+from components.model.expert_products import Matrices, Order, accumulator
 
 # Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
 # they win by lying closer; whole microbatches pass through memory again and again.
-_CHUNK_ELEMENTS = 2**18
-# Where nothing is computed, calls are what takes time: fewer, and a few hundred MB more.
-_FAKE_CHUNK_ELEMENTS = 2**24
+CHUNK_ELEMENTS = 2**18
 
 
 def chunked_products(
@@ -72,10 +70,9 @@ class _Chunked(torch.autograd.Function):
         widened = [up.new_empty(len(order.pairs), up.shape[1]) for _ in maps]
         sorted_weights = weights.flatten()[order.pairs]
         mixed = accumulator(tokens)
-        counts = on_host(order.counts, average=len(order.pairs) // len(order.counts))
-        is_fake = isinstance(tokens, FakeTensor)
-        elements = _FAKE_CHUNK_ELEMENTS if is_fake else _CHUNK_ELEMENTS
-        ctx.chunks = list(_chunks(counts, most=elements // tokens.shape[1]))
+        average = len(order.pairs) // len(order.counts)
+        counts = expert_products.on_host(order.counts, average=average)
+        ctx.chunks = list(_chunks(counts, most=CHUNK_ELEMENTS // tokens.shape[1]))
         for chunk in ctx.chunks:
             token = order.tokens[chunk.pairs]
             rows = tokens.index_select(0, token)

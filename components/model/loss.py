@@ -8,21 +8,28 @@ The softmax within a block goes by rows that fit a cache.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from components.model.precision import as_given, product_dtype
 
-# Tokens in a block: enough to make a product efficient, more where the rows are few.
-_CPU_BLOCK_TOKENS = 256
-_DEVICE_BLOCK_TOKENS = 1_024
-# Logits that the softmax touches at a time: what a cache holds, or what keeps a device busy.
-_CPU_CHUNK_ELEMENTS = 2**20
-_DEVICE_CHUNK_ELEMENTS = 2**26
+
+class Blocks(NamedTuple):
+    """Tokens in a block: enough to make a product efficient, more where the rows are few.
+
+    ``chunk_elements`` are the logits that the softmax touches at a time: what a cache holds, or
+    what keeps a device busy.
+    """
+
+    least_tokens: int
+    chunk_elements: int
+
+
+ON_DEVICE = Blocks(least_tokens=1_024, chunk_elements=2**26)
+BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON_DEVICE
 
 
 class Softmax:
@@ -89,7 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
         of_weight = torch.zeros_like(weight) if wanted[1] else None
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        for tokens in _blocks(hidden, weight):
+        for tokens in blocks(hidden, weight):
             logits = hidden[tokens] @ weight.T
             total += softmax.to_gradient(logits, targets[tokens])
             if of_hidden is not None:
@@ -126,22 +133,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return of_hidden, of_weight, None, None, None
 
 
-def _blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    on_cpu = _is_on_cpu(hidden)
-    least = _CPU_BLOCK_TOKENS if on_cpu else _DEVICE_BLOCK_TOKENS
-    elements = _CPU_CHUNK_ELEMENTS if on_cpu else _DEVICE_CHUNK_ELEMENTS
+def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    """Part the tokens so that the logits of a block are worth a product."""
+    least, elements = BLOCKS.get(hidden.device.type, ON_DEVICE)
     return _slices(len(hidden), max(least, elements // len(weight)))
 
 
 def chunks(logits: Float[Tensor, "tokens rows"]) -> Iterator[slice]:
     """Part the tokens so that a chunk of their logits fits a cache."""
-    elements = _CPU_CHUNK_ELEMENTS if _is_on_cpu(logits) else _DEVICE_CHUNK_ELEMENTS
+    elements = BLOCKS.get(logits.device.type, ON_DEVICE).chunk_elements
     return _slices(len(logits), max(1, elements // logits.shape[1]))
-
-
-def _is_on_cpu(tensor: Tensor) -> bool:
-    """Take a fake tensor, which no CPU computes on, for one on a device."""
-    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 from components.errors import RecipeError
 from components.model.activations import ACTIVATIONS
@@ -150,10 +149,7 @@ class Mixture(nn.Module):
     def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
         if self.path == "loop":
             return loop
-        # A fake tensor has no counts that a host could read.
-        if has_grouped_kernel(tokens.device.type) or isinstance(tokens, FakeTensor):
-            return grouped_products
-        return chunked_products
+        return grouped_products if has_grouped_kernel(tokens.device.type) else chunked_products
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:

@@ -28,8 +28,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from typing_extensions import override
 
+from components.model import expert_products
 from components.model.decoder import Decoder
-from components.model.expert_products import Matrices, Order, on_host
+from components.model.expert_products import Matrices, Order
 from components.model.moe import Experts, Mixture, Stack, expert_layers
 from components.parallelism.exchange import exchange_rows, gather_rows, sum_rows
 from components.parallelism.tensor_styles import place_parameters
@@ -119,7 +120,7 @@ class ExchangedMixture(SplitMixture):
         dist.all_to_all_single(arriving, order.counts, group=self._group)
         # Both as (rank, expert): one copy to the host reads them all.
         counts = torch.stack([order.counts, arriving]).view(2 * self._ranks, -1)
-        totals = on_host(counts.sum(1), average=len(order.pairs) // self._ranks)
+        totals = expert_products.on_host(counts.sum(1), average=len(order.pairs) // self._ranks)
         sent, received = totals[: self._ranks], totals[self._ranks :]
         send = partial(exchange_rows, sent=sent, received=received, group=self._group)
         mixed = self.mixture(

@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "recipes" / "README.md"
 PLANS = Path(__file__).parent / "plans"
 REHEARSED = ROOT / "benchmarks" / "results" / "dryruns.json"
-HEAD = """| Recipe | Cluster | Nodes | Memory, GiB | Verdict | Dry run | Step | MFU, full | Device-hours |
+HEAD = """\
+| Recipe | Cluster | Nodes | Memory, GiB | Verdict | Dry run | Step | MFU, full | Hours |
 |---|---|---:|---:|---|---|---:|---:|---:|
 """
 BEGIN, END = "<!-- plans: written by `make golden` -->\n", "<!-- end of plans -->\n"

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.dryrun.kernels import device_kernels, replace_parts
+from components.dryrun.kernels import device_kernels, even_load, replace_parts
+from components.model import expert_products, loss
 from components.model.attention import AttentionCore
 from components.model.moe import Mixture
 
@@ -88,10 +89,18 @@ def test_flex_attention_is_stood_for_where_the_model_would_take_it(
     assert (type(parent["core"]) is not AttentionCore) == replaced
 
 
-@pytest.mark.parametrize(("device", "chunked"), [("cuda", False), ("cpu", True)])
-def test_experts_go_by_chunks_where_no_kernel_takes_them_all(
-    device: str, chunked: bool
-) -> None:
+@pytest.mark.parametrize(("device", "grouped"), [("cuda", True), ("cpu", False)])
+def test_experts_go_all_at_once_where_a_kernel_takes_them(device: str, grouped: bool) -> None:
     parent = nn.ModuleDict({"mixture": Mixture(path="auto")})
     replace_parts(parent, device)
-    assert (type(parent["mixture"]) is not Mixture) == chunked
+    assert (type(parent["mixture"]) is not Mixture) == grouped
+
+
+def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
+    small, wide = torch.zeros(2_000, 8), torch.zeros(2**20, 8)
+    assert len(list(loss.blocks(small, wide))) == 8
+    counts = torch.tensor([3, 5])
+    with device_kernels(), even_load():
+        assert len(list(loss.blocks(small, wide))) == 2
+        assert expert_products.on_host(counts, average=4) == [4, 4]
+    assert expert_products.on_host(counts, average=4) == [3, 5]

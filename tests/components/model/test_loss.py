@@ -5,17 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.model import loss as loss_module
-from components.model.loss import linear_cross_entropy
+from components.model.loss import BLOCKS, Blocks, linear_cross_entropy
 from tests.components.model.comparison import gradient_of, relative_difference
 
 
 @pytest.fixture(params=[(1, 1), (4, 30), (256, 2**20)])
 def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go token by token, a few tokens at a time, and at once."""
-    tokens, elements = request.param
-    monkeypatch.setattr(loss_module, "_CPU_BLOCK_TOKENS", tokens)
-    monkeypatch.setattr(loss_module, "_CPU_CHUNK_ELEMENTS", elements)
+    monkeypatch.setitem(BLOCKS, "cpu", Blocks(*request.param))
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -55,8 +52,7 @@ def test_large_logits_neither_overflow_nor_vanish() -> None:
 def test_low_precision_is_as_exact_as_the_plain_way(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "_CPU_BLOCK_TOKENS", 64)
-    monkeypatch.setattr(loss_module, "_CPU_CHUNK_ELEMENTS", 2**10)
+    monkeypatch.setitem(BLOCKS, "cpu", Blocks(least_tokens=64, chunk_elements=2**10))
     hidden, weight = leaves(512, dim=32, rows=101, precision=precision)
     targets = torch.randint(101, (512,))
     wide = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()

@@ -12,7 +12,7 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.errors import RecipeError
-from components.model import expert_chunks
+from components.model import expert_chunks, moe
 from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
 from components.model.expert_products import Matrices, grouped_products, loop
@@ -124,7 +124,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows_in_cache: i
     weights = matrices(gated=True, activation="silu", dtype=torch.float32)
     chosen = spread_choice(41)
     whole = mixed_and_gradients(chunked_products, weights, chosen)
-    monkeypatch.setattr(expert_chunks, "_CHUNK_ELEMENTS", rows_in_cache * DIM)
+    monkeypatch.setattr(expert_chunks, "CHUNK_ELEMENTS", rows_in_cache * DIM)
     cut = mixed_and_gradients(chunked_products, weights, chosen)
     assert_all_close(cut, whole)
 
@@ -243,7 +243,10 @@ def test_under_autocast_the_products_are_made_in_bfloat16(path: str) -> None:
     torch.testing.assert_close(mixed.float(), part(hidden), rtol=0.05, atol=0.05)
 
 
-def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors() -> None:
+def test_the_grouped_path_reads_no_values_and_so_runs_on_fake_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
     # In bfloat16, the only type that torch can fake a grouped product in.
     with FakeTensorMode(), torch.autocast("cpu", dtype=torch.bfloat16):
         part = experts()
