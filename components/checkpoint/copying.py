@@ -11,6 +11,7 @@ from components.checkpoint.disk import patiently
 from components.checkpoint.marker import Marker
 from components.checkpoint.placing import beside, clear, complete
 from components.checkpoint.sections import check_sections
+from components.errors import RecipeError
 
 COPY_BYTES = 1 << 24  # at a time
 
@@ -33,7 +34,6 @@ def copy_out(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def begin() -> bool:
-        folder.mkdir(exist_ok=True)
         return clear(target, needed_bytes=marker.bytes, files=len(marker.files))
 
     def copy() -> None:
@@ -49,6 +49,20 @@ def copy_out(
             lambda: patiently(folder, lambda: complete(target, marker), seconds=retry_seconds),
             group,
         )
+
+
+def check_target(folder: Path) -> None:
+    """Make the folder that copies go to, before the first is due.
+
+    Raises:
+        RecipeError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot make {folder}: {error.strerror}"
+        remedy = "name a folder that you may write to, or none"
+        raise RecipeError("checkpoint.copy_to", problem, remedy) from error
 
 
 def _copy(source: Path, target: Path) -> None:

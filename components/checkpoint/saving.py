@@ -34,7 +34,7 @@ class Finished:
     """A checkpoint that is in its place, and what it took; all times in seconds.
 
     The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
-    checkpoint before.
+    checkpoint before; ``seconds`` are from there to the end.
     """
 
     progress: Progress
@@ -178,16 +178,18 @@ class Saver:
         for task in tasks:
             marker = self._write(task)
             self._copy_out(marker)
+            now = time.perf_counter()
             finished.append(
                 Finished(
                     progress=marker.progress,
                     folder=self._folder / marker.name,
                     bytes=task.share.checkpoint_bytes,
-                    stall_seconds=0.0 if finished else stall,
-                    waited_seconds=0.0 if finished else waited,
-                    seconds=time.perf_counter() - began,
+                    stall_seconds=stall if self._stager else now - began,
+                    waited_seconds=waited,
+                    seconds=now - began,
                 )
             )
+            began, stall, waited = now, 0.0, 0.0
         self._by_first(lambda: prune(self._folder, self._policy))
         return finished
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch.distributed.constants import default_pg_timeout
 
+from components.checkpoint.agreement import by_first
+from components.checkpoint.copying import check_target
 from components.checkpoint.keeping import Policy
 from components.checkpoint.loading import load_newest
 from components.checkpoint.marker import Kind
@@ -99,6 +101,9 @@ class Checkpoints(RunCallback):
 
     def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
         settings = self._settings
+        copy_to = None if settings.copy_to == "none" else Path(settings.copy_to)
+        if copy_to is not None:
+            by_first(lambda: check_target(copy_to))
         patience = timedelta(seconds=settings.retry_seconds)
         group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
         return Saver(
@@ -113,7 +118,7 @@ class Checkpoints(RunCallback):
             ),
             files=settings.files,
             retry_seconds=settings.retry_seconds,
-            copy_to=None if settings.copy_to == "none" else Path(settings.copy_to),
+            copy_to=copy_to,
         )
 
 

@@ -181,6 +181,16 @@ def test_one_process_loads_every_bit_that_a_layout_saved(
     assert_equal(load(PARTS, ALONE, checkpoint), whole)
 
 
+@pytest.mark.parametrize("name", ["tensor, zero 1", "tied stages, zero 2"])
+def test_the_pieces_of_a_tensor_in_one_file_come_back_to_their_places(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    whole = merged(ranks(save, PARTS, LAYOUTS[name], tmp_path, STEPS, 1))
+    checkpoint = only_checkpoint(tmp_path)
+    assert len(list(checkpoint.glob("*.safetensors"))) == 1
+    assert_equal(load(PARTS, ALONE, checkpoint), whole)
+
+
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
 def test_what_a_layout_saved_is_what_one_process_trains(
     saved: Callable[[str], Saved], name: str
