@@ -38,6 +38,7 @@ def make_stager_here() -> Any:
 
 def save_checkpoint(folder: Path, state: State, progress: Progress, **changes: Any) -> Path:
     """Save all that a run needs, and wait for it."""
+    folder.mkdir(exist_ok=True)  # which a run does before its ranks start
     saver = make_saver(folder, **changes)
     try:
         begun = saver.save(state, progress, kinds=["tokens"], held_out_loss=None)

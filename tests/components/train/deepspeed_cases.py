@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +14,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
 from components.checkpoint.marker import Progress
+from components.checkpoint.reading import read_pieces
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScale
@@ -237,11 +237,8 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
 
 def names_in(saved: Path) -> set[str]:
     """Name every tensor in a checkpoint's files."""
-    names = set()
-    for file in saved.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            names |= set(opened.keys())
-    return names
+    files = [file.name for file in saved.glob("*.safetensors")]
+    return {piece.name for piece in read_pieces(saved, files)}
 
 
 def trust_float16() -> None:
