@@ -84,6 +84,7 @@ moved: setup ## train in one layout, go on in others, compare the losses and pri
 bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.peaks
 	$(PY) -m benchmarks.train_step
+	$(PY) -m benchmarks.checkpoints
 	$(PY) -m benchmarks.model
 	$(PY) -m benchmarks.loss
 	$(PY) -m benchmarks.moe

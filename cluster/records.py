@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.scheduler import Place
+from components.checkpoint.marker import newest_checkpoint, tokens_of
 from components.train.run_folder import RunFolder
 
 ENDS = ("finished", "stopped", "failed")
@@ -130,9 +131,8 @@ class Jobs:
 
 def saved_tokens(folder: RunFolder) -> int:
     """Read how far the newest complete checkpoint is; 0 without one."""
-    markers = folder.checkpoints.glob("tokens-*/progress.json")
-    newest = max(markers, default=None)
-    return int(json.loads(newest.read_text("utf-8"))["tokens"]) if newest else 0
+    newest = newest_checkpoint(folder.checkpoints)
+    return tokens_of(newest) if newest else 0
 
 
 def now() -> str:

@@ -6,6 +6,7 @@ from typing import cast
 
 from command.arguments import Arguments
 from command.outcome import Outcome
+from components.checkpoint.loading import newest_whole
 from components.convert.card import write_card
 from components.convert.folder import Rows, check_free, write_folder
 from components.convert.weights import load_weights
@@ -13,7 +14,6 @@ from components.errors import RecipeError
 from components.spec.frozen import thaw
 from components.spec.recipe import read_recipe
 from components.spec.targets import nearest
-from components.train.checkpoint import newest_checkpoint, read_progress
 from components.train.run_folder import RunFolder
 
 _ROWS = ("published", "padded")
@@ -24,18 +24,21 @@ def run(arguments: Arguments) -> Outcome:
     rows = _read_rows(arguments)
     folder = _open(arguments)
     recipe = read_recipe(folder.recipe)
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    if checkpoint is None:
+    chosen = newest_whole(folder.checkpoints)
+    if chosen is None:
         remedy = f"let it train to its first: python run.py resume={folder.path}"
         raise RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
-    target = arguments.folders.get("file", folder.path / "export" / checkpoint.name)
+    for damaged in chosen.damaged:
+        sys.stderr.write(f"the checkpoint before is taken: {damaged.path} {damaged.problem}\n")
+    marker = chosen.marker
+    target = arguments.folders.get("file", folder.path / "export" / marker.name)
     check_free(target)
-    progress = read_progress(checkpoint)
+    progress = marker.progress
     results = folder.read_json("results.json") if folder.results.exists() else None
     card = write_card(recipe, step=progress.step, tokens=progress.tokens, results=results)
     family = write_folder(
         target,
-        model=load_weights(checkpoint, recipe.model),
+        model=load_weights(chosen.checkpoint, marker, recipe.model),
         section=thaw(recipe.model),
         tokenizer=Path(folder.read_json("data.json")["folder"]),
         tokenizer_section=recipe.tokenizer,

@@ -86,11 +86,11 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
 
 
 def _saved_step(folder: RunFolder) -> int:
-    """Read where the run goes on; a damaged checkpoint is refused here, not by the ranks."""
-    from components.train.checkpoint import newest_checkpoint, read_progress  # imports torch
+    """Read where the run goes on: at the newest checkpoint that is whole."""
+    from components.checkpoint.loading import newest_whole  # imports torch
 
-    newest = newest_checkpoint(folder.checkpoints)
-    return read_progress(newest).step if newest else 0
+    chosen = newest_whole(folder.checkpoints)
+    return chosen.marker.progress.step if chosen else 0
 
 
 def _print_end(folder: RunFolder, report: Path) -> None:

@@ -18,6 +18,7 @@ Kind = Literal[
     "start",
     "resume",
     "checkpoint",
+    "damaged",
     "skip",
     "roll_back",
     "lower_lr",

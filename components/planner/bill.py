@@ -61,7 +61,7 @@ def _days(course: Course) -> dict[str, float | None]:
     work, failures, chain = course.work, course.failures, course.chain
     return {
         "useful_days": work.useful / DAY,
-        "checkpoint_days": work.checkpoints * work.saving.stall / DAY,
+        "checkpoint_days": work.checkpoints * work.stall / DAY,
         "evaluation_days": work.evaluations * work.evaluation / DAY,
         "failure_days": failures.total / DAY if failures else None,
         "chain_days": chain.seconds / DAY if chain else None,
@@ -75,6 +75,7 @@ def _counts(course: Course) -> dict[str, object]:
         "checkpoints": {
             "count": work.checkpoints,
             "bytes": saving.bytes,
+            "stall_seconds": work.stall,
             "write_seconds": saving.write,
             "hash_seconds": saving.hashing,
             "read_seconds": saving.read,

@@ -1,8 +1,9 @@
-"""Bytes of a checkpoint, and the seconds that a run stands still to write or to read one.
+"""Bytes of a checkpoint, how long it is written, and how long a run stands still for it.
 
-Saving is synchronous (`components.train.checkpoint`): each rank writes its part, reads it back
-and hashes it, and only then does the next step begin. Loading, the files are dealt to the
-ranks; each hashes its share, and then takes its part.
+Each rank copies what it writes into the host's memory, and while steps go on writes it and
+hashes it at once (`components.checkpoint.saving`); without ``asynchronous`` the steps wait for
+that instead of a copy. Loading, the files are dealt to the ranks; each hashes its share, and
+then takes its part.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,31 @@ from components.spec.sections import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointTime:
-    """One checkpoint; ``write`` is null where the profile has no rate of the storage."""
+    """Seconds of one checkpoint; ``write`` is null where nobody knows the storage's rate.
+
+    ``copy`` is null where steps wait for the disk.
+    """
 
     bytes: int
+    copy: float | None
     write: float | None
     hashing: float
     read: float
 
     @property
+    def whole(self) -> float:
+        """How long it takes to write and hash, as far as it is known."""
+        return max(self.write or 0.0, self.hashing)
+
+    @property
     def stall(self) -> float:
-        """Seconds between two steps, as far as they are known."""
-        return (self.write or 0.0) + self.hashing
+        """Between two steps, where the checkpoint before is done."""
+        return self.whole if self.copy is None else self.copy
+
+    @property
+    def behind(self) -> float:
+        """How long after the stall it is not yet there to go on from."""
+        return 0.0 if self.copy is None else self.whole
 
 
 def checkpoint_bytes(job: Job) -> int:
@@ -39,16 +54,21 @@ def checkpoint_bytes(job: Job) -> int:
     return parameters * ((job.master_bytes or job.weight_bytes) + job.moment_bytes)
 
 
-def checkpoint_time(job: Job, cluster: Cluster, run: SoftwareRun) -> CheckpointTime:
+def checkpoint_time(
+    job: Job, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool
+) -> CheckpointTime:
     """Predict writing and reading by all ranks of the cluster's job, in equal shares."""
     size = checkpoint_bytes(job)
     storage = cluster.storage
     write = job_rate(cluster, storage.write_gigabytes_per_second)
     read = job_rate(cluster, storage.read_gigabytes_per_second)
-    hashing = size / (run.hash_gigabytes_per_second * 1e9 * job.layout.ranks)
+    share = size / job.layout.ranks
+    hashing = share / (run.hash_gigabytes_per_second * 1e9)
+    copy = share / (run.copy_gigabytes_per_second * 1e9)
     fetched = size / read if read else 0.0
     return CheckpointTime(
         bytes=size,
+        copy=copy if asynchronous else None,
         write=size / write if write else None,
         hashing=hashing,
         read=max(fetched, hashing) + fetched,  # once to hash it, once to take it
@@ -78,7 +98,7 @@ def missing_rates(cluster: Cluster) -> list[RecipeError]:
         (
             "write_gigabytes_per_second",
             storage.write_gigabytes_per_second,
-            "not measured; a checkpoint's stall is its hashing alone",
+            "not measured; a checkpoint takes as long as hashing it",
             "-w",
         ),
         (

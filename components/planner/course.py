@@ -38,8 +38,17 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        stalls = self.checkpoints * self.saving.stall
-        return self.useful + stalls + self.evaluations * self.evaluation
+        return self._computing + self.checkpoints * self.stall
+
+    @property
+    def stall(self) -> float:
+        """Mean seconds of one checkpoint, with the wait for one that is still being written."""
+        waited = self.saving.behind - self._computing / self.checkpoints
+        return self.saving.stall + max(0.0, waited)
+
+    @property
+    def _computing(self) -> float:
+        return self.useful + self.evaluations * self.evaluation
 
     @property
     def interval(self) -> float:
@@ -84,19 +93,21 @@ def plan_course(
         missing.append(_unknown_failures())
     else:
         between = mean_seconds_between(hours, cluster.nodes)
-        best = best_interval(stall=work.saving.stall, between=between)
+        # More often than one is written the next would only wait.
+        best = max(best_interval(stall=work.saving.stall, between=between), work.saving.whole)
         best_tokens = round(best * job.tokens_per_step / step.total)
         failures = expected_failures(
             work=work.seconds,
             interval=work.interval,
-            restart=start_up + work.saving.read,
+            # One that is not yet whole is lost too: the work since the one before it.
+            restart=start_up + work.saving.read + work.saving.behind,
             between=between,
         )
         if failures is None:
             missing.append(_never_ends(between, best_tokens))
     chain = plan_chain(work, failures, start_up, cluster)
     if chain is None:
-        missing.append(_too_short_jobs(start_up + work.saving.read + work.saving.stall))
+        missing.append(_too_short_jobs(start_up + work.saving.read + work.saving.whole))
     return Course(
         work=work,
         start_up=start_up,
@@ -121,7 +132,9 @@ def plan_work(
     return Work(
         steps=sum(part.steps for part in parts),
         useful=steps_seconds(parts, job, step, hardware, software.speed),
-        saving=checkpoint_time(job, recipe.cluster, run),
+        saving=checkpoint_time(
+            job, recipe.cluster, run, asynchronous=recipe.checkpoint.asynchronous
+        ),
         checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
         evaluation=evaluation_seconds(
             job,
@@ -142,7 +155,7 @@ def plan_chain(
         work.seconds + (failures.total if failures else 0.0),
         longest_queue(cluster),
         start_up=start_up,
-        write=work.saving.stall,
+        write=work.saving.whole,  # the end of a job waits for it
         read=work.saving.read,
     )
 

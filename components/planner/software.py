@@ -70,12 +70,14 @@ class SoftwareRun(Section):
     """Figures of one training program between its steps.
 
     A job reaches its first step after ``start_up_seconds`` and ``start_up_rank_seconds`` more
-    for each rank. Each rank hashes ``hash_gigabytes_per_second`` of a checkpoint's files.
+    for each rank. Each rank hashes ``hash_gigabytes_per_second`` of a checkpoint's files, and
+    copies ``copy_gigabytes_per_second`` from its device into the host's memory.
     """
 
     start_up_seconds: float
     start_up_rank_seconds: float
     hash_gigabytes_per_second: Annotated[float, Field(gt=0)]
+    copy_gigabytes_per_second: Annotated[float, Field(gt=0)]
 
 
 class Software(Section):

@@ -88,10 +88,24 @@ class Parallelism(Section):
 
 
 class Checkpoint(Section):
-    """How often a checkpoint is written, on the clock of tokens, and how many are kept."""
+    """How often a checkpoint is written, on the clock of tokens, and which are kept.
+
+    Of checkpoints stay the last ``keep``, the first at or after every multiple of
+    ``keep_every_tokens``, and the ``keep_best`` of lowest held-out loss. Weights alone are
+    written every ``weights_every_tokens`` and stay. What stays for good is copied into the
+    folder ``copy_to``. All ranks together write at most ``files``; a file system that goes away
+    is waited for, ``retry_seconds``.
+    """
 
     every_tokens: Count
     keep: Count
+    keep_every_tokens: Count | Literal["none"]
+    keep_best: Annotated[int, Field(ge=0)]
+    weights_every_tokens: Count | Literal["none"]
+    copy_to: str
+    asynchronous: bool
+    files: Count
+    retry_seconds: Annotated[float, Field(ge=0)]
 
 
 class Evaluation(Section):

@@ -1,61 +1,184 @@
 """When checkpoints are written, and how a run stops on a signal."""
 
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
+from torch.distributed.constants import default_pg_timeout
 
-from components.life.journal import Journal
-from components.train.callback import RunCallback
-from components.train.checkpoint import (
-    load_checkpoint,
-    newest_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
+from components.checkpoint.agreement import by_first
+from components.checkpoint.copying import check_target
+from components.checkpoint.disk import patiently
+from components.checkpoint.keeping import Policy, drop_after
+from components.checkpoint.loading import check_together, load_checkpoint, load_newest
+from components.checkpoint.marker import (
+    DamagedCheckpointError,
+    Kind,
+    Progress,
+    checkpoint_up_to,
+    name_of,
 )
+from components.checkpoint.placing import amend
+from components.checkpoint.saving import Finished, Saver, make_stager
+from components.life.journal import Journal
+from components.spec.sections import Checkpoint
+from components.train.callback import RunCallback
+from components.train.metrics import Metrics
 from components.train.module import Pretraining
+
+Cause = Literal["due", "stopping"]
 
 
 class Checkpoints(RunCallback):
     """Save at every cadence that a step crosses, at the end, and before stopping."""
 
-    def __init__(self, *, folder: Path, journal: Journal, every_tokens: int, keep: int) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        journal: Journal,
+        metrics: Metrics,
+        settings: Checkpoint,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
         self._journal = journal
-        self._every_tokens = every_tokens
-        self._keep = keep
+        self._metrics = metrics
+        self._settings = settings
+        self._say = say
+        self._saver: Saver | None = None
+
+    @property
+    def saver(self) -> Saver:
+        assert self._saver is not None, "the run has begun"
+        return self._saver
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on from the newest complete checkpoint, if there is one."""
+        """Go on from the newest whole checkpoint, if there is one."""
         assert isinstance(pl_module, Pretraining)
-        newest = newest_checkpoint(self.folder)
-        if newest is not None:
-            pl_module.go_on_from(load_checkpoint(newest, pl_module.engine))
+        fingerprint = pl_module.recipe.fingerprint()
+        chosen = load_newest(self._folder, pl_module.engine, fingerprint=fingerprint)
+        if chosen is not None:
+            pl_module.go_on_from(chosen.marker.progress)
+            for one in chosen.damaged:
+                self._say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
+                self._note_damaged(chosen.marker.progress, one)
+        self._saver = self._make_saver(pl_module, fingerprint)
 
     def on_step(self, module: Pretraining) -> None:
-        if module.is_due(self._every_tokens) or module.stopping:
-            self.save(module, "stopping" if module.stopping else "due")
+        if self.saver.has_failed:
+            module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
+        self._note(self.saver.poll(), "due")
+        if kinds := self._due(module):
+            self.save(module, kinds, "stopping" if module.stopping else "due")
         if module.stopping:
             module.trainer.should_stop = True
 
-    def save(self, module: Pretraining, cause: str) -> None:
-        """Write a checkpoint of where the run is, remove old ones, tell the journal."""
-        began = time.perf_counter()
-        target = save_checkpoint(self.folder, module.engine, module.progress)
-        if dist.get_rank() == 0:
-            prune_checkpoints(self.folder, self._keep)
+    def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
+        """Begin checkpoints of where the run is; wait for them where it stops here."""
+        loss = self._metrics.held_out_loss(module.progress.tokens)
+        saver, progress = self.saver, module.progress
+        before = saver.save(module.engine, progress, kinds=kinds, held_out_loss=loss)
+        self._note(before, "due")
+        if cause == "stopping":
+            self._note(saver.wait(), cause)
+
+    def go_back(self, module: Pretraining, tokens: int) -> Progress | None:
+        """Load the newest checkpoint of at most ``tokens``, once none is being written."""
+        self._note(self.saver.wait(), "due")
+        target = by_first(lambda: checkpoint_up_to(self._folder, tokens))
+        if target is None:
+            return None
+        marker = check_together(target)
+        fingerprint = module.recipe.fingerprint()
+        return load_checkpoint(target, marker, module.engine, fingerprint=fingerprint)
+
+    def claim(self, progress: Progress) -> list[str]:
+        """Let a restart go on from here too: ``progress`` is amended, what is later removed."""
+        target = self._folder / name_of("tokens", progress.tokens)
+
+        def amended() -> list[str]:
+            amend(target, progress)
+            return drop_after(target)
+
+        seconds = self._settings.retry_seconds
+        return by_first(lambda: patiently(target, amended, seconds=seconds))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._saver is not None:
+            self._note(self._saver.wait(), "due")
+        super().on_train_end(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let a save come to its end, but for who has asked twice to stop at once."""
+        if not isinstance(exception, KeyboardInterrupt):
+            super().on_exception(trainer, pl_module, exception)
+
+    def on_close(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+
+    def _due(self, module: Pretraining) -> list[Kind]:
+        kinds: list[Kind] = []
+        if module.is_due(self._settings.every_tokens) or module.stopping:
+            kinds.append("tokens")
+        weights = self._settings.weights_every_tokens
+        if weights != "none" and module.is_due(weights):
+            kinds.append("weights")
+        return kinds
+
+    def _note(self, finished: list[Finished], cause: Cause) -> None:
+        """Tell of checkpoints that are whole by now; later steps may stand before them."""
+        for one in finished:
+            evidence = asdict(one) | {"folder": str(one.folder)}
+            del evidence["progress"]
+            self._journal.note(
+                "checkpoint",
+                step=one.progress.step,
+                tokens=one.progress.tokens,
+                cause=cause,
+                seconds=evidence.pop("stall_seconds"),
+                evidence=evidence,
+            )
+
+    def _note_damaged(self, progress: Progress, found: DamagedCheckpointError) -> None:
         self._journal.note(
-            "checkpoint",
-            step=module.progress.step,
-            tokens=module.progress.tokens,
-            cause=cause,
-            seconds=time.perf_counter() - began,
-            evidence={"folder": str(target)},
+            "damaged",
+            step=progress.step,
+            tokens=progress.tokens,
+            cause="a newer checkpoint is not whole",
+            seconds=0.0,
+            evidence={"path": found.path, "problem": found.problem},
+        )
+
+    def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
+        settings = self._settings
+        copy_to = None if settings.copy_to == "none" else Path(settings.copy_to)
+        if copy_to is not None:
+            by_first(lambda: check_target(copy_to))
+        patience = timedelta(seconds=settings.retry_seconds)
+        group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
+        return Saver(
+            folder=self._folder,
+            fingerprint=fingerprint,
+            group=group,
+            stager=make_stager(module.device) if settings.asynchronous else None,
+            policy=Policy(
+                last=settings.keep,
+                every_tokens=settings.keep_every_tokens,
+                best=settings.keep_best,
+            ),
+            files=settings.files,
+            retry_seconds=settings.retry_seconds,
+            copy_to=copy_to,
         )
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from components.checkpoint.state import Read
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
 from components.parallelism.microbatches import Compute
 from components.parallelism.shards import WeightShard
 from components.spec.recipe import Recipe
-from components.train.checkpoint import Read
 from components.train.deepspeed_config import deepspeed_config
 from components.train.engine import Judge, NamedTensors
 

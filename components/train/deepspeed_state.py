@@ -22,8 +22,8 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
+from components.checkpoint.state import Read
 from components.parallelism.shards import rows_of
-from components.train.checkpoint import Read
 
 
 class EngineState:

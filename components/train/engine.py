@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from components.checkpoint.state import Read, ShardState
 from components.optim.loss_scale import LossScale
 from components.parallelism.data import DataParallel
 from components.parallelism.gradients import clip, squared_norm, unscale
@@ -14,7 +15,6 @@ from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Microbatches
 from components.parallelism.shards import WeightShard
 from components.parallelism.stages import sum_tied_gradients
-from components.train.checkpoint import Read, ShardState
 
 NamedTensors = Iterator[tuple[str, Tensor]]
 # Takes this rank's share of the squared norm, if the engine knows it before it updates, and

@@ -61,8 +61,9 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
-        every_tokens=recipe.checkpoint.every_tokens,
-        keep=recipe.checkpoint.keep,
+        metrics=metrics,
+        settings=recipe.checkpoint,
+        say=display.say,
     )
     stop = StopOnRequest(file=folder.stop, say=display.say)
     guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)

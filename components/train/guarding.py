@@ -3,23 +3,16 @@
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from components.checkpoint.agreement import together
+from components.checkpoint.marker import name_of
 from components.errors import RecipeError
 from components.life.guard import Verdict
 from components.life.journal import Journal, Kind
-from components.train.agreement import together
 from components.train.callback import RunCallback
-from components.train.checkpoint import (
-    Progress,
-    amend_progress,
-    checkpoint_up_to,
-    drop_checkpoints_after,
-    load_checkpoint,
-)
 from components.train.checkpoints import Checkpoints
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
@@ -57,7 +50,7 @@ class Guarding(RunCallback):
                 evidence |= self._go_back(module, before=first, verdict=verdict)
         except RecipeError:
             module.progress = replace(module.progress, guard=module.guard.state())
-            self._checkpoints.save(module, "stopping")
+            self._checkpoints.save(module, ["tokens"], "stopping")
             self._note("stop", module, verdict, evidence)
             raise
         module.progress = replace(module.progress, guard=module.guard.state())
@@ -76,30 +69,23 @@ class Guarding(RunCallback):
         tokens = (
             module.recipe.ramp.consumed_after(before) * module.recipe.budget.sequence_length
         )
-        target, *_ = together(lambda: checkpoint_up_to(self._checkpoints.folder, tokens))
-        if target is None:
+        left = module.progress.step
+        progress = self._checkpoints.go_back(module, tokens)
+        if progress is None:
             raise RecipeError(
                 f"guard.{verdict.rule}.action",
                 f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
                 "raise checkpoint.keep, save more often, or set the action to skip",
             )
-        left = module.progress.step
-        progress = load_checkpoint(target, module.engine)
         if progress.loss_scale is not None:
             module.engine.load_scale_state(progress.loss_scale)
         assert progress.guard is not None
         module.guard.go_back(progress.guard)
         module.progress = replace(progress, guard=module.guard.state())
         self._metrics.go_back(progress)
-        dropped, *_ = together(lambda: self._claim(target, module.progress))
-        return {"from_step": left, "checkpoint": target.name, "dropped": dropped}
-
-    def _claim(self, target: Path, progress: Progress) -> list[str]:
-        """Let a restart, too, go on from ``target`` without the window."""
-        if dist.get_rank() > 0:
-            return []
-        amend_progress(target, progress)
-        return drop_checkpoints_after(target)
+        dropped = self._checkpoints.claim(module.progress)
+        name = name_of("tokens", progress.tokens)
+        return {"from_step": left, "checkpoint": name, "dropped": dropped}
 
     def _note(
         self, kind: Kind, module: Pretraining, verdict: Verdict, evidence: dict[str, object]

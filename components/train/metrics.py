@@ -8,9 +8,9 @@ from statistics import fmean
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from components.checkpoint.marker import Progress
 from components.life.journal import append_line, read_lines
 from components.train.callback import RunCallback
-from components.train.checkpoint import Progress
 from components.train.module import Pretraining
 
 
@@ -42,6 +42,10 @@ class Metrics(RunCallback):
         entry = {"step": progress.step, "tokens": progress.tokens, "loss": mean}
         self._append("held_out", entry | {"by_source": by_source, "seconds": seconds})
         self._plot({"held_out": mean}, progress.step)
+
+    def held_out_loss(self, tokens: int) -> float | None:
+        """Return the loss that was taken after so many tokens, if it was then."""
+        return next((loss for at, loss, _ in self.held_out_losses if at == tokens), None)
 
     def go_back(self, progress: Progress) -> None:
         """Forget the evaluations after ``progress``; their lines stay in the file."""

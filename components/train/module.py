@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from components.build import build
+from components.checkpoint.marker import Progress
 from components.data.samples import DIGEST_MODULUS, samples_digest
 from components.life.guard import Guard, Verdict
 from components.life.rank_figures import RankFigures
@@ -22,7 +23,6 @@ from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches, StepsToTake
-from components.train.checkpoint import Progress
 from components.train.compute import StageCompute
 from components.train.engine import Engine, MeshEngine
 from components.train.pour import RankModel, build_rank_model

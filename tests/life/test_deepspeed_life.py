@@ -27,7 +27,7 @@ def hand_over(run: Path, *, engine: str, step: int) -> None:
     """Forget what came after ``step``, and change the engine of the rest."""
     (run / "results.json").unlink()
     for marker in (run / "checkpoints").glob("tokens-*/progress.json"):
-        if json.loads(marker.read_text())["step"] > step:
+        if json.loads(marker.read_text())["progress"]["step"] > step:
             marker.unlink()
     recipe = run / "recipe.json"
     tree = json.loads(recipe.read_text())

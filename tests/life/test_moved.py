@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
     killed: Path, program: Program
 ) -> None:
     file = next((killed / "checkpoints").glob("*/*.safetensors"))
-    file.write_bytes(file.read_bytes() + b" ")
+    file.write_bytes(file.read_bytes()[::-1])
     said = program(f"resume={killed}", "parallelism.data=1", status=2).stderr
     assert "was changed after it was written" in said
     assert not list(killed.glob("recipe-before*"))

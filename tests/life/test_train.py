@@ -83,9 +83,10 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     program(printed)
     lines = records(run)
     resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
-    assert lines[resumed]["step"] == saved
+    began = lines[resumed]["step"]
+    assert began >= saved  # the kill may have come between a checkpoint and its line
     computed = [line["step"] for line in lines[resumed:] if line["kind"] == "step"]
-    assert computed == list(range(saved + 1, 25))
+    assert computed == list(range(began + 1, 25))
     expected, found_weights = last_weights(whole), last_weights(run)
     assert expected.keys() == found_weights.keys()
     assert all(expected[name].equal(found_weights[name]) for name in expected)

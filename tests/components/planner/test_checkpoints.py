@@ -12,19 +12,22 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.checkpoint.marker import Progress
+from components.checkpoint.state import ShardState
 from components.parallelism.data import DataParallel
 from components.parallelism.mesh import build_mesh
 from components.planner.checkpoints import (
+    CheckpointTime,
     checkpoint_bytes,
     checkpoint_time,
     job_rate,
     missing_rates,
 )
-from components.planner.job import job_of
+from components.planner.job import Job, job_of
 from components.planner.software import OURS, SoftwareRun, read_software
 from components.spec.recipe import Recipe
 from components.spec.sections import Cluster
-from components.train.checkpoint import Progress, ShardState, save_checkpoint
+from tests.components.checkpoint.saving_cases import save_checkpoint
 from tests.components.parallelism.mesh_cases import ORDER, degrees_of
 
 DATA = "parallelism.data=8"
@@ -102,17 +105,34 @@ def test_either_engine_writes_the_weights_that_are_updated() -> None:
     assert mesh == deepspeed
 
 
-def test_a_stall_is_writing_and_hashing_by_all_ranks() -> None:
+def timed(
+    job: Job, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool = True
+) -> CheckpointTime:
+    return checkpoint_time(job, cluster, run, asynchronous=asynchronous)
+
+
+def test_steps_stall_for_the_copy_or_for_all_of_it() -> None:
+    recipe = compose("recipe=bloom176b", "cluster=jean_zay")
+    job, size = job_of(recipe), checkpoint_bytes(job_of(recipe))
+    run = run_figures(copy_gigabytes_per_second=5.0)
+    goes_on = timed(job, recipe.cluster, run)
+    waits = timed(job, recipe.cluster, run, asynchronous=False)
+    assert goes_on.stall == pytest.approx(size / (384 * 5e9))
+    assert goes_on.behind == goes_on.whole == waits.whole == waits.stall
+    assert waits.behind == 0.0
+
+
+def test_writing_and_hashing_by_all_ranks_take_as_long_as_the_slower() -> None:
     recipe = compose("recipe=bloom176b", "cluster=jean_zay")
     cluster = on_storage(recipe.cluster, read_gigabytes_per_second=100.0)
     job = job_of(recipe)
-    saving = checkpoint_time(job, cluster, run_figures(hash_gigabytes_per_second=2.0))
+    saving = timed(job, cluster, run_figures(hash_gigabytes_per_second=2.0))
     size = checkpoint_bytes(job)
-    assert saving.write == pytest.approx(size / 61.6e9)
-    assert saving.stall == pytest.approx(size / 61.6e9 + size / (384 * 2e9))
+    assert saving.write == saving.whole == pytest.approx(size / 61.6e9)
     assert saving.read == pytest.approx(2 * size / 100e9)  # to hash it, then to take it
-    slow = checkpoint_time(job, cluster, run_figures(hash_gigabytes_per_second=0.1))
-    assert slow.read == pytest.approx(size / (384 * 0.1e9) + size / 100e9)
+    slow = timed(job, cluster, run_figures(hash_gigabytes_per_second=0.1))
+    assert slow.whole == slow.hashing == pytest.approx(size / (384 * 0.1e9))
+    assert slow.read == pytest.approx(slow.hashing + size / 100e9)
 
 
 def test_faster_storage_and_hashing_never_stall_longer() -> None:
@@ -120,14 +140,12 @@ def test_faster_storage_and_hashing_never_stall_longer() -> None:
     job, stalls = job_of(recipe), []
     for rate in (1.0, 10.0, 100.0):
         cluster = on_storage(recipe.cluster, write_gigabytes_per_second=rate)
-        stalls.append(checkpoint_time(job, cluster, run_figures()).stall)
+        stalls.append(timed(job, cluster, run_figures(), asynchronous=False).stall)
     assert stalls == sorted(stalls, reverse=True)
     slow, fast = (run_figures(hash_gigabytes_per_second=rate) for rate in (1.0, 2.0))
-    assert checkpoint_time(job, recipe.cluster, fast).stall < stalls[0]
-    assert (
-        checkpoint_time(job, recipe.cluster, slow).hashing
-        == 2 * checkpoint_time(job, recipe.cluster, fast).hashing
-    )
+    assert timed(job, recipe.cluster, fast, asynchronous=False).stall < stalls[0]
+    halves = [timed(job, recipe.cluster, run).hashing for run in (slow, fast)]
+    assert halves[0] == 2 * halves[1]
 
 
 def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> None:
@@ -141,14 +159,12 @@ def test_few_nodes_get_no_more_of_a_file_system_than_their_network_takes() -> No
 
 def test_storage_that_nobody_measured_is_named_with_what_is_done_instead() -> None:
     unknown = compose("recipe=teuken7b", "cluster=juwels").cluster
-    saving = checkpoint_time(
-        job_of(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures()
-    )
+    saving = timed(job_of(compose("recipe=teuken7b", "cluster=juwels")), unknown, run_figures())
     assert saving.write is None
-    assert saving.stall == saving.hashing == saving.read
+    assert saving.whole == saving.hashing == saving.read
     write, read = missing_rates(unknown)
     assert write.path == "cluster.storage.write_gigabytes_per_second"
-    assert "its hashing alone" in write.problem
+    assert "as long as hashing it" in write.problem
     assert "ior -w" in write.remedy
     assert "as if it were at hand" in read.problem
     peak, _ = missing_rates(on_storage(unknown, peak_gigabytes_per_second=400.0))

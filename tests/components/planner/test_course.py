@@ -1,5 +1,7 @@
 """A whole run: its parts by hand, and that every change moves them the right way."""
 
+from dataclasses import replace
+
 import pytest
 
 from command.arguments import read_point
@@ -56,11 +58,31 @@ def test_bloom_s_course_by_hand() -> None:
     assert course.start_up == pytest.approx(11 + 0.52 * 384)
     assert course.failures is not None
     between = 8_064 * 3_600 / 48
-    each = work.seconds / 872 / 2 + course.start_up + saving.read
+    each = work.seconds / 872 / 2 + course.start_up + saving.read + saving.whole
     assert course.failures.each == pytest.approx(each)
     interrupted = work.seconds + course.failures.total
     assert course.failures.count == pytest.approx(interrupted / between)
     assert course.best_interval == pytest.approx((2 * saving.stall * between) ** 0.5)
+    assert saving.whole < (2 * saving.stall * between) ** 0.5
+
+
+def test_checkpoints_faster_than_the_disk_wait_for_it() -> None:
+    often, waits = (
+        billed(planned(*BLOOM, "checkpoint.every_tokens=4_194_304", *more)).course
+        for more in ((), ("checkpoint.asynchronous=false",))
+    )
+    seldom = billed(planned(*BLOOM)).course.work
+    assert seldom.stall == seldom.saving.stall == seldom.saving.copy
+    work = often.work
+    useful = work.useful + work.evaluations * work.evaluation
+    slow = replace(work, saving=replace(work.saving, write=10 * work.saving.whole))
+    wait = slow.saving.whole - useful / work.checkpoints
+    assert slow.stall == pytest.approx(work.saving.stall + wait)
+    assert slow.interval == pytest.approx(slow.saving.whole + slow.saving.stall)
+    assert waits.work.stall == waits.work.saving.whole
+    assert waits.best_interval is not None
+    assert often.best_interval is not None
+    assert often.best_interval < waits.best_interval
 
 
 def test_rarer_checkpoints_stall_less_and_lose_more() -> None:

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.checkpoint.marker import Progress
+from components.checkpoint.reading import read_pieces
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScale
@@ -21,10 +22,10 @@ from components.parallelism.data import DataParallel
 from components.parallelism.mesh import Mesh, sum_over_ranks
 from components.parallelism.microbatches import Accumulation, Compute, Passed
 from components.spec.recipe import Recipe, check_recipe
-from components.train.checkpoint import Progress, load_checkpoint, save_checkpoint
 from components.train.deepspeed_engine import DeepSpeedEngine
 from components.train.engine import Engine, MeshEngine
 from components.train.pour import build_rank_model
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.parallelism.layout_cases import Layout, layout_mesh
 
 # 31: ZeRO 3 cannot divide a norm's weights evenly, whatever the number of ranks.
@@ -273,11 +274,8 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
 
 def names_in(saved: Path) -> set[str]:
     """Name every tensor in a checkpoint's files."""
-    names = set()
-    for file in saved.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            names |= set(opened.keys())
-    return names
+    files = [file.name for file in saved.glob("*.safetensors")]
+    return {piece.name for piece in read_pieces(saved, files)}
 
 
 def trust_float16() -> None:

@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from components.checkpoint.agreement import together
+from components.checkpoint.marker import Progress
+from components.checkpoint.state import Read
 from components.errors import RecipeError
-from components.train.agreement import together
-from components.train.checkpoint import Progress, Read, load_checkpoint, save_checkpoint
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 
 PROGRESS = Progress(step=2, tokens=20, loss_scale={"scale": 8.0})
 
@@ -21,15 +23,12 @@ PROGRESS = Progress(step=2, tokens=20, loss_scale={"scale": 8.0})
 class Numbers:
     """``count`` tensors dealt to the ranks, and one that all ranks have whole."""
 
-    def __init__(self, count: int, before: Callable[[], object] | None = None) -> None:
+    def __init__(self, count: int) -> None:
         mine = range(dist.get_rank(), count, dist.get_world_size())
-        self._before = before
         self._expected = {f"of.{one}": torch.full((100,), float(one)) for one in mine}
         self._expected["shared"] = torch.ones(9)
 
     def tensors(self) -> dict[str, Tensor]:
-        if self._before is not None:
-            self._before()  # nothing is written yet
         return self._expected
 
     def fill(self, read: Read) -> None:
@@ -40,21 +39,25 @@ class Numbers:
 
 
 class Opened:
-    """Note which safetensors files Python opens to read, and do something before, once."""
+    """Note which safetensors files Python opens to read.
+
+    ``before_looking`` is called once, when all ranks have written, with the folder in which
+    the first rank is about to look for their files.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.before: Callable[[Path], object] | None = None
+        self.before_looking: Callable[[Path], object] | None = None
         sys.addaudithook(self._note)
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or arguments[1] != "r":
-            return
-        if str(arguments[0]).endswith(".safetensors"):
-            self.names.append(Path(arguments[0]).name)
-            before, self.before = self.before, None
-            if before is not None:
-                before(Path(arguments[0]))
+        path = Path(str(arguments[0])) if event in {"open", "os.scandir"} else Path()
+        if event == "open" and arguments[1] in {"r", "rb"} and path.suffix == ".safetensors":
+            self.names.append(path.name)
+        if event == "os.scandir" and path.name.startswith(".tokens"):
+            look, self.before_looking = self.before_looking, None
+            if look is not None:
+                look(path)
 
 
 @cache
@@ -90,16 +93,15 @@ def refused(case: Callable[..., object], *arguments: Any) -> str:
 
 
 def save_while_a_file_vanishes(folder: Path, loser: int) -> None:
-    """Lose one rank's file after all have written, before that rank reads it back."""
-    if dist.get_rank() == loser:
-        opened().before = Path.unlink
+    """Lose one rank's file after all have written, before the first rank counts them."""
+    opened().before_looking = lambda grown: sorted(grown.iterdir())[loser].unlink()
     save(folder, dist.get_world_size())
 
 
 def save_into_folders_of_their_own(folder: Path) -> None:
     """Have a path that is another folder on each rank, as on disks that nodes do not share."""
     home, here = Path.cwd(), folder / str(dist.get_rank())
-    here.mkdir()
+    (here / "checkpoints").mkdir(parents=True)
     os.chdir(here)
     try:
         save(Path("checkpoints"), dist.get_world_size())
@@ -109,14 +111,8 @@ def save_into_folders_of_their_own(folder: Path) -> None:
 
 def save_beside_a_stranger(folder: Path) -> None:
     """Have a file written between ours that no rank of ours wrote."""
-
-    def write() -> None:
-        if dist.get_rank() == 0:
-            beside = folder / ".tokens-000000000000020"
-            beside.mkdir(exist_ok=True)  # another rank may be first
-            (beside / "stranger.safetensors").touch()
-
-    save_checkpoint(folder, Numbers(1, before=write), PROGRESS)
+    opened().before_looking = lambda grown: (grown / "stranger.safetensors").touch()
+    save(folder, 1)
 
 
 def agree(failing: tuple[int, ...]) -> list[int]:

@@ -1,6 +1,5 @@
 """A checkpoint is complete or not there; any layout goes on from any other's, bit for bit."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -12,22 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
+from components.checkpoint.marker import Progress
 from components.errors import RecipeError
 from components.model.moe import Experts
 from components.model.positions import Learned
-from components.train.checkpoint import (
-    MARKER,
-    Progress,
-    load_checkpoint,
-    newest_checkpoint,
-    prune_checkpoints,
-    read_progress,
-    save_checkpoint,
-)
-from tests.components.parallelism.layout_cases import Layout, mesh_of_degrees
-from tests.components.parallelism.ranks import Ranks
-from tests.components.parallelism.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
-from tests.components.train.checkpoint_cases import (
+from tests.components.checkpoint.checkpoint_cases import (
     State,
     go_on,
     load,
@@ -37,7 +25,11 @@ from tests.components.train.checkpoint_cases import (
     train,
     train_alone,
 )
-from tests.components.train.digest_cases import refused
+from tests.components.checkpoint.digest_cases import refused
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
+from tests.components.parallelism.layout_cases import Layout, mesh_of_degrees
+from tests.components.parallelism.ranks import Ranks
+from tests.components.parallelism.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
 
 # One row in three of the MLP's, 31 of the embedding's on a tensor rank: nothing divides.
 PARTS = Parts(
@@ -189,6 +181,16 @@ def test_one_process_loads_every_bit_that_a_layout_saved(
     assert_equal(load(PARTS, ALONE, checkpoint), whole)
 
 
+@pytest.mark.parametrize("name", ["tensor, zero 1", "tied stages, zero 2"])
+def test_the_pieces_of_a_tensor_in_one_file_come_back_to_their_places(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    whole = merged(ranks(save, PARTS, LAYOUTS[name], tmp_path, STEPS, 1))
+    checkpoint = only_checkpoint(tmp_path)
+    assert len(list(checkpoint.glob("*.safetensors"))) == 1
+    assert_equal(load(PARTS, ALONE, checkpoint), whole)
+
+
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
 def test_what_a_layout_saved_is_what_one_process_trains(
     saved: Callable[[str], Saved], name: str
@@ -274,56 +276,3 @@ def test_what_one_stage_misses_stops_all_ranks(ranks: Ranks, tmp_path: Path) -> 
     layout, checkpoint = LAYOUTS["tied stages, tensor"], only_checkpoint(tmp_path)
     (said,) = set(ranks(refused, load, taller, layout, checkpoint))
     assert "it lacks model.layers.2.attention.key.bias (48,)" in said
-
-
-def test_a_file_too_many_is_refused(tmp_path: Path) -> None:
-    checkpoint = fake(tmp_path, 10)
-    (checkpoint / "b.safetensors").write_bytes(b"abc")
-    with pytest.raises(RecipeError, match=r"b\.safetensors: was not written with this"):
-        read_progress(checkpoint)
-
-
-def fake(folder: Path, tokens: int, *, complete: bool = True) -> Path:
-    target = folder / f"tokens-{tokens:015d}"
-    target.mkdir()
-    (target / "a.safetensors").write_bytes(b"abc")
-    if complete:
-        sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        marker = {"step": tokens // 10, "tokens": tokens, "files": {"a.safetensors": sha256}}
-        (target / MARKER).write_text(json.dumps(marker))
-    return target
-
-
-def test_a_checkpoint_without_its_marker_never_counts(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path) is None
-    older = fake(tmp_path, 90)
-    fake(tmp_path, 100, complete=False)
-    assert newest_checkpoint(tmp_path) == older
-
-
-def test_the_newest_is_the_one_with_most_tokens(tmp_path: Path) -> None:
-    newest = fake(tmp_path, 1_000_000)
-    fake(tmp_path, 20)
-    assert newest_checkpoint(tmp_path) == newest
-
-
-def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
-    for tokens in (10, 20, 30, 40):
-        fake(tmp_path, tokens)
-    prune_checkpoints(tmp_path, keep=2)
-    assert sorted(int(path.name[7:]) for path in tmp_path.iterdir()) == [30, 40]
-
-
-def test_a_changed_file_is_named(tmp_path: Path) -> None:
-    target = fake(tmp_path, 10)
-    assert read_progress(target) == Progress(step=1, tokens=10)
-    (target / "a.safetensors").write_bytes(b"abd")
-    with pytest.raises(RecipeError, match=r"a\.safetensors: was changed after it was written"):
-        read_progress(target)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    target = fake(tmp_path, 10)
-    (target / "a.safetensors").unlink()
-    with pytest.raises(RecipeError, match=r"a\.safetensors: is missing"):
-        read_progress(target)

@@ -10,7 +10,7 @@ from components.errors import RecipeError
 T = TypeVar("T")
 
 
-def together(task: Callable[[], T]) -> list[T]:
+def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Do ``task`` on every rank and return what each of them got, in the order of ranks.
 
     It has to be small: every rank receives all of it. An error that no user can mend is a bug,
@@ -25,11 +25,21 @@ def together(task: Callable[[], T]) -> list[T]:
         mine = task()
     except RecipeError as error:
         mine = error
-    everyones = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
+    everyones = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group)
     got = []
     for one in everyones:
         if isinstance(one, RecipeError):
             raise one
         got.append(one)
     return got
+
+
+def by_first(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Do ``task`` on the first rank alone, and return on all ranks what it got.
+
+    Raises:
+        RecipeError: that of the first rank, on all ranks.
+    """
+    first, *_ = together(lambda: task() if dist.get_rank(group) == 0 else None, group)
+    return first  # type: ignore[return-value]  # the first rank's is no None of ours

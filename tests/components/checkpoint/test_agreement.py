@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.components.checkpoint import digest_cases as cases
 from tests.components.parallelism.ranks import Ranks
-from tests.components.train import digest_cases as cases
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.train.checkpoint import (
-    Progress,
-    ShardState,
-    load_checkpoint,
-    save_checkpoint,
-)
+from components.checkpoint.marker import Progress
+from components.checkpoint.state import ShardState
+from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.parallelism.layout_cases import (
     Layout,
     Poured,
@@ -70,11 +67,11 @@ def state_of(rank: Rank) -> State:
     return state
 
 
-def save(parts: Parts, layout: Layout, folder: Path, steps: int) -> State:
+def save(parts: Parts, layout: Layout, folder: Path, steps: int, files: int = 1_024) -> State:
     """Train, save, and return what should be in the checkpoint as far as this rank has it."""
     rank = start(parts, layout, seed=0)
     train(rank, range(steps))
-    save_checkpoint(folder, rank.state, Progress(steps, 10 * steps))
+    save_checkpoint(folder, rank.state, Progress(steps, 10 * steps), files=files)
     return state_of(rank)
 
 

@@ -1,0 +1,133 @@
+"""The marker: a small JSON file, written last, that says what a checkpoint is and has.
+
+A folder without it is no checkpoint. It has the digest of every section of every file and, as
+nobody else would notice a flipped bit in it, one of itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from components.errors import RecipeError
+
+FORMAT = 1
+MARKER = "progress.json"
+
+Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
+
+
+class DamagedCheckpointError(RecipeError):
+    """Say what is wrong with a checkpoint, where the one before it may be taken instead."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is on its clock."""
+
+    step: int
+    tokens: int
+    loss_scale: Mapping[str, Any] | None = None
+    guard: Mapping[str, Any] | None = None
+
+
+class Section(NamedTuple):
+    """Consecutive bytes of a file, all written by one rank."""
+
+    length: int
+    sha256: str
+
+
+Files = Mapping[str, tuple[Section, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """What a checkpoint is: of which recipe, at which step, in which files.
+
+    ``held_out_loss`` is in nats a token, null where none was taken at this step.
+    """
+
+    kind: Kind
+    fingerprint: str
+    progress: Progress
+    held_out_loss: float | None
+    files: Files
+
+    @property
+    def name(self) -> str:
+        return name_of(self.kind, self.progress.tokens)
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.length for sections in self.files.values() for one in sections)
+
+    def dump(self) -> str:
+        tree = {"format": FORMAT, **asdict(self)}
+        return json.dumps(tree | {"sha256": _digest(tree)}, indent=1) + "\n"
+
+
+def name_of(kind: Kind, tokens: int) -> str:
+    """Name the folder of a checkpoint."""
+    return f"{kind}-{tokens:015d}"
+
+
+def read_marker(checkpoint: Path) -> Marker:
+    """Read and check the marker itself, none of the files that it names.
+
+    Raises:
+        DamagedCheckpointError: it cannot be read or is not what was written.
+        RecipeError: it has another format than this program's.
+    """
+    file = checkpoint / MARKER
+    try:
+        tree = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(file, f"cannot be read: {error}") from error
+    if not isinstance(tree, dict) or "format" not in tree:
+        raise damaged(file, "is no marker of a checkpoint")
+    if (written := tree["format"]) != FORMAT:  # first: who knows how that one is checked
+        problem = f"format {written}, but this program writes and reads format {FORMAT}"
+        raise RecipeError(str(file), problem, "resume with the version that wrote it")
+    if tree.pop("sha256", None) != _digest(tree):
+        raise damaged(file, "was changed after it was written")
+    del tree["format"]
+    files = {
+        name: tuple(Section(*section) for section in sections)
+        for name, sections in tree.pop("files").items()
+    }
+    return Marker(progress=Progress(**tree.pop("progress")), files=files, **tree)
+
+
+def damaged(file: Path, problem: str) -> DamagedCheckpointError:
+    """Make the error of a checkpoint that is not as it was written."""
+    remedy = f"remove {file.parent}: the checkpoint before it is taken then"
+    return DamagedCheckpointError(str(file), problem, remedy)
+
+
+def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
+    """List those with a marker, newest first."""
+    found = sorted(folder.glob(f"{kind}-*/{MARKER}"), reverse=True)
+    return (marker.parent for marker in found)
+
+
+def tokens_of(checkpoint: Path) -> int:
+    """Read how far a checkpoint is from its name."""
+    return int(checkpoint.name.partition("-")[2])
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Find the last checkpoint that is complete, whether or not it is whole."""
+    return next(complete_checkpoints(folder), None)
+
+
+def checkpoint_up_to(folder: Path, tokens: int) -> Path | None:
+    """Find the last complete checkpoint of at most ``tokens``."""
+    complete = complete_checkpoints(folder)
+    return next((one for one in complete if tokens_of(one) <= tokens), None)
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,243 @@
+"""Saving while training goes on: the steps wait for a copy, another thread does the rest.
+
+One checkpoint is written at a time; the next waits for it. The thread has a process group of
+its own, since the steps' collectives must not come between its own.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.pool import AsyncResult, ThreadPool
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from components.checkpoint.agreement import by_first, together
+from components.checkpoint.copying import copy_out
+from components.checkpoint.disk import patiently
+from components.checkpoint.keeping import Policy, prune, saved_in
+from components.checkpoint.layout import Layout, Share
+from components.checkpoint.marker import Kind, Marker, Progress, read_marker
+from components.checkpoint.placing import amend, beside, clear, complete
+from components.checkpoint.sections import files_of, write_blocks
+from components.checkpoint.state import WEIGHTS, State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A checkpoint that is in its place, and what it took; all times in seconds.
+
+    The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
+    checkpoint before; ``seconds`` are from there to the end.
+    """
+
+    progress: Progress
+    folder: Path
+    bytes: int
+    stall_seconds: float
+    waited_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One checkpoint to write: its marker but for the files, and this rank's tensors of it."""
+
+    marker: Marker
+    share: Share
+    tensors: list[Tensor]
+
+
+def make_stager(device: torch.device) -> DefaultStager:
+    """Make what copies tensors to buffers of the host, which it keeps for the next time.
+
+    Page-locked buffers, that copies can run to at the full speed of the bus, are CUDA's.
+    """
+    pinned = device.type == "cuda"
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=False,  # the writer is a thread
+            use_async_staging=False,  # the next step changes the weights
+            use_non_blocking_copy=pinned,
+        )
+    )
+
+
+class Saver:
+    """Write checkpoints into ``folder``, and keep of them what the policy does.
+
+    Without a ``stager`` the steps wait for all of it. A file system that goes away is waited
+    for. Every method is called by all ranks of ``group``, which has to be one of CPU tensors.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        fingerprint: str,
+        group: dist.ProcessGroup,
+        stager: DefaultStager | None,
+        policy: Policy,
+        files: int,
+        retry_seconds: float,
+        copy_to: Path | None,
+    ) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._group = group
+        self._stager = stager
+        self._policy = policy
+        self._files = files
+        self._retry_seconds = retry_seconds
+        self._copy_to = copy_to
+        self._layouts: dict[Kind, Layout] = {}
+        self._pool = ThreadPool(1)  # its thread keeps no process from ending
+        self._job: AsyncResult[list[Finished]] | None = None
+
+    def save(
+        self,
+        state: State,
+        progress: Progress,
+        *,
+        kinds: Sequence[Kind],
+        held_out_loss: float | None,
+    ) -> list[Finished]:
+        """Begin a checkpoint of each kind, and return what has been finished meanwhile.
+
+        Raises:
+            RecipeError: one of the checkpoints could not be written; all ranks raise it, and
+                those before are whole.
+        """
+        began = time.perf_counter()
+        finished = self.wait()
+        waited = time.perf_counter() - began
+        marker = Marker(
+            kind="tokens",
+            fingerprint=self._fingerprint,
+            progress=progress,
+            held_out_loss=held_out_loss,
+            files={},
+        )
+        tensors = state.tensors()
+        tasks = [self._prepare(replace(marker, kind=kind), tensors) for kind in kinds]
+        stall = time.perf_counter() - began
+        self._job = self._pool.apply_async(self._write_all, (tasks, began, waited, stall))
+        return finished if self._stager else [*finished, *self.wait()]
+
+    def poll(self) -> list[Finished]:
+        """Return what has been finished on this rank, without waiting; see `has_failed`."""
+        return self.wait() if self._job and self._job.ready() and not self.has_failed else []
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `wait` would raise; other ranks may find out a moment later."""
+        return self._job is not None and self._job.ready() and not self._job.successful()
+
+    def wait(self) -> list[Finished]:
+        """Wait for the checkpoint that is being written, if there is one.
+
+        Raises:
+            RecipeError: it could not be written; all ranks raise it.
+        """
+        job, self._job = self._job, None
+        return job.get() if job else []
+
+    def close(self) -> None:
+        """Let the checkpoint that is being written come to its end, whichever."""
+        if self._job:
+            self._job.wait()
+        self._pool.terminate()
+        if self._stager:
+            self._stager.close()
+
+    def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
+        if marker.kind == "weights":
+            tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
+        if marker.kind not in self._layouts:
+            self._layouts[marker.kind] = Layout(tensors, files=self._files, group=self._group)
+        layout = self._layouts[marker.kind]
+        pieces = layout.pick(tensors)
+        if self._stager is not None:
+            staged = self._stager.stage({"pieces": pieces})
+            assert isinstance(staged, dict), "it stages at once"
+            pieces = staged["pieces"]
+        return _Task(marker, layout.share, pieces)
+
+    def _write_all(
+        self, tasks: Sequence[_Task], began: float, waited: float, stall: float
+    ) -> list[Finished]:
+        """Write one after another, in the other thread; the stall counts for the first."""
+        finished: list[Finished] = []
+        for task in tasks:
+            marker = self._write(task)
+            self._copy_out(marker)
+            now = time.perf_counter()
+            finished.append(
+                Finished(
+                    progress=marker.progress,
+                    folder=self._folder / marker.name,
+                    bytes=task.share.checkpoint_bytes,
+                    stall_seconds=stall if self._stager else now - began,
+                    waited_seconds=waited,
+                    seconds=now - began,
+                )
+            )
+            began, stall, waited = now, 0.0, 0.0
+        self._by_first(lambda: prune(self._folder, self._policy))
+        return finished
+
+    def _write(self, task: _Task) -> Marker:
+        """Write beside, mark, rename; nothing where a run saves again what it went on from."""
+        target, share = self._folder / task.marker.name, task.share
+        if not self._by_first(
+            lambda: clear(
+                target, needed_bytes=share.checkpoint_bytes, files=share.checkpoint_files
+            )
+        ):
+            return self._by_first(lambda: self._as_it_stands(target, task.marker))
+        blocks, file = share.blocks(task.tensors), beside(target) / share.file
+        sections = together(
+            lambda: write_blocks(file, blocks, retry_seconds=self._retry_seconds), self._group
+        )
+        files = files_of([one for of_rank in sections for one in of_rank])
+        marker = replace(task.marker, files=files)
+        self._by_first(lambda: complete(target, marker))
+        return marker
+
+    @staticmethod
+    def _as_it_stands(target: Path, marker: Marker) -> Marker:
+        """Give the tensors that are there another progress: what a guard has counted since."""
+        there = read_marker(target)
+        return there if there.progress == marker.progress else amend(target, marker.progress)
+
+    def _copy_out(self, marker: Marker) -> None:
+        """Copy what stays for good: no later checkpoint will have it removed."""
+        if self._copy_to is None:
+            return
+        if marker.kind == "tokens" and not self._by_first(
+            lambda: (
+                marker.progress.tokens
+                in self._policy.kept_for_good(list(saved_in(self._folder).values()))
+            )
+        ):
+            return
+        copy_out(
+            self._folder / marker.name,
+            marker,
+            self._copy_to,
+            group=self._group,
+            retry_seconds=self._retry_seconds,
+        )
+
+    def _by_first(self, task: Callable[[], T]) -> T:
+        """Let the first rank do it, again for as long as the file system may be away."""
+        return by_first(
+            lambda: patiently(self._folder, task, seconds=self._retry_seconds), self._group
+        )

@@ -1,0 +1,102 @@
+"""What is kept is what would be chosen from all that was ever saved."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.checkpoint.keeping import Policy, Saved, prune
+from components.checkpoint.marker import MARKER, Marker, Progress
+
+LOSSES = st.one_of(st.none(), st.floats(1.0, 9.0))
+RUNS = st.lists(st.tuples(st.integers(1, 40), LOSSES), min_size=1, max_size=30)
+POLICIES = st.builds(
+    Policy,
+    last=st.integers(1, 3),
+    every_tokens=st.one_of(st.just("none"), st.integers(1, 200)),
+    best=st.integers(0, 3),
+)
+
+
+def saves(run: list[tuple[int, float | None]]) -> list[Saved]:
+    """Let a run save after so many more tokens each time."""
+    tokens, found = 0, []
+    for more, loss in run:
+        tokens += more
+        found.append(Saved(tokens, loss))
+    return found
+
+
+@given(RUNS, POLICIES)
+def test_removing_after_every_save_keeps_what_a_choice_at_the_end_would(
+    run: list[tuple[int, float | None]], policy: Policy
+) -> None:
+    there: list[Saved] = []
+    for one in saves(run):
+        there.append(one)
+        kept = policy.kept(there)
+        there = [each for each in there if each.tokens in kept]
+    assert {one.tokens for one in there} == policy.kept(saves(run))
+
+
+@given(RUNS, POLICIES)
+def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
+    run: list[tuple[int, float | None]], policy: Policy
+) -> None:
+    all_of_them, good = saves(run), set[int]()
+    for count in range(1, len(all_of_them) + 1):
+        kept = policy.kept(all_of_them[:count])
+        assert {one.tokens for one in all_of_them[:count][-policy.last :]} <= kept
+        assert good <= kept
+        good = policy.kept_for_good(all_of_them[:count])
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (Policy(last=2, every_tokens="none", best=0), {60, 70}),
+        (Policy(last=1, every_tokens=25, best=0), {30, 50, 70}),
+        (Policy(last=1, every_tokens="none", best=2), {20, 40, 70}),
+        (Policy(last=1, every_tokens=100, best=1), {20, 70}),
+    ],
+    ids=["last", "every", "best", "all"],
+)
+def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
+    losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
+    assert policy.kept([Saved(*one) for one in losses.items()]) == kept
+
+
+def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = True) -> Path:
+    marker = Marker(
+        kind="tokens",
+        fingerprint="",
+        progress=Progress(step=1, tokens=tokens),
+        held_out_loss=float(tokens),
+        files={},
+    )
+    target = folder / f"{kind}-{tokens:015d}"
+    target.mkdir()
+    (target / "a.safetensors").touch()
+    if complete:
+        (target / MARKER).write_text(marker.dump())
+    return target
+
+
+def test_what_goes_and_what_was_never_completed_is_removed(tmp_path: Path) -> None:
+    for tokens in (10, 20, 30, 40):
+        fake(tmp_path, tokens)
+    fake(tmp_path, 50, complete=False)
+    fake(tmp_path, 60, kind=".tokens")
+    weights, strange = fake(tmp_path, 10, kind="weights"), fake(tmp_path, 10, kind="mine")
+    prune(tmp_path, Policy(last=2, every_tokens="none", best=1))
+    names = {f"tokens-{tokens:015d}" for tokens in (10, 30, 40)}
+    assert {one.name for one in tmp_path.iterdir()} == {*names, weights.name, strange.name}
+
+
+def test_a_checkpoint_whose_marker_is_damaged_is_none_of_the_best(tmp_path: Path) -> None:
+    for tokens in (10, 20, 30):
+        fake(tmp_path, tokens)
+    (tmp_path / f"tokens-{10:015d}" / MARKER).write_text("{")
+    prune(tmp_path, Policy(last=1, every_tokens="none", best=1))
+    assert sorted(int(one.name[7:]) for one in tmp_path.iterdir()) == [20, 30]

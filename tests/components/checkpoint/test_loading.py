@@ -1,0 +1,130 @@
+"""A run goes on from the newest whole checkpoint, never from one that is not as written."""
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+
+from components.checkpoint.faults import truncate_newest
+from components.checkpoint.loading import load_newest, newest_whole
+from components.checkpoint.marker import newest_checkpoint
+from components.errors import RecipeError
+from tests.components.checkpoint import damage_cases as damages
+from tests.components.checkpoint import saver_cases as cases
+from tests.components.checkpoint.numbers import Counted
+from tests.components.checkpoint.saving_cases import FINGERPRINT
+from tests.components.parallelism.ranks import Ranks
+
+FLIPS = 25
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def written(two: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    two(cases.save_steps, folder, range(1, 4))
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three checkpoints of two ranks, after steps 1, 2 and 3."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(written, tmp_path / "checkpoints"))
+
+
+@pytest.mark.parametrize(("problem", "damage"), damages.DAMAGES.items())
+def test_the_one_before_is_taken_and_all_ranks_hear_why(
+    two: Ranks, folder: Path, problem: str, damage: Callable[[Path], None]
+) -> None:
+    damage(folder)
+    answers = two(cases.loaded, folder)
+    assert answers == [answers[0]] * 2
+    step, values, (said,) = answers[0]
+    assert (step, values) == (2, {2.0})
+    assert re.search(problem, said)
+    others = [f"tokens-{tokens:015d}" for tokens in (10, 20)]
+    assert sorted(one.name for one in folder.iterdir()) == [
+        f"damaged-tokens-{30:015d}",
+        *others,
+    ]
+    assert not Path("executed").exists()
+    assert two(cases.loaded, folder) == [(2, {2.0}, [])] * 2
+
+
+def test_a_pickle_that_is_marked_as_written_is_refused_and_not_run(
+    two: Ranks, folder: Path
+) -> None:
+    damages.put_a_pickle_and_mark_it(folder)
+    (said,) = set(two(cases.refused_loading, folder))
+    assert "is no safetensors file of a checkpoint: Error while deserializing header" in said
+    assert not Path("executed").exists()
+
+
+def test_any_flipped_byte_of_any_file_is_noticed(two: Ranks, folder: Path) -> None:
+    draw = random.Random(0)
+    files = sorted(damages.newest(folder).iterdir())
+    for _ in range(FLIPS):
+        file, place = draw.choice(files), draw.randrange(10**6)
+        damages.flip(file, place)
+        chosen = newest_whole(folder)
+        assert chosen is not None
+        assert chosen.marker.progress.step == 2, (file, place)
+        damages.flip(file, place)
+    chosen = newest_whole(folder)
+    assert chosen is not None
+    assert (chosen.marker.progress.step, chosen.damaged) == (3, ())
+
+
+def test_two_damaged_ones_are_set_aside_in_one_go(two: Ranks, folder: Path) -> None:
+    truncate_newest(folder)
+    shutil.move(damages.newest(folder), folder / "kept")
+    truncate_newest(folder)
+    shutil.move(folder / "kept", folder / "tokens-000000000000030")
+    ((step, values, damaged), _) = two(cases.loaded, folder)
+    assert (step, values, len(damaged)) == (1, {1.0}, 2)
+
+
+def test_where_none_is_whole_the_run_does_not_begin_anew(two: Ranks, folder: Path) -> None:
+    for one in folder.iterdir():
+        damages.flip(next(one.glob("*.safetensors")), -1)
+    (said,) = set(two(cases.refused_loading, folder))
+    assert f"{folder}: no checkpoint is whole; of the newest" in said
+    assert "put one back from a copy, or begin a new run" in said
+    with pytest.raises(RecipeError, match="no checkpoint is whole"):
+        newest_whole(folder)
+    assert newest_checkpoint(folder) is not None
+
+
+@pytest.mark.usefixtures("alone")
+def test_nothing_is_loaded_where_nothing_is_saved(tmp_path: Path) -> None:
+    assert load_newest(tmp_path, Counted(0), fingerprint=FINGERPRINT) is None
+    with pytest.raises(RecipeError, match="has no checkpoint to damage"):
+        truncate_newest(tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    cases.save_steps(tmp_path, range(1, 2))
+    state = Counted(5)
+    message = "is of the recipe of one recipe, this one is of another"
+    with pytest.raises(RecipeError, match=message):
+        load_newest(tmp_path, state, fingerprint="of another")
+    assert state.values() == {5.0}

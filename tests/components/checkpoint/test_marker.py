@@ -1,0 +1,84 @@
+"""The marker comes back as it was written, or not at all."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.checkpoint.marker import (
+    MARKER,
+    DamagedCheckpointError,
+    Marker,
+    Progress,
+    Section,
+    complete_checkpoints,
+    newest_checkpoint,
+    read_marker,
+)
+from components.errors import RecipeError
+
+A_MARKER = Marker(
+    kind="tokens",
+    fingerprint="f0",
+    progress=Progress(step=3, tokens=30, loss_scale={"scale": 8.0}),
+    held_out_loss=2.5,
+    files={"a.safetensors": (Section(3, "ab"), Section(4, "cd"))},
+)
+
+
+def write(folder: Path, text: bytes) -> Path:
+    (folder / MARKER).write_bytes(text)
+    return folder
+
+
+def test_a_marker_comes_back_as_it_was(tmp_path: Path) -> None:
+    assert read_marker(write(tmp_path, A_MARKER.dump().encode())) == A_MARKER
+    assert (A_MARKER.name, A_MARKER.bytes) == ("tokens-000000000000030", 7)
+
+
+@given(st.data())
+def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
+    text = bytearray(A_MARKER.dump().encode())
+    place = data.draw(st.integers(0, len(text) - 1))
+    text[place] ^= data.draw(st.integers(1, 255))
+    with TemporaryDirectory() as name:
+        try:
+            found = read_marker(write(Path(name), bytes(text)))
+        except RecipeError:
+            return
+    assert found == A_MARKER  # a space that became another one
+
+
+@given(st.integers(0, len(A_MARKER.dump()) - 2))
+def test_a_marker_cut_short_is_damaged(length: int) -> None:
+    with TemporaryDirectory() as name, pytest.raises(DamagedCheckpointError):
+        read_marker(write(Path(name), A_MARKER.dump().encode()[:length]))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '{"format": 1}', "{}"])
+def test_what_is_no_marker_is_damaged(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match=MARKER):
+        read_marker(write(tmp_path, text.encode()))
+
+
+def test_another_format_is_refused_and_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr("components.checkpoint.marker.FORMAT", 2)
+        write(tmp_path, A_MARKER.dump().encode())
+    with pytest.raises(RecipeError, match="format 2, but this program writes") as caught:
+        read_marker(tmp_path)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+def test_without_its_marker_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for name, complete in (("tokens-02", True), ("tokens-10", True), ("tokens-11", False)):
+        (tmp_path / name).mkdir()
+        if complete:
+            write(tmp_path / name, A_MARKER.dump().encode())
+    assert newest_checkpoint(tmp_path) == tmp_path / "tokens-10"
+    assert [one.name for one in complete_checkpoints(tmp_path)] == ["tokens-10", "tokens-02"]

@@ -1,0 +1,175 @@
+"""Steps go on while a checkpoint is written; what cannot be written leaves the one before."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+
+from components.checkpoint.copying import check_target
+from components.checkpoint.keeping import Policy
+from components.checkpoint.loading import check_alone
+from components.checkpoint.marker import complete_checkpoints, newest_checkpoint, read_marker
+from components.errors import RecipeError
+from tests.components.checkpoint import saver_cases as cases
+from tests.components.checkpoint.numbers import Counted
+from tests.components.parallelism.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_later_steps_change_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    finished = cases.save_steps(tmp_path, range(1, 5))
+    assert [one.progress.step for one in finished] == [1, 2, 3, 4]
+    assert cases.loaded(tmp_path) == (4, {4.0}, [])
+    for one, step in zip(sorted(complete_checkpoints(tmp_path)), range(1, 5), strict=True):
+        (file,) = one.glob("*.safetensors")
+        assert all(bool((one == step).all()) for one in load_file(file).values())
+
+
+@pytest.mark.usefixtures("alone")
+def test_waiting_for_the_disk_or_not_writes_the_same_bytes(tmp_path: Path) -> None:
+    markers = []
+    for name, changes in (("waits", {"stager": None}), ("goes on", {})):
+        (tmp_path / name).mkdir()
+        (finished,) = cases.save_steps(tmp_path / name, range(1, 2), **changes)
+        markers.append(check_alone(finished.folder))
+        assert finished.bytes == markers[-1].bytes
+        assert 0 < finished.stall_seconds <= finished.seconds
+        assert (finished.stall_seconds == finished.seconds) == (name == "waits")
+    assert markers[0] == markers[1]
+
+
+@pytest.mark.parametrize("files", [1, 3, 9])
+def test_ranks_share_as_many_files_as_they_may_have(
+    four: Ranks, tmp_path: Path, files: int
+) -> None:
+    four(cases.save_in_files, tmp_path, files)
+    (checkpoint,) = tmp_path.iterdir()
+    assert len(list(checkpoint.glob("*.safetensors"))) == min(files, 4)
+    assert four(cases.loaded, tmp_path) == [(1, {1.0}, [])] * 4
+    for name, sections in check_alone(checkpoint).files.items():
+        assert len(sections) >= 4 // files, name
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_alone_stay_beside_what_a_run_goes_on_from(tmp_path: Path) -> None:
+    policy, state = Policy(last=1, every_tokens="none", best=0), Counted(0)
+    with cases.saving(tmp_path, policy=policy) as saver:
+        for step in (1, 2, 3):
+            state.become(step)
+            cases.begin(saver, state, step, kinds=["tokens", "weights"], held_out_loss=2.0)
+        saver.wait()
+    weights = [f"weights-{tokens:015d}" for tokens in (10, 20, 30)]
+    assert names_in(tmp_path) == [f"tokens-{30:015d}", *weights]
+    for step, name in enumerate(weights, start=1):
+        marker = check_alone(tmp_path / name)
+        assert (marker.kind, marker.held_out_loss) == ("weights", 2.0)
+        (file,) = (tmp_path / name).glob("*.safetensors")
+        found = load_file(file)
+        assert set(found) == {"model.split", "model.shared"}
+        assert all(bool((tensor == step).all()) for tensor in found.values())
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_that_saves_again_what_it_went_on_from_leaves_it_alone(tmp_path: Path) -> None:
+    cases.save_steps(tmp_path, range(1, 2))
+    (checkpoint,) = tmp_path.iterdir()
+    before = read_marker(checkpoint), checkpoint.stat().st_mtime_ns
+    (finished,) = cases.save_steps(tmp_path, range(1, 2))
+    assert finished.folder == checkpoint
+    assert (read_marker(checkpoint), checkpoint.stat().st_mtime_ns) == before
+
+
+def test_what_stays_for_good_is_copied_and_checked_there(four: Ranks, tmp_path: Path) -> None:
+    scratch, store = tmp_path / "scratch", tmp_path / "store"
+    scratch.mkdir()
+    check_target(store)
+    four(cases.save_and_copy, scratch, store)
+    assert names_in(scratch) == [f"tokens-{tokens:015d}" for tokens in (30, 60)]
+    assert names_in(store) == names_in(scratch)
+    for one in store.iterdir():
+        assert check_alone(one) == read_marker(scratch / one.name)
+
+
+def test_copies_that_have_nowhere_to_go_are_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecipeError, match=r"checkpoint\.copy_to: cannot make .*file/store"):
+        check_target(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize("full", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_without_room_all_ranks_say_so_and_the_checkpoint_before_is_whole(
+    four: Ranks, tmp_path: Path, full: tuple[int, ...]
+) -> None:
+    (said,) = set(four(cases.save_where_it_is_full, tmp_path, full))
+    assert (
+        f"0000{min(full) + 1}-of-00004.safetensors: cannot be written: File too large" in said
+    )
+    assert "then resume the run: the checkpoint before is whole" in said
+    assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    said = cases.save_as_nobody(folder)
+    assert f"{folder}: cannot be written: Permission denied\n  make the folder writable" in said
+    assert newest_checkpoint(folder) is None
+
+
+def test_a_file_system_that_comes_back_costs_time_alone(four: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    began = time.perf_counter()
+    figures = four(cases.save_while_it_is_away, folder, 1.5, 60.0)
+    assert time.perf_counter() - began > 1.5
+    for stall, waited in figures:
+        assert (
+            stall < 1.0 < waited
+        )  # the second save waited for the first, no step for the disk
+    assert names_in(folder) == [f"tokens-{tokens:015d}" for tokens in (10, 20, 30)]
+    assert four(cases.loaded, folder, cases.LARGE) == [(3, {3.0}, [])] * 4
+
+
+def test_one_that_stays_away_is_an_error_of_all_ranks(four: Ranks, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (said,) = set(four(cases.save_while_it_is_away, folder, 2.0, 0.2))
+    assert "cannot be written: No such file or directory" in said
+    assert four(cases.loaded, folder, cases.LARGE) == [(1, {1.0}, [])] * 4
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_failure_is_seen_without_waiting_and_raised_where_all_wait(tmp_path: Path) -> None:
+    state = Counted(1, cases.LARGE)
+    with cases.saving(tmp_path / "missing") as saver:
+        assert not saver.has_failed
+        cases.begin(saver, state, 1)
+        while not saver.has_failed:
+            assert saver.poll() == []
+            time.sleep(0.01)
+        assert saver.poll() == []
+        with pytest.raises(RecipeError, match="cannot be written: No such file"):
+            saver.wait()
+        assert not saver.has_failed
