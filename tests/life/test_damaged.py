@@ -1,6 +1,5 @@
 """A run whose newest checkpoint is damaged, and one that cannot save: what a user sees."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors.torch import load_file
 
 from components.checkpoint.faults import fill_up, truncate_newest
 from components.checkpoint.marker import newest_checkpoint, tokens_of
-from tests.life.conftest import TINY, Program, act
+from tests.life.conftest import TINY, Program, act, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
 WORDS = (
@@ -32,11 +31,6 @@ def whole(home: Path) -> Path:
     return run
 
 
-def entries(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
-
-
 def weights(run: Path) -> dict[str, Any]:
     (folder,) = (run / "checkpoints").glob("weights-*")
     (file,) = folder.glob("*.safetensors")
@@ -53,10 +47,9 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits
     truncate_newest(run / "checkpoints")
     said = program(f"resume={run}").stderr
     assert "going on from" in said
-    (resume,) = entries(run, "resume")
-    assert resume["step"] == 2 * SAVED_STEPS
-    (problem,) = resume["damaged"]
-    assert "were written" in problem
+    (resume,), (damaged,) = entries(run, "resume"), entries(run, "damaged")
+    assert resume["step"] == damaged["step"] == 2 * SAVED_STEPS
+    assert "were written" in damaged["evidence"]["problem"]
     found = weights(run)
     assert found.keys() == expected.keys()
     assert all(tensor.equal(found[name]) for name, tensor in expected.items())
@@ -66,11 +59,12 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits
 def test_every_checkpoint_has_its_line_with_what_it_took(whole: Path) -> None:
     lines = entries(whole, "checkpoint")
     assert [line["step"] for line in lines] == [SAVED_STEPS, 2 * SAVED_STEPS, STEPS, STEPS]
-    for line in lines:
-        assert 0 <= line["waited_seconds"] <= line["stall_seconds"] < line["seconds"]
-        assert line["bytes"] > 0
-    assert [Path(line["folder"]).name[:7] for line in lines[-2:]] == ["tokens-", "weights"]
-    assert all(Path(line["folder"]).is_dir() for line in lines[1:])
+    evidence = [line["evidence"] for line in lines]
+    for line, one in zip(lines, evidence, strict=True):
+        assert 0 <= one["waited_seconds"] <= line["seconds"] < one["seconds"]
+        assert one["bytes"] > 0
+    assert [Path(one["folder"]).name[:7] for one in evidence[-2:]] == ["tokens-", "weights"]
+    assert all(Path(one["folder"]).is_dir() for one in evidence[1:])
 
 
 def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(

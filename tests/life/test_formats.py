@@ -13,7 +13,7 @@ TEXT = f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}"
 def test_a_run_reads_token_files_in_place_beside_packed_text(home: Path) -> None:
     prepare = (*WORDS, TEXT, "data.shares={eu: 1.0}", "action=prepare")
     assert act(home, *prepare, "data.write_megatron=true") == 0
-    (prepared,) = (home / "prepared").iterdir()
+    (prepared,) = (home / "prepared").glob("[!.]*/")
     assert (prepared / "eu.train.idx").is_file()
     german = (ROOT / "corpora" / "eu24" / "de.txt").read_text("utf-8")
     (home / "de.txt.gz").write_bytes(gzip.compress(german.encode()))

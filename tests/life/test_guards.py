@@ -13,6 +13,7 @@ from torch import Tensor
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.checkpoint.marker import Progress, read_marker
 from components.parity.data import draw_data
 from components.train.run_folder import create_run_folder
 from tests.life.conftest import ROOT, TINY, Program, environment
@@ -92,14 +93,19 @@ def lives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def saved(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def guard_of(progress: Progress) -> dict[str, Any]:
+    assert progress.guard is not None
+    return dict(progress.guard)
+
+
+def saved(run: Path) -> tuple[dict[str, Tensor], Progress]:
     newest = max((run / "checkpoints").glob("tokens-*"))
     tensors = {
         name: tensor
         for file in newest.glob("*.safetensors")
         for name, tensor in load_file(file).items()
     }
-    return tensors, json.loads((newest / "progress.json").read_text())
+    return tensors, read_marker(newest).progress
 
 
 def events(run: Path, kind: str = "") -> list[dict[str, Any]]:
@@ -111,8 +117,8 @@ def test_the_run_ends_as_if_the_bad_data_had_never_been_there(lives: Lives) -> N
     (mine, my_marker), (theirs, their_marker) = saved(lives.guarded), saved(lives.told)
     assert mine.keys() == theirs.keys()
     assert [name for name in mine if not mine[name].equal(theirs[name])] == []
-    assert my_marker["step"] == their_marker["step"] == STEPS
-    assert my_marker["guard"]["figures"] == their_marker["guard"]["figures"]
+    assert my_marker.step == their_marker.step == STEPS
+    assert guard_of(my_marker)["figures"] == guard_of(their_marker)["figures"]
     assert {event["kind"] for event in events(lives.told)} == {"start", "checkpoint", "end"}
 
 
@@ -138,8 +144,8 @@ def test_a_run_that_goes_back_says_from_where_to_where_and_why(lives: Lives) -> 
 
 def test_what_was_left_out_is_in_the_last_checkpoint(lives: Lives) -> None:
     _, marker = saved(lives.guarded)
-    assert marker["guard"]["skipped"] == [NAN_WINDOW, SPIKE_WINDOW]
-    assert marker["guard"]["faults"] == {
+    assert guard_of(marker)["skipped"] == [NAN_WINDOW, SPIKE_WINDOW]
+    assert guard_of(marker)["faults"] == {
         "non_finite": [(NAN_STEP - 1) * BATCH * 64],
         "gradient_norm_spike": [(SPIKE_STEP - 1) * BATCH * 64],
     }
@@ -159,7 +165,7 @@ def test_a_rule_broken_too_often_saves_stops_and_goes_on_with_a_larger_limit(
     (stop,) = events(run, "stop")
     assert stop["evidence"]["bad_step"] == 5
     _, marker = saved(run)
-    assert marker["step"] == 4
+    assert marker.step == 4
     program(f"resume={run}", "guard.non_finite.most=4")
     (changed,) = events(run, "changed_setting")
     assert changed["evidence"] == {"guard.non_finite.most": [1, 4]}

@@ -62,7 +62,7 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
     assert read(killed / f"recipe-before-step-{SAVED_STEPS}.json") == before
     assert after["parallelism"]["data"] == after["cluster"]["ranks"] == 1
     assert {name for name in before if before[name] != after[name]} == {
-        *("parallelism", "cluster", "checkpoint", "watchdog")
+        *("parallelism", "cluster", "checkpoint")
     }
     derived = read(killed / "derived.json")
     assert derived["ranks"] == 1

@@ -80,6 +80,7 @@ def cluster(
         "jobs": "auto",
         "smoke": False,
         "site": "none",
+        "spare_nodes": 0,
     })
 
 
