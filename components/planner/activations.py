@@ -7,6 +7,7 @@ The same inventory is taken here by tensor, so that grouped heads, gates and exp
 
 from components.planner.job import Job
 from components.planner.schedule import round_microbatches
+from components.planner.software import SoftwareMemory
 
 
 def layer_bytes_per_token(job: Job) -> float:
@@ -39,6 +40,14 @@ def full_layer_bytes_per_token(job: Job) -> float:
     whole = 4.0 * job.shape.dim + attention[0] + mlp[0]
     whole /= job.layout.tensor if job.layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / job.layout.tensor
+
+
+def gathered_bytes_per_token(job: Job, software: SoftwareMemory) -> float:
+    """Count what a layer keeps of its blocks' gathered inputs beyond this rank's slice."""
+    layout = job.layout
+    if not (software.keeps_gathered and layout.sequence_parallel):
+        return 0.0
+    return 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
 
 
 def _attention(job: Job) -> tuple[float, float]:

@@ -9,11 +9,17 @@ from typing import Literal, NamedTuple
 
 from components.planner.activations import (
     full_layer_bytes_per_token,
+    gathered_bytes_per_token,
     layer_bytes_per_token,
     microbatches_kept,
 )
 from components.planner.job import Job, Layout
-from components.planner.parameters import Held, rank_parameters
+from components.planner.parameters import (
+    Held,
+    end_matrix,
+    largest_in_layer,
+    rank_parameters,
+)
 from components.planner.software import SoftwareMemory
 from components.planner.states import States, earlier_gradients, states, step_bytes
 from components.spec.hardware import Hardware
@@ -153,9 +159,9 @@ def _passes(
     layers = sum(layout.layers[stage] for stage in stages)
     return {
         "casts": _casts(job, rank, parameters),
-        "activations": _activations(job, rank, layers) * software.fragmentation,
+        "activations": _activations(job, rank, layers, software) * software.fragmentation,
         "loss": _loss(job, software) if layout.head_stage in stages else 0.0,
-        "buffers": _buffers(job, software),
+        "buffers": _buffers(job, software) + _gradient(job, rank, layers, software),
     }
 
 
@@ -173,12 +179,17 @@ def _casts(job: Job, rank: int, parameters: Held) -> float:
     return total * kept * job.cast_bytes * microbatches_kept(job, rank)
 
 
-def _activations(job: Job, rank: int, layers: int) -> float:
-    tokens = job.microbatch_tokens
-    kept = layers * layer_bytes_per_token(job) * microbatches_kept(job, rank)
+def _activations(job: Job, rank: int, layers: int, software: SoftwareMemory) -> float:
+    layout, gathered = job.layout, gathered_bytes_per_token(job, software)
+    a_layer = layer_bytes_per_token(job) + gathered * (job.recompute == "none")
+    microbatches = microbatches_kept(job, rank)
+    kept = layers * a_layer * microbatches
     if job.recompute != "none" and layers:
-        kept += full_layer_bytes_per_token(job) - layer_bytes_per_token(job)
-    return kept * tokens
+        kept += full_layer_bytes_per_token(job) + gathered - a_layer
+    if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
+        hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
+        kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank
+    return kept * job.microbatch_tokens
 
 
 def _loss(job: Job, software: SoftwareMemory) -> float:
@@ -188,7 +199,23 @@ def _loss(job: Job, software: SoftwareMemory) -> float:
     logits = rows * (job.microbatch_tokens * software.logit_bytes + block * 4)
     # As the loss makes it, and as the weight's own gradient is.
     each = job.cast_bytes + job.gradient_bytes
-    return logits + software.head_gradients * rows * job.shape.dim * each
+    return logits + software.own_gradients * rows * job.shape.dim * each
+
+
+def _gradient(job: Job, rank: int, layers: int, software: SoftwareMemory) -> float:
+    """Count the largest gradient that is there beside the sum that it is added to.
+
+    Within the layers, while their activations are there; the embedding's once a microbatch has
+    freed all of its own.
+    """
+    if not software.own_gradients:
+        return 0.0
+    within = largest_in_layer(job) * (job.cast_bytes + job.gradient_bytes) * (layers > 0)
+    if rank:
+        return within
+    freed = _activations(job, rank, layers, software) / microbatches_kept(job, rank)
+    freed += _casts(job, rank, rank_parameters(job, rank)) / microbatches_kept(job, rank)
+    return max(within, end_matrix(job) * job.gradient_bytes - freed)
 
 
 def _buffers(job: Job, software: SoftwareMemory) -> float:

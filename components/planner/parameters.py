@@ -37,7 +37,7 @@ def held(job: Job, stage: int) -> Held:
         dense=layers * (cut / tensor + whole) + ends,
         expert=layers * experts / tensor / layout.expert,
         ends=ends,
-        largest=max(_matrix(job) if ends else 0.0, _largest_in_layer(job) if layers else 0.0),
+        largest=max(end_matrix(job) if ends else 0.0, largest_in_layer(job) if layers else 0.0),
     )
 
 
@@ -56,7 +56,7 @@ def rank_parameters(job: Job, rank: int) -> Held:
 def _ends(job: Job, stage: int) -> float:
     """Count the embedding on the first stage and the head on its own."""
     shape, layout = job.shape, job.layout
-    matrix = _matrix(job)
+    matrix = end_matrix(job)
     count = 0.0
     if stage == 0:
         count += matrix + shape.position_parameters
@@ -66,12 +66,12 @@ def _ends(job: Job, stage: int) -> float:
     return count
 
 
-def _matrix(job: Job) -> float:
+def end_matrix(job: Job) -> float:
     """Count a rank's part of the embedding, or of the head."""
     return job.shape.padded_vocab_size * job.shape.dim / job.layout.tensor
 
 
-def _largest_in_layer(job: Job) -> float:
+def largest_in_layer(job: Job) -> float:
     """Count the map into the MLP, or the stack of all experts' such maps."""
     shape, layout = job.shape, job.layout
     experts = (shape.mlp.num_experts or 1) / layout.expert

@@ -18,10 +18,14 @@ class SoftwareMemory(Section):
     ``bucket_elements``, or of the largest weight if that has more, that one collective carries.
     ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
     ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
-    those of ``block_tokens`` at 4 bytes. ``head_gradients`` as large as the head are made with
-    the loss and wait for the backward pass. ``gathered_tensors`` counts hidden states of whole
-    sequences that wait for their streams beside what a layer keeps, with and without a
-    pipeline. ``fragmentation`` multiplies activations; ``base_bytes`` is there before anything.
+    those of ``block_tokens`` at 4 bytes. ``own_gradients`` tells whether autograd makes a
+    weight's gradient apart before it adds it up: the head's with the loss, where it waits for
+    the backward pass, and the embedding's last of all. ``keeps_gathered`` tells whether a
+    block's input stays as it was gathered from slices of the sequence, ``stage_outputs`` how
+    many hidden states a stage keeps of a microbatch beside its layers'. ``gathered_tensors``
+    counts hidden states of whole sequences that wait for their streams beside what a layer
+    keeps, with and without a pipeline. ``fragmentation`` multiplies activations; ``base_bytes``
+    is there before anything.
     """
 
     step_bytes: float
@@ -30,7 +34,9 @@ class SoftwareMemory(Section):
     keeps_gradients: bool
     logit_bytes: float
     block_tokens: int
-    head_gradients: int
+    own_gradients: bool
+    keeps_gathered: bool
+    stage_outputs: int
     gathered_tensors: float
     gathered_tensors_in_pipelines: float
     fragmentation: float

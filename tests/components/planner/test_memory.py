@@ -191,7 +191,7 @@ def test_the_update_is_the_peak_where_a_bucket_is_more_than_the_passes() -> None
 
 def test_the_heads_gradient_waits_for_the_backward_pass_and_is_widened_there() -> None:
     casting = job(MIDDLE, layout(pipeline=4, tensor=2), cast_bytes=2)
-    without = ours().memory.model_copy(update={"head_gradients": 0})
+    without = ours().memory.model_copy(update={"own_gradients": False})
     losses = [
         [rank.loss for rank in plan_memory(casting, hopper(), software).ranks]
         for software in (ours().memory, without)
@@ -199,3 +199,37 @@ def test_the_heads_gradient_waits_for_the_backward_pass_and_is_widened_there() -
     rows = MIDDLE.padded_vocab_size // 2
     added = [more - less for more, less in zip(*losses, strict=True)]
     assert added == pytest.approx([0, 0, 0, rows * MIDDLE.dim * (2 + casting.gradient_bytes)])
+
+
+def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:
+    """Two of a layer, of which Korthikanti et al. (section 4.2.2) keep each rank's slice."""
+    sliced = job(MIDDLE, layout(tensor=4))
+    again = ours().memory.model_copy(update={"keeps_gathered": False})
+    more, less = (
+        plan_memory(sliced, hopper(), software).ranks[0].activations
+        for software in (ours().memory, again)
+    )
+    inputs = 2 * MIDDLE.num_layers * 2 * MIDDLE.dim * sliced.microbatch_tokens
+    assert more - less == pytest.approx(inputs * 3 / 4 * ours().memory.fragmentation)
+
+
+def test_all_stages_but_the_last_keep_what_they_sent() -> None:
+    piped = job(MIDDLE, layout(pipeline=4))
+    without = ours().memory.model_copy(update={"stage_outputs": 0})
+    kept = [
+        [rank.activations for rank in plan_memory(piped, hopper(), software).ranks]
+        for software in (ours().memory, without)
+    ]
+    hidden = 2 * MIDDLE.dim * piped.microbatch_tokens * ours().memory.fragmentation
+    added = [more - less for more, less in zip(*kept, strict=True)]
+    assert added == pytest.approx([4 * hidden, 3 * hidden, 2 * hidden, 0])
+
+
+def test_an_embedding_that_outweighs_a_microbatch_counts_for_the_first_stage() -> None:
+    wide = MIDDLE.model_copy(update={"vocab_size": 10**6, "padded_vocab_size": 10**6})
+    memory = plan_memory(job(wide, layout(pipeline=4)), hopper(), ours().memory)
+    first, second, *_ = memory.ranks
+    matrix = 10**6 * MIDDLE.dim * job(wide, layout()).gradient_bytes
+    assert second.buffers < first.buffers < matrix
+    freed = first.activations / ours().memory.fragmentation + first.casts
+    assert matrix - first.buffers == pytest.approx(freed / 4)
