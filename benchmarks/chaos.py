@@ -1,13 +1,14 @@
 """Break a run in every way that can be rehearsed; it must end as if nothing had been.
 
-    python -m benchmarks.chaos [FAULT ...]
+    python -m benchmarks.chaos [CASE ...]
 
-A miniature trains on four gloo ranks, tensor 2 x data 2 and pipeline 2 x data 2. For each kind
-of fault of ``guard.inject`` a run meets it three times, at random steps on random ranks. Its
-last weights must be, bit for bit, those of a run that nothing struck; where the rule is to
-leave out bad data, those of a run that was told so from the start. Nobody helps: a run that
-needs a person fails here. A hang must be found within ``watchdog.step_seconds`` and two
-seconds more. Exit status 1 if one does not hold.
+A miniature trains on four gloo ranks, tensor 2 x data 2 and pipeline 2 x data 2. Each case is a
+run that meets a fault, on a rank that is drawn, at a moment that matters to checkpoints, which
+are written while the steps go on. Its last weights and optimizer state must be, bit for bit,
+those of a run that nothing struck; where the rule is to leave out bad data, those of a run that
+was told so from the start. Nobody helps, but where the disk is full: the run has to end with
+exit status 2, and to go on when it is started again. A hang must be found within
+``watchdog.step_seconds`` and two seconds more. Exit status 1 if one does not hold.
 """
 
 import json
@@ -16,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,30 +33,22 @@ from components.spec.guard import Injection
 from tests.life.conftest import TINY, command, environment
 
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
-STEPS, FIRST, TIMES, STEP_SECONDS = 24, 10, 3, 3.0
+STEPS, SAVED_STEPS, STEP_SECONDS = 16, 4, 3.0
 LATE_SECONDS = 2.0  # in which a hang is found, after its limit
 LAYOUTS = {
     "tensor 2 x data 2": ("parallelism.tensor=2", "parallelism.data=2"),
     "pipeline 2 x data 2": ("parallelism.pipeline=2", "parallelism.data=2"),
 }
-# What a fault needs to be told beside rank and step; a new kind of fault is added here.
-DETAILS: dict[str, tuple[dict[str, Any], ...]] = {
-    "nan": ({},),
-    "bit_flip": ({"bit": 12},),
-    "kill": ({},),
-    "hang": ({"how": "sleeps"}, {"how": "holds"}),
-    "slow_rank": ({"seconds": 0.05, "steps": 4},),
-    "spike": ({},),
-}
 OWN = {
     "budget.total_tokens": STEPS * 512,
-    "checkpoint.every_tokens": 4 * 512,
+    "checkpoint.every_tokens": SAVED_STEPS * 512,
+    "checkpoint.keep": 3,
     "evaluation.every_tokens": STEPS * 512,
     "parallelism.microbatch_sequences": 2,
     "watchdog.step_seconds": STEP_SECONDS,
     "watchdog.every_steps": 2,
     "watchdog.replicas_every_steps": 1,
-    "watchdog.restarts": TIMES,
+    "watchdog.restarts": 3,
     "cluster.ranks": 4,
 }
 # Spikes go by the gradient's norm, whose rule needs some steps to have gone before.
@@ -64,55 +56,135 @@ SPIKES = (
     "guard.gradient_norm_spike={action: skip, most: 9, within_tokens: 1_000_000, "
     "window_steps: 8, deviations: 7.0}"
 )
+ROLL_BACK = (
+    "guard.non_finite={action: roll_back, most: 9, within_tokens: 1_000_000}",
+    "guard.roll_back.skip_steps=2",
+)
+# What of the journal tells what a run did about a fault.
+DEEDS = {
+    *("hang", "replicas", "slow_rank", "restart", "damaged"),
+    *("skip", "roll_back", "stop", "resume"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Faults that a run meets, each with its step; ``status`` is how its first start ends."""
+
+    name: str
+    moment: str
+    faults: tuple[dict[str, Any], ...]
+    words: tuple[str, ...] = ()
+    status: int = 0
+
+
+SAVING = SAVED_STEPS * 2  # a step after which a checkpoint is written, beside the next step
+CASES = (
+    Case(
+        name="nan, skip",
+        moment="a save is being written",
+        faults=({"fault": "nan", "step": SAVING + 1},),
+    ),
+    Case(
+        name="nan, roll back",
+        moment="a save is being written",
+        faults=({"fault": "nan", "step": SAVING + 1},),
+        words=ROLL_BACK,
+    ),
+    Case(
+        name="spike, skip",
+        moment="a save is being written",
+        faults=({"fault": "spike", "step": SAVING + SAVED_STEPS + 1},),
+        words=(SPIKES,),
+    ),
+    Case(
+        name="bit_flip",
+        moment="in the step that is to be saved",
+        faults=({"fault": "bit_flip", "step": SAVING, "bit": 12},),
+    ),
+    Case(
+        name="kill",
+        moment="a save is being written",
+        faults=({"fault": "kill", "step": SAVING + 1},),
+    ),
+    Case(
+        name="hang, sleeps",
+        moment="a save is being written",
+        faults=({"fault": "hang", "step": SAVING + 1, "how": "sleeps"},),
+    ),
+    Case(
+        name="hang, holds",
+        moment="between saves",
+        faults=({"fault": "hang", "step": SAVING + 3, "how": "holds"},),
+    ),
+    Case(
+        name="slow_rank",
+        moment="a save is being written",
+        faults=({"fault": "slow_rank", "step": SAVING + 1, "seconds": 0.1, "steps": 4},),
+    ),
+    Case(
+        name="truncated_checkpoint, kill",
+        moment="between saves",
+        faults=(
+            {"fault": "truncated_checkpoint", "step": SAVING + 3},
+            {"fault": "kill", "step": SAVING + 3},
+        ),
+    ),
+    Case(
+        name="files_gone, 3 s",
+        moment="before a save",
+        faults=({"fault": "files_gone", "step": SAVING, "seconds": 3.0},),
+    ),
+    Case(
+        name="full_disk",
+        moment="before a save",
+        faults=(
+            {"fault": "full_disk", "step": SAVING, "seconds": 999.0, "free_bytes": 40_000},
+        ),
+        status=2,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one run met, and how it ended; ``late_seconds`` is the longest after the limit."""
+    """What a run met and did, as the journal's events, until its step was taken for good."""
 
     layout: str
-    fault: str
-    moments: list[tuple[int, int]]
+    case: str
+    moment: str
+    rank: int
+    statuses: list[int]
+    did: list[str]
+    seconds_to_step: float
+    hang_late_seconds: float | None
     same_weights: bool
-    restarts: int
-    left_out: int
-    longest_restart_seconds: float
-    late_seconds: float | None
-    seconds: float
-
-    @property
-    def holds(self) -> bool:
-        return self.same_weights and (self.late_seconds or 0.0) <= LATE_SECONDS
+    holds: bool
 
 
-def kinds() -> list[str]:
-    """Name every kind of fault that a recipe may inject."""
-    union = get_args(get_args(Injection)[0])[0]
-    return [get_args(kind.model_fields["fault"].annotation)[0] for kind in get_args(union)]
-
-
-def train(run: Path, words: Sequence[str]) -> float:
-    """Run the program to its end and return its seconds.
+def start(run: Path, words: Sequence[str]) -> int:
+    """Start the program and return its exit status.
 
     Raises:
-        RuntimeError: it fails, with what it said last.
+        RuntimeError: it is that of a failure that nobody rehearses, with what it said last.
     """
+    done = subprocess.run(
+        command(*words), env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode not in {0, 2}:
+        raise RuntimeError(f"{run}: exit status {done.returncode}\n{done.stderr[-2_000:]}")
+    return done.returncode
+
+
+def begin(run: Path, words: Sequence[str]) -> int:
+    """Start a new run of the miniature."""
     tiny = [word for word in TINY if word.partition("=")[0] not in OWN]
     own = [f"{key}={value}" for key, value in OWN.items()]
-    began = time.perf_counter()
-    done = subprocess.run(
-        command(*tiny, *own, *words, f"run={run}", f"data.folder={run.parent}/prepared"),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{run}: exit status {done.returncode}\n{done.stderr[-4_000:]}")
-    return time.perf_counter() - began
+    places = (f"run={run}", f"data.folder={run.parent}/prepared")
+    return start(run, [*tiny, *own, *words, *places])
 
 
-def last_weights(run: Path) -> dict[str, torch.Tensor]:
+def last_tensors(run: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of the last checkpoint, the optimizer's too."""
     newest = max((run / "checkpoints").glob("tokens-*"))
     return {
@@ -124,101 +196,117 @@ def last_weights(run: Path) -> dict[str, torch.Tensor]:
 
 def are_equal(one: Path, other: Path) -> bool:
     """Compare the last checkpoints of two runs bit for bit."""
-    ours, theirs = last_weights(one), last_weights(other)
+    ours, theirs = last_tensors(one), last_tensors(other)
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) for name in ours
     )
 
 
-def faults_of(kind: str, *, seed: str) -> list[dict[str, Any]]:
-    """Draw three steps and ranks; a kind with several details takes them in turn."""
-    draw = random.Random(seed)
-    steps = sorted(draw.sample(range(FIRST, STEPS), TIMES))
-    details = DETAILS[kind]
-    return [
-        {"fault": kind, "rank": draw.randrange(4), "step": step, **details[turn % len(details)]}
-        for turn, step in enumerate(steps)
-    ]
-
-
-def strike(home: Path, layout: str, kind: str, undisturbed: Path) -> Row:
-    """Let one run meet a kind of fault three times."""
-    faults = faults_of(kind, seed=f"{layout} {kind}")
-    run = home / f"{layout}-{kind}".replace(" ", "-")
-    extra = (SPIKES,) if kind == "spike" else ()
-    inject = f"guard.inject={json.dumps(faults)}".replace('"', "")
-    seconds = train(run, [*LAYOUTS[layout], *extra, inject])
+def strike(home: Path, layout: str, case: Case, undisturbed: Path) -> Row:
+    """Let one run meet a case; where it ends by its exit status, start it once more."""
+    rank = random.Random(f"{layout} {case.name}").randrange(4)
+    run = home / f"{layout}-{case.name}".replace(" ", "-").replace(",", "")
+    inject = json.dumps([fault | {"rank": rank} for fault in case.faults]).replace('"', "")
+    words = [*LAYOUTS[layout], *case.words]
+    statuses = [begin(run, [*words, f"guard.inject={inject}"])]
+    if case.status == statuses[0] == 2:
+        statuses.append(start(run, [f"resume={run}"]))
     events = read_lines(run / "journal.jsonl")
-    windows = [each["evidence"]["window"] for each in events if each["kind"] == "skip"]
+    deeds = ("skip", "roll_back")
+    windows = [one["evidence"]["window"] for one in events if one["kind"] in deeds]
     expected = undisturbed
     if windows:
         expected = home / f"{run.name}-told"
-        train(expected, [*LAYOUTS[layout], *extra, f"data.skip={json.dumps(windows)}"])
-    restarts = [each for each in events if each["kind"] == "restart"]
+        begin(expected, [*words, f"data.skip={json.dumps(windows)}"])
+    same, late = are_equal(run, expected), lateness(events)
     return Row(
         layout=layout,
-        fault=kind,
-        moments=[(fault["step"], fault["rank"]) for fault in faults],
-        same_weights=are_equal(run, expected),
-        restarts=len(restarts),
-        left_out=len(windows),
-        longest_restart_seconds=max((each["seconds"] for each in restarts), default=0.0),
-        late_seconds=lateness(events),
-        seconds=seconds,
+        case=case.name,
+        moment=f"before step {case.faults[0]['step']}: {case.moment}",
+        rank=rank,
+        statuses=statuses,
+        did=did(events),
+        seconds_to_step=seconds_to_step(run, events),
+        hang_late_seconds=late,
+        same_weights=same,
+        holds=same
+        and statuses[0] == case.status
+        and statuses[-1] == 0
+        and (late or 0.0) <= LATE_SECONDS,
     )
 
 
+def did(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Name what the journal tells after the first fault, each kind of event once, in order."""
+    first = next(place for place, one in enumerate(events) if one["kind"] == "rehearsal")
+    return list(dict.fromkeys(one["kind"] for one in events[first:] if one["kind"] in DEEDS))
+
+
+def seconds_to_step(run: Path, events: Sequence[dict[str, Any]]) -> float:
+    """Return how long after the first fault its step was taken for the last time."""
+    fault = next(one for one in events if one["kind"] == "rehearsal")
+    steps = [one for one in read_lines(run / "metrics.jsonl") if one["kind"] == "step"]
+    taken = [one["time"] for one in steps if one["step"] == fault["evidence"]["step"]]
+    return float(max(taken) - fault["time"])
+
+
 def lateness(events: Sequence[dict[str, Any]]) -> float | None:
-    """Return by how much the slowest hang was found after its limit, from when it was fired."""
-    found = []
-    for place, event in enumerate(events):
-        if event["kind"] == "rehearsal" and event["evidence"]["fault"] == "hang":
-            hang = next(one for one in events[place:] if one["kind"] == "hang")
-            found.append(hang["time"] - event["time"] - STEP_SECONDS)
-    return max(found, default=None)
+    """Return by how much a hang was found after its limit, from when it was fired."""
+    faults = [one for one in events if one["kind"] == "rehearsal"]
+    if faults[0]["evidence"]["fault"] != "hang":
+        return None
+    found = [one["time"] for one in events if one["kind"] == "hang"]
+    return float(min(found, default=float("inf")) - faults[0]["time"] - STEP_SECONDS)
+
+
+def check_complete() -> None:
+    """Ask for a case of every fault that a recipe may inject.
+
+    Raises:
+        RuntimeError: a kind has none.
+    """
+    kinds = get_args(get_args(Injection)[0])
+    known = {get_args(kind.model_fields["fault"].annotation)[0] for kind in kinds}
+    if missing := known - {fault["fault"] for case in CASES for fault in case.faults}:
+        raise RuntimeError(f"no case has {', '.join(sorted(missing))}")
 
 
 def strikes(home: Path, asked: Sequence[str]) -> Iterator[Row]:
-    """Go through all layouts and kinds of faults, or those that are asked for."""
+    """Go through all layouts and cases, or those whose names begin with what is asked for."""
     for layout, words in LAYOUTS.items():
         undisturbed = home / f"{layout}-undisturbed".replace(" ", "-")
-        train(undisturbed, words)
-        for kind in asked or kinds():
-            yield strike(home, layout, kind, undisturbed)
+        begin(undisturbed, words)
+        for case in CASES:
+            if not asked or case.name.startswith(tuple(asked)):
+                yield strike(home, layout, case, undisturbed)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Lay out what is printed at the end."""
+    made = Table("fault", "layout", "moment", "the run", "s to its step", "same weights")
+    for row in rows:
+        ways = ", ".join([*row.did, *(f"exit {status}" for status in row.statuses)])
+        same = "yes" if row.same_weights else "NO"
+        made.add_row(row.case, row.layout, row.moment, ways, f"{row.seconds_to_step:.1f}", same)
+    return made
 
 
 def main() -> int:
     """Strike, print the table, keep the results, and say whether all hold."""
-    console, rows = Console(width=120), []
+    check_complete()
+    console, rows = Console(width=160), []
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         for row in strikes(home, sys.argv[1:]):
             rows.append(row)
-            word = "holds" if row.holds else f"FAILS: {row}"
-            console.print(f"{row.layout}, {row.fault}: {word}")
+            word = "holds" if row.holds else "FAILS"
+            console.print(f"{row.layout}, {row.case}: {word} {row}")
     finally:
         shutil.rmtree(home)
-    table = Table("layout", "fault", "(step, rank)", "same weights", "restarts", "left out")
-    table.add_column("longest restart, s")
-    table.add_column("found late by, s")
-    for row in rows:
-        late = "" if row.late_seconds is None else f"{row.late_seconds:.2f}"
-        moments = " ".join(map(str, row.moments))
-        same = "yes" if row.same_weights else "NO"
-        counts = (str(row.restarts), str(row.left_out))
-        table.add_row(
-            row.layout,
-            row.fault,
-            moments,
-            same,
-            *counts,
-            f"{row.longest_restart_seconds:.1f}",
-            late,
-        )
-    console.print(table)
+    console.print(table(rows))
     if not sys.argv[1:]:
         tree = {
-            "convention": "wall clock; a restart is from the first error to the first step",
+            "convention": "wall clock, from the fault until its step was taken for good",
             "rows": [asdict(row) for row in rows],
             "machine": machine(),
             "versions": {"torch": torch.__version__},

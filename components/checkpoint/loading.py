@@ -16,6 +16,7 @@ from components.checkpoint.marker import (
     Progress,
     complete_checkpoints,
     read_marker,
+    tokens_of,
 )
 from components.checkpoint.reading import PieceReader, read_pieces
 from components.checkpoint.sections import check_sections
@@ -47,6 +48,17 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> Chosen | Non
         load_checkpoint(chosen.checkpoint, chosen.marker, state, fingerprint=fingerprint)
         by_first(lambda: set_aside(folder, names[: len(chosen.damaged)]))
     return chosen
+
+
+def choose_up_to(folder: Path, tokens: int) -> Chosen | None:
+    """Find the newest whole checkpoint of at most ``tokens``; all ranks call this.
+
+    Raises:
+        RecipeError: there are such and none is whole; all ranks raise it.
+    """
+    names = by_first(lambda: [one.name for one in complete_checkpoints(folder)])
+    early = (name for name in names if tokens_of(folder / name) <= tokens)
+    return _choose(folder, early, check_together)
 
 
 def newest_whole(folder: Path) -> Chosen | None:

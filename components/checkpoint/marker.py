@@ -123,11 +123,5 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return next(complete_checkpoints(folder), None)
 
 
-def checkpoint_up_to(folder: Path, tokens: int) -> Path | None:
-    """Find the last complete checkpoint of at most ``tokens``."""
-    complete = complete_checkpoints(folder)
-    return next((one for one in complete if tokens_of(one) <= tokens), None)
-
-
 def _digest(tree: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

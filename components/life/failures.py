@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.errors import RecipeError
 from components.life.hang import WAITING
 
 _BROUGHT_DOWN = re.compile(
     r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited|"
     rf"{WAITING}"
 )
+
+# When the agent began that started this rank, in nanoseconds since the epoch: an environment
+# variable, absent where a scheduler starts the ranks. What is older is another job's.
+AGENT_BEGAN = "KOCHBUCH_AGENT_BEGAN_NS"
 
 
 @dataclass(frozen=True)
@@ -80,3 +85,27 @@ def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[
         return "no rank said why", silent
     first = errors[0]
     return f"rank {first.rank}: {first.message}", silent
+
+
+def raise_again(ranks: Path, *, since: int) -> None:
+    """Raise what ended the ranks before, if only a user can mend it: no restart does.
+
+    A guard that stops the run and a full disk are such; ``since`` is as `RankError.at`.
+
+    Raises:
+        RecipeError: that error.
+    """
+    errors = [error for error in read_errors(ranks) if error.at >= since]
+    found = recipe_error(errors[0].message) if errors else None
+    if found is not None:
+        raise found
+
+
+def recipe_error(message: str) -> RecipeError | None:
+    """Make the error again that torch's ``record`` wrote as text, if it was one of a recipe."""
+    kind, _, text = message.partition(": ")
+    if kind != RecipeError.__name__:
+        return None
+    path, _, rest = text.partition(": ")
+    problem, _, remedy = rest.partition("\n  ")
+    return RecipeError(path, problem, remedy)

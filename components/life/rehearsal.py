@@ -21,10 +21,10 @@ class Reach:
     """What a fault may touch of its rank.
 
     ``batch`` is what the rank reads in the step, (microbatches, sequences, length + 1);
-    ``stages`` are its parts of the model.
+    ``stages`` are its parts of the model, ``checkpoints`` the folder that the run saves into.
     """
 
-    run_folder: Path
+    checkpoints: Path
     batch: Tensor
     stages: Sequence[nn.Module]
 

@@ -100,6 +100,27 @@ class SlowRank(Fault):
     steps: Count
 
 
+class TruncatedCheckpoint(Fault):
+    """The newest checkpoint's last file is cut in half; who goes on from it finds out."""
+
+    fault: Literal["truncated_checkpoint"]
+
+
+class FilesGone(Fault):
+    """The folder of checkpoints is away for ``seconds``, as when its file system is."""
+
+    fault: Literal["files_gone"]
+    seconds: Annotated[float, Field(gt=0)]
+
+
+class FullDisk(Fault):
+    """For ``seconds`` no file of the rank may grow beyond ``free_bytes``, as with a quota."""
+
+    fault: Literal["full_disk"]
+    seconds: Annotated[float, Field(gt=0)]
+    free_bytes: Annotated[int, Field(ge=0)]
+
+
 def _spell_nan(value: Any) -> Any:
     """Take the word back that the command line's grammar reads as a number."""
     if isinstance(value, Mapping) and value.get("fault") != value.get("fault"):
@@ -108,7 +129,18 @@ def _spell_nan(value: Any) -> Any:
 
 
 Injection = Annotated[
-    Annotated[Nan | Spike | BitFlip | Kill | Hang | SlowRank, Field(discriminator="fault")],
+    Annotated[
+        Nan
+        | Spike
+        | BitFlip
+        | Kill
+        | Hang
+        | SlowRank
+        | TruncatedCheckpoint
+        | FilesGone
+        | FullDisk,
+        Field(discriminator="fault"),
+    ],
     BeforeValidator(_spell_nan),
 ]
 

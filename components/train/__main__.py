@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from components.life.failures import error_file
+from components.life.failures import AGENT_BEGAN, error_file, raise_again
 from components.spec.recipe import read_recipe
 from components.train.fit import fit
 from components.train.ranks import rank_variables
@@ -18,7 +18,11 @@ from components.train.run_folder import RunFolder
 
 
 def be_a_rank(path: Path) -> None:
-    """Train the run in ``path`` as the rank that whoever started this process says it is."""
+    """Train the run in ``path`` as the rank that whoever started this process says it is.
+
+    Raises:
+        RecipeError: what a user has to mend, also where the ranks before ended by it.
+    """
     cluster = read_recipe(RunFolder(path).recipe).cluster
     os.environ |= rank_variables(
         os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
@@ -26,6 +30,8 @@ def be_a_rank(path: Path) -> None:
     # One place for all: torchrun's own has the rank's number on its node, and an attempt's.
     error = error_file(path / "ranks", int(os.environ.get("RANK", "0")))
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
+    if AGENT_BEGAN in os.environ:
+        raise_again(path / "ranks", since=int(os.environ[AGENT_BEGAN]))
     fit(path)
 
 

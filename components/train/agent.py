@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
@@ -22,7 +23,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.life.failures import error_file, forget_errors, message_of, read_errors
+from components.life.failures import (
+    AGENT_BEGAN,
+    error_file,
+    forget_errors,
+    message_of,
+    read_errors,
+)
 from components.life.hang import WAITING
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
@@ -68,6 +75,7 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     # Ranks that start again would read the addresses of those before: the agent's own store,
     # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[AGENT_BEGAN] = str(time.time_ns())
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.

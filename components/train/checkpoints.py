@@ -16,12 +16,11 @@ from components.checkpoint.agreement import by_first
 from components.checkpoint.copying import check_target
 from components.checkpoint.disk import patiently
 from components.checkpoint.keeping import Policy, drop_after
-from components.checkpoint.loading import check_together, load_checkpoint, load_newest
+from components.checkpoint.loading import choose_up_to, load_checkpoint, load_newest
 from components.checkpoint.marker import (
     DamagedCheckpointError,
     Kind,
     Progress,
-    checkpoint_up_to,
     name_of,
 )
 from components.checkpoint.placing import amend
@@ -90,14 +89,15 @@ class Checkpoints(RunCallback):
             self._note(saver.wait(), cause)
 
     def go_back(self, module: Pretraining, tokens: int) -> Progress | None:
-        """Load the newest checkpoint of at most ``tokens``, once none is being written."""
+        """Load the newest whole checkpoint of at most ``tokens``; none is being written then."""
         self._note(self.saver.wait(), "due")
-        target = by_first(lambda: checkpoint_up_to(self._folder, tokens))
-        if target is None:
+        chosen = choose_up_to(self._folder, tokens)
+        if chosen is None:
             return None
-        marker = check_together(target)
         fingerprint = module.recipe.fingerprint()
-        return load_checkpoint(target, marker, module.engine, fingerprint=fingerprint)
+        return load_checkpoint(
+            chosen.checkpoint, chosen.marker, module.engine, fingerprint=fingerprint
+        )
 
     def claim(self, progress: Progress) -> list[str]:
         """Let a restart go on from here too: ``progress`` is amended, what is later removed."""

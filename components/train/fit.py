@@ -34,7 +34,7 @@ def fit(path: Path) -> str:
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder.recipe)
-    hang = watch_for_hangs(folder, recipe.watchdog)
+    hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
     try:
         return _fit(folder, recipe, hang)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.build import build
 from components.errors import RecipeError
+from components.life.failures import recipe_error
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
@@ -95,12 +96,9 @@ def _say_what_failed(folder: RunFolder) -> None:
     if not (folder.path / "ranks" / "first_failure.json").exists():
         return
     failure = folder.read_json("ranks/first_failure.json")
-    kind, _, text = failure["message"].partition(": ")
-    if kind == RecipeError.__name__:
+    if (error := recipe_error(failure["message"])) is not None:
         sys.stderr.write(f"rank {failure['rank']} failed first\n")
-        path, _, rest = text.partition(": ")
-        problem, _, remedy = rest.partition("\n  ")
-        raise RecipeError(path, problem, remedy)
+        raise error
     sys.stderr.write(
         f"{failure['traceback']}rank {failure['rank']} failed first: {failure['message']}\n"
         f"  what each rank said is in {folder.path / 'ranks'}\n"

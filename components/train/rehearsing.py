@@ -19,6 +19,6 @@ class Rehearsing(RunCallback):
         self._folder = folder
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        reach = Reach(run_folder=self._folder.path, batch=batch, stages=module.decoders)
         progress = module.progress
+        reach = Reach(checkpoints=self._folder.checkpoints, batch=batch, stages=module.decoders)
         self._rehearsal.before_step(progress.step + 1, progress.tokens, reach)

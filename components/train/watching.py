@@ -30,17 +30,18 @@ class Hang(RuntimeError):  # noqa: N818 - its name begins the message by which o
     """What the error file says of a rank that its watchdog ends."""
 
 
-def watch_for_hangs(folder: RunFolder, settings: Watchdog) -> HangWatch:
+def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> HangWatch:
     """Begin to watch this rank; its start is a pause.
 
     What it leaves when it hangs is below ``hangs/``, and where torchrun reads errors. The
-    journal is told by who waits for no other rank, and by the first rank in any case.
+    journal is told by who waits for no other rank, and in any case by the first and the last of
+    ``ranks``: one of them may be what holds the interpreter's lock and cannot say so.
     """
     record_collectives(settings.collectives)
     journal = Journal(file=folder.journal, writes=True)
 
     def leave_word(report: Report) -> None:
-        if report.waits_in is None or report.rank == 0:
+        if report.waits_in is None or report.rank in (0, ranks - 1):
             evidence = {"rank": report.rank, "node": report.node, "waits_in": report.waits_in}
             journal.note(
                 "hang",

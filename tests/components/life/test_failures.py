@@ -4,7 +4,16 @@ import json
 import os
 from pathlib import Path
 
-from components.life.failures import describe_end, error_file, forget_errors, read_errors
+import pytest
+
+from components.errors import RecipeError
+from components.life.failures import (
+    describe_end,
+    error_file,
+    forget_errors,
+    raise_again,
+    read_errors,
+)
 
 
 def leave(ranks: Path, rank: int, message: str, *, at: int) -> None:
@@ -40,3 +49,20 @@ def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
     leave(tmp_path, 0, "KeyError: 1", at=1)
     forget_errors(tmp_path)
     assert read_errors(tmp_path) == []
+
+
+def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: Path) -> None:
+    told = RecipeError("a/b: c", "cannot be written: full", "make room")
+    leave(tmp_path, 0, f"RecipeError: {told}", at=100)
+    leave(tmp_path, 1, "RuntimeError: Connection reset by peer", at=99)
+    with pytest.raises(RecipeError, match="cannot be written: full") as caught:
+        raise_again(tmp_path, since=100 * 10**9)
+    assert (str(caught.value), caught.value.remedy) == (str(told), "make room")
+
+
+def test_other_errors_and_those_of_an_earlier_job_are_not_raised_again(tmp_path: Path) -> None:
+    raise_again(tmp_path, since=0)
+    leave(tmp_path, 0, "RecipeError: a: b\n  c", at=100)
+    raise_again(tmp_path, since=101 * 10**9)
+    leave(tmp_path, 1, "ReplicasDifferError: in step 3", at=90)  # that came first
+    raise_again(tmp_path, since=0)

@@ -1,5 +1,8 @@
 """Faults on request: which there are, whom they strike, and that they do so once."""
 
+import resource
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -7,10 +10,21 @@ import pytest
 import torch
 from torch import nn
 
+from components.checkpoint.marker import MARKER
+from components.errors import RecipeError
 from components.life import faults
 from components.life.journal import read_lines
 from components.life.rehearsal import Reach, Rehearsal
-from components.spec.guard import BitFlip, Fault, Injection, Nan, Spike
+from components.spec.guard import (
+    BitFlip,
+    Fault,
+    FilesGone,
+    FullDisk,
+    Injection,
+    Nan,
+    Spike,
+    TruncatedCheckpoint,
+)
 
 KINDS = get_args(get_args(Injection)[0])
 
@@ -19,7 +33,7 @@ def reach(folder: Path) -> Reach:
     torch.manual_seed(0)
     batch = torch.arange(30).view(2, 3, 5)
     stages = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-    return Reach(run_folder=folder, batch=batch, stages=list(stages))
+    return Reach(checkpoints=folder, batch=batch, stages=list(stages))
 
 
 def strike(folder: Path, fault: Fault, *, rank: int = 1, step: int = 7) -> Reach:
@@ -63,6 +77,62 @@ def test_a_bit_flip_changes_one_bit_of_one_number(tmp_path: Path, bit: int) -> N
     differing = torch.cat([bits.flatten() for bits in changed])
     assert differing[differing != 0].tolist() in ([1 << bit], [-(1 << 31)])
     assert int((differing != 0).sum()) == 1
+
+
+def checkpoint(folder: Path, tokens: int) -> Path:
+    grown = folder / f"tokens-{tokens:015d}"
+    grown.mkdir()
+    (grown / MARKER).touch()
+    (grown / "shard-00001-of-00001.safetensors").write_bytes(b"12345678")
+    return grown
+
+
+def sizes(folder: Path) -> list[int]:
+    return [file.stat().st_size for file in sorted(folder.rglob("*.safetensors"))]
+
+
+def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
+    fault = TruncatedCheckpoint(fault="truncated_checkpoint", rank=1, step=7)
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(RecipeError, match="has no checkpoint to damage"):
+        strike(run, fault)
+    again = tmp_path / "again"
+    again.mkdir()
+    checkpoint(again, 10)
+    checkpoint(again, 20)
+    strike(again, fault)
+    assert sizes(again) == [8, 4]
+
+
+def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint(folder, 10)
+    fault = FilesGone(fault="files_gone", rank=1, step=7, seconds=0.2)
+    reached = Reach(checkpoints=folder, batch=torch.zeros(1), stages=[])
+    Rehearsal(faults=[fault], folder=tmp_path, rank=1).before_step(7, 60, reached)
+    assert not folder.exists()
+    wait_until(folder.exists)
+    assert sizes(folder) == [8]
+
+
+def test_a_full_disk_takes_small_files_and_has_room_again(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    strike(tmp_path, FullDisk(fault="full_disk", rank=1, step=7, seconds=0.2, free_bytes=1_000))
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1_000))
+    with pytest.raises(OSError, match="File too large"):
+        file.write_bytes(bytes(1_001))
+    wait_until(lambda: resource.getrlimit(resource.RLIMIT_FSIZE) == before)
+    file.write_bytes(bytes(1_001))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 7), (1, 6), (1, 8)])

@@ -1,0 +1,10 @@
+"""The checkpoints' file system goes away for a while, as a mount does whose server restarts."""
+
+from components.checkpoint.faults import take_away
+from components.life.rehearsal import Reach
+from components.spec.guard import FilesGone
+
+
+def fire(fault: FilesGone, reach: Reach) -> None:
+    """Hide the folder; this process puts it back, so nothing should kill it meanwhile."""
+    take_away(reach.checkpoints, fault.seconds)
