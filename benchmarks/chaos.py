@@ -61,10 +61,8 @@ ROLL_BACK = (
     "guard.roll_back.skip_steps=2",
 )
 # What of the journal tells what a run did about a fault.
-DEEDS = {
-    *("hang", "replicas", "slow_rank", "restart", "damaged"),
-    *("skip", "roll_back", "stop", "resume"),
-}
+DEEDS = {"hang", "replicas", "slow_rank", "restart", "damaged", "skip", "stop"}
+GOES_ON = {"roll_back", "resume"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +235,14 @@ def strike(home: Path, layout: str, case: Case, undisturbed: Path) -> Row:
 
 
 def did(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Name what the journal tells after the first fault, each kind of event once, in order."""
+    """Name what the journal tells after the first fault, and after which step it went on."""
     first = next(place for place, one in enumerate(events) if one["kind"] == "rehearsal")
-    return list(dict.fromkeys(one["kind"] for one in events[first:] if one["kind"] in DEEDS))
+    told = [
+        f"{one['kind']} at {one['step']}" if one["kind"] in GOES_ON else one["kind"]
+        for one in events[first:]
+        if one["kind"] in DEEDS | GOES_ON
+    ]
+    return list(dict.fromkeys(told))
 
 
 def seconds_to_step(run: Path, events: Sequence[dict[str, Any]]) -> float:

@@ -61,6 +61,7 @@ class Checkpoints(RunCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         assert isinstance(pl_module, Pretraining)
+        self._wait_for_folder()
         fingerprint = pl_module.recipe.fingerprint()
         chosen = load_newest(self._folder, pl_module.engine, fingerprint=fingerprint)
         if chosen is not None:
@@ -89,11 +90,13 @@ class Checkpoints(RunCallback):
             self._note(saver.wait(), cause)
 
     def go_back(self, module: Pretraining, tokens: int) -> Progress | None:
-        """Load the newest whole checkpoint of at most ``tokens``; none is being written then."""
+        """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
         chosen = choose_up_to(self._folder, tokens)
         if chosen is None:
             return None
+        for one in chosen.damaged:
+            self._note_damaged(chosen.marker.progress, one)
         fingerprint = module.recipe.fingerprint()
         return load_checkpoint(
             chosen.checkpoint, chosen.marker, module.engine, fingerprint=fingerprint
@@ -158,6 +161,15 @@ class Checkpoints(RunCallback):
             seconds=0.0,
             evidence={"path": found.path, "problem": found.problem},
         )
+
+    def _wait_for_folder(self) -> None:
+        """Look whether the folder is there, as every run's is: without it one would begin anew.
+
+        Raises:
+            RecipeError: it is away for longer than a save would wait.
+        """
+        seconds = self._settings.retry_seconds
+        by_first(lambda: patiently(self._folder, lambda: self._folder.stat(), seconds=seconds))
 
     def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
         settings = self._settings

@@ -85,3 +85,14 @@ def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
     assert tokens_of(left) == 3_072
     program(f"resume={run}")
     assert [entry["step"] for entry in entries(run, "resume")] == [2 * SAVED_STEPS] * 2
+
+
+def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
+    whole: Path, tmp_path: Path, program: Program
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "results.json").unlink()
+    (run / "checkpoints").rename(tmp_path / "away")
+    said = program(f"resume={run}", "checkpoint.retry_seconds=0", status=2).stderr
+    assert "cannot be written: No such file or directory" in said
+    assert not (run / "checkpoints").exists()

@@ -30,10 +30,10 @@ FAULTS = (
 )
 
 
-def train(home: Path, name: str, *words: str) -> Path:
+def train(home: Path, name: str, *words: str, status: int = 0) -> Path:
     kept = [word for word in TINY if word.partition("=")[0] not in OWN]
     own = [f"{key}={value}" for key, value in OWN.items()]
-    assert act(home, *kept, *own, *words, f"run={name}") == 0
+    assert act(home, *kept, *own, *words, f"run={name}") == status
     return home / name
 
 
@@ -92,3 +92,13 @@ def test_a_hang_is_found_in_time_and_by_whom_the_others_wait_for(struck: Path) -
     assert report["waits_in"].startswith("gloo:")
     assert len(report["collectives"]["entries"]) > 10
     assert (struck / "hangs" / HELD).read_text() == ""
+
+
+def test_what_a_user_has_to_mend_ends_the_run_in_spite_of_restarts(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The fault strikes once: ranks that trained again would come to the end."""
+    fault = "guard.inject=[{fault: truncated_checkpoint, rank: 2, step: 1}]"
+    run = train(home, "refused", fault, "watchdog.restarts=3", status=2)
+    assert "inject the fault after the first one" in capfd.readouterr().err
+    assert [event["kind"] for event in events(run, "restart")] == []

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.faults import truncate_newest
-from components.checkpoint.loading import load_newest, newest_whole
+from components.checkpoint.loading import choose_up_to, load_newest, newest_whole
 from components.checkpoint.marker import newest_checkpoint
 from components.errors import RecipeError
 from tests.components.checkpoint import damage_cases as damages
@@ -118,6 +118,17 @@ def test_nothing_is_loaded_where_nothing_is_saved(tmp_path: Path) -> None:
     assert load_newest(tmp_path, Counted(0), fingerprint=FINGERPRINT) is None
     with pytest.raises(RecipeError, match="has no checkpoint to damage"):
         truncate_newest(tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
+def test_who_goes_back_passes_by_what_is_late_and_what_is_damaged(folder: Path) -> None:
+    def step(tokens: int) -> int | None:
+        chosen = choose_up_to(folder, tokens)
+        return None if chosen is None else chosen.marker.progress.step
+
+    assert [step(tokens) for tokens in (9, 10, 29, 30)] == [None, 1, 2, 3]
+    truncate_newest(folder)
+    assert [step(tokens) for tokens in (29, 30)] == [2, 2]
 
 
 @pytest.mark.usefixtures("alone")
