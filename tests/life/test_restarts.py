@@ -31,8 +31,9 @@ FAULTS = (
 
 
 def train(home: Path, name: str, *words: str, status: int = 0) -> Path:
+    named = {word.partition("=")[0] for word in words}
     kept = [word for word in TINY if word.partition("=")[0] not in OWN]
-    own = [f"{key}={value}" for key, value in OWN.items()]
+    own = [f"{key}={value}" for key, value in OWN.items() if key not in named]
     assert act(home, *kept, *own, *words, f"run={name}") == status
     return home / name
 
@@ -98,7 +99,8 @@ def test_what_a_user_has_to_mend_ends_the_run_in_spite_of_restarts(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The fault strikes once: ranks that trained again would come to the end."""
-    fault = "guard.inject=[{fault: truncated_checkpoint, rank: 2, step: 1}]"
-    run = train(home, "refused", fault, "watchdog.restarts=3", status=2)
+    fault = "guard.inject=[{fault: truncated_checkpoint, rank: 1, step: 1}]"
+    two = ("parallelism.tensor=1", "cluster.ranks=2", "watchdog.restarts=1")
+    run = train(home, "refused", fault, *two, status=2)
     assert "inject the fault after the first one" in capfd.readouterr().err
     assert [event["kind"] for event in events(run, "restart")] == []
