@@ -20,7 +20,7 @@ EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
   {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
   {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
 
-.PHONY: help setup run test cluster corpus check fix golden recipes parity dryruns moved bench megatron lock clean
+.PHONY: help setup run test long cluster corpus check fix golden recipes parity dryruns moved bench megatron lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -39,7 +39,10 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet and not long"
+
+long: setup ## run the tests that start many processes for minutes (8 minutes)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not quiet"
 
 cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (23 minutes)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster

@@ -48,7 +48,8 @@ def step_flops(job: Job, rank: int) -> float:
 def _between_stages(job: Job, rank: int) -> float:
     """Count hidden states to the stage after and their gradients to the one before.
 
-    Where the ends are tied, each also sends the other the gradient of the embedding.
+    Where the ends are tied, each also sends the other the gradient of the embedding, of which
+    a rank has its shard by then.
     """
     layout, stages = job.layout, len(job.layout.layers)
     here = range(rank, stages, layout.pipeline)
@@ -58,7 +59,8 @@ def _between_stages(job: Job, rank: int) -> float:
     sent = job.microbatches * messages * hidden
     if job.shape.tied_embeddings and stages > 1 and ({0, stages - 1} & set(here)):
         rows = job.shape.padded_vocab_size / layout.tensor
-        sent += rows * job.shape.dim * job.gradient_bytes
+        shards = layout.data_shard * layout.context if layout.zero else 1
+        sent += rows * job.shape.dim * job.gradient_bytes / shards
     return sent if layout.pipeline > 1 else 0.0
 
 

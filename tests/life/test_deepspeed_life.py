@@ -7,6 +7,8 @@ import pytest
 
 from tests.life.conftest import TINY, Program, entries
 
+pytestmark = pytest.mark.long
+
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
 WORDS = (
     *(word for word in TINY if not word.startswith(CUT)),

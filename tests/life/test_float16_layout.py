@@ -8,6 +8,8 @@ import pytest
 
 from tests.life.conftest import TINY, Program
 
+pytestmark = pytest.mark.long
+
 # Far above what float16 gradients bear, so that the first steps overflow somewhere.
 FLOAT16 = (
     "precision=fp16",

@@ -80,7 +80,10 @@ def train(folders: list[Path], ranks: int) -> None:
     assert done.returncode == 0, (logs / "first_failure.json").read_text() + done.stderr[-2000:]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(
+    scope="module",
+    params=["tensor x data", pytest.param("pipeline x data", marks=pytest.mark.long)],
+)
 def lives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lives:
     home = tmp_path_factory.mktemp("guards")
     layout = ("cluster.ranks=4", *LAYOUTS[request.param])

@@ -11,6 +11,8 @@ import pytest
 
 from tests.life.conftest import TINY, Program, act, command, entries, environment
 
+pytestmark = pytest.mark.long
+
 # Ranks add the same fp32 numbers in another order; losses are near 6.
 LOSS_TOLERANCE = 2e-5
 # An odd length: what tensor ranks need not slice, they need not shorten either.

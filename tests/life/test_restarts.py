@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from components.life.hang import HELD
 from tests.life.conftest import TINY, act
 
+pytestmark = pytest.mark.long
+
 STEPS, STEP_SECONDS = 8, 2.0
 OWN = {
     "budget.total_tokens": STEPS * 512,

@@ -38,6 +38,7 @@ def test_a_layout_of_a_recipe_holds(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) -> None:
     # Learned positions too: what they return is no tensor, which ZeRO 3 has to be told.
     layout = "layouts=[{data: 2, engine: deepspeed, zero: 3}]"

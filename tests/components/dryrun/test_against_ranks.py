@@ -15,6 +15,8 @@ from components.spec.recipe import Recipe, read_recipe
 from components.train.launch import ROOT
 from components.train.run_folder import create_run_folder
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 # Inside of kernels and of gloo a CPU takes memory that no operator shows.
 TOLERANCE = 0.05

@@ -1,0 +1,54 @@
+"""The plan beside what dry runs at full size have found, as they were kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.planner.plan import Plan, plan_recipe
+from components.planner.volumes import sent_bytes
+
+KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
+FARTHEST = 0.14  # of the rehearsed peak; where it is more than a twentieth a page says why
+
+
+def rehearsed() -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))["recipes"]
+    return kept
+
+
+def planned(name: str, cluster: str) -> Plan:
+    return plan_recipe(compose_recipe(read_point([f"recipe={name}", f"cluster={cluster}"])))
+
+
+@pytest.mark.parametrize("name", sorted(rehearsed()))
+def test_the_planned_peak_is_near_the_rehearsed_one(name: str) -> None:
+    found = rehearsed()[name]
+    peak = planned(name, found["cluster"]).memory.peak
+    assert peak == pytest.approx(found["memory"]["peak_bytes"], rel=FARTHEST)
+
+
+@pytest.mark.parametrize("name", ["teuken7b", "bloom1b1", "gpt175b", "mula100b_a7b"])
+def test_messages_between_stages_are_those_that_were_sent(name: str) -> None:
+    """Tied ends too, whose gradients are whole (ZeRO 0) or a data rank's shard (ZeRO 1)."""
+    found = rehearsed()[name]
+    plan = planned(name, found["cluster"])
+    sent = {
+        one["figure"]: one["found"]
+        for one in found["roles"][0]["differences"]
+        if one["figure"] == "pipeline_sent_bytes"
+    }
+    expected = sent_bytes(plan.job, 0, plan.software.speed)["pipeline"]
+    # A mixture of experts sends its routers' sums as well.
+    assert sent["pipeline_sent_bytes"] == pytest.approx(expected, rel=2e-4)
+
+
+def test_most_plans_are_within_a_twentieth() -> None:
+    errors = [
+        abs(planned(name, found["cluster"]).memory.peak / found["memory"]["peak_bytes"] - 1)
+        for name, found in rehearsed().items()
+    ]
+    assert sum(error < 0.05 for error in errors) >= 14
