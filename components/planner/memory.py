@@ -157,11 +157,16 @@ def _passes(
     layout = job.layout
     stages = range(rank, len(layout.layers), layout.pipeline)
     layers = sum(layout.layers[stage] for stage in stages)
+    casts = _casts(job, rank, parameters)
+    activations = _activations(job, rank, layers, software)
+    buffers = _buffers(job, software)
+    if software.own_gradients:
+        buffers += _gradient(job, rank, layers, casts + activations)
     return {
-        "casts": _casts(job, rank, parameters),
-        "activations": _activations(job, rank, layers, software) * software.fragmentation,
+        "casts": casts,
+        "activations": activations * software.fragmentation,
         "loss": _loss(job, software) if layout.head_stage in stages else 0.0,
-        "buffers": _buffers(job, software) + _gradient(job, rank, layers, software),
+        "buffers": buffers,
     }
 
 
@@ -202,19 +207,16 @@ def _loss(job: Job, software: SoftwareMemory) -> float:
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 
-def _gradient(job: Job, rank: int, layers: int, software: SoftwareMemory) -> float:
+def _gradient(job: Job, rank: int, layers: int, kept: float) -> float:
     """Count the largest gradient that is there beside the sum that it is added to.
 
-    Within the layers, while their activations are there; the embedding's once a microbatch has
-    freed all of its own.
+    Within the layers, while all that is ``kept`` of microbatches is there; the embedding's once
+    a microbatch has freed its own part.
     """
-    if not software.own_gradients:
-        return 0.0
     within = largest_in_layer(job) * (job.cast_bytes + job.gradient_bytes) * (layers > 0)
     if rank:
         return within
-    freed = _activations(job, rank, layers, software) / microbatches_kept(job, rank)
-    freed += _casts(job, rank, rank_parameters(job, rank)) / microbatches_kept(job, rank)
+    freed = kept / microbatches_kept(job, rank)
     return max(within, end_matrix(job) * job.gradient_bytes - freed)
 
 
