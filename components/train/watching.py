@@ -112,9 +112,11 @@ class Watching(RunCallback):
     def on_begin(self, module: Pretraining) -> None:
         """Tell on the first rank why the ranks of this job started again, if they did."""
         module.engine.on_gradients = lambda: self._before_update(module)
+        if dist.get_rank():  # who reads while the first rank forgets finds files gone
+            return
         errors = read_errors(self._ranks)
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        if dist.get_rank() or not (errors or restarts):
+        if not errors and not restarts:
             return
         cause, silent = describe_end(errors, ranks=dist.get_world_size())
         lost_at = min((error.at for error in errors), default=time.time_ns())
