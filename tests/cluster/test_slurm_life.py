@@ -221,7 +221,7 @@ def test_a_job_that_cannot_start_says_what_it_waits_for(
         slurm.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
     try:
         run = submit("waiting", *TWO_RANKS)
-        wait_until(slurm, run, lambda: "drained" in status(run).why, 60)
+        wait_until(slurm, run, lambda: "drained" in status(run).why, 150)
         assert main(["action=cancel", f"run={run}"]) == 0
         assert "cancelled" in capsys.readouterr().out
         wait_until(slurm, run, lambda: status(run).state == "lost", 60)
