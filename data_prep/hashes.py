@@ -58,8 +58,7 @@ class HashCache:
         return sha256
 
     def _append(self, entry: object) -> None:
-        # Who may not write there reads the files each time, and is none the worse for it.
-        with suppress(OSError):
+        with suppress(OSError):  # who may not write there reads the files each time
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab", buffering=0) as file:
                 file.write((json.dumps(entry) + "\n").encode())
@@ -75,7 +74,7 @@ def _read(path: Path) -> list[tuple[tuple[str, int, int | None], tuple[State, st
     found = []
     with suppress(OSError):  # not there, or not for this user to read
         for line in path.read_bytes().splitlines():
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, KeyError):  # half a line, or no entry
                 entry = json.loads(line)
                 name, start, end = entry["file"]
                 size, changed, moved, inode = entry["state"]

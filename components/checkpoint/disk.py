@@ -72,15 +72,6 @@ def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:
         raise RecipeError(str(folder), problem, remedy)
 
 
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 def write_synced(file: Path, text: str) -> None:
     """Write a small file that survives a power cut."""
     with file.open("w", encoding="utf-8") as stream:

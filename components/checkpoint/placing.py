@@ -5,10 +5,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from components.checkpoint.disk import check_room, sync_folder, write_synced
+from components.checkpoint.disk import check_room, write_synced
 from components.checkpoint.keeping import remove_incomplete
 from components.checkpoint.marker import MARKER, Marker, Progress, read_marker
 from components.checkpoint.sections import check_names
+from components.data.files import sync_folder
 
 
 def beside(target: Path) -> Path:

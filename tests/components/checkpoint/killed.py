@@ -48,8 +48,8 @@ def save_until_killed(rank: int, folder: Path, files: int) -> None:
     store = FileStore(str(folder.with_name("store")), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     state = Counted(0, LENGTH)
-    # A rank whose peer is killed loses its connection, and is to end by that.
-    with contextlib.suppress(RuntimeError), saving(folder, files=files) as saver:
+    lost = contextlib.suppress(RuntimeError)  # whose peer is killed is to end by that
+    with lost, saving(folder, files=files) as saver:
         for step in range(1, 100_000):
             state.become(step)
             begin(saver, state, step)

@@ -13,10 +13,8 @@ from components.data import fast_bpe
 from components.data.fast_bpe import open_fast
 from tests.components.data.test_byte_bpe import FAMILIES, ROOT, make, words
 
-pytestmark = pytest.mark.skipif(
-    find_spec("fastokens") is None,
-    reason="fastokens is not installed; all else works without it",
-)
+ABSENT = find_spec("fastokens") is None
+pytestmark = pytest.mark.skipif(ABSENT, reason="fastokens is not here: all works without it")
 LANGUAGES = sorted((ROOT / "corpora" / "eu24").glob("*.txt"))
 
 
