@@ -7,29 +7,18 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-LAYOUTS = {data: 3, zero: 0}, {data: 2, zero: 1}, {data: 2, zero: 2}, {data: 2, zero: 3}, \
-  {data: 4, data_shard: 2, zero: 1}, {data: 4, data_shard: 2, zero: 3}, \
-  {pipeline: 2, schedule: gpipe}, {pipeline: 2, schedule: 1f1b}, \
-  {pipeline: 2, schedule: interleaved, stages_per_rank: 2}, \
-  {pipeline: 2, schedule: zero_bubble, stages_per_rank: 2}, \
-  {tensor: 2, sequence_parallel: false}, {tensor: 4, pipeline: 2}, \
-  {context: 2, tensor: 2}, {context: 4}, {data: 2, context: 2, zero: 3}
-DEEPSPEED = {engine: deepspeed, data: 2, zero: 0}, {engine: deepspeed, data: 2, zero: 1}, \
-  {engine: deepspeed, data: 2, zero: 2}, {engine: deepspeed, data: 2, zero: 3}
-EXPERTS = {data: 2, zero: 1}, {expert: 2, zero: 1}, {expert: 4, zero: 1}, \
-  {expert: 4, zero: 1, expert_dispatch: all_to_all}, {data: 2, expert: 2, zero: 2}, \
-  {data: 2, expert: 2, zero: 1, expert_aware: false}, {expert: 2, context: 2, zero: 1}
-
-.PHONY: help setup run test long cluster corpus check fix golden recipes parity dryruns moved bench megatron lock clean
+.PHONY: help setup run test long cluster corpus check fix golden recipes chaos parity dryruns moved bench megatron docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 setup: .venv/ready ## build .venv from the lock
 
-.venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock requirements/data.lock
+.venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock requirements/data.lock requirements/evaluate.lock \
+  requirements/tracking.lock
 	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
-	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock -r requirements/data.lock
+	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock -r requirements/data.lock \
+	  -r requirements/evaluate.lock -r requirements/tracking.lock
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --require-hashes --no-deps --no-build-isolation \
 	  -r requirements/deepspeed.lock
@@ -39,12 +28,12 @@ run: setup ## train the miniature of Teuken-7B here, on real text, and write its
 	$(PY) run.py recipe=teuken7b
 
 test: setup ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not quiet and not long"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not long"
 
 long: setup ## run the tests that start many processes for minutes (8 minutes)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not quiet"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster"
 
-cluster: setup ## train on a real Slurm of three nodes on this host; needs root, slurm-wlm and munge (23 minutes)
+cluster: setup ## train on a real Slurm of three and five nodes on this host, and follow the pages of the sites; needs root, slurm-wlm, munge and environment-modules (an hour)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
 
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
@@ -63,22 +52,16 @@ fix: setup ## mend what the tools can mend
 golden: setup ## rewrite the golden files; read the diff before you commit it
 	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes -q
 
-recipes: setup ## train a hundred steps of every recipe's miniature and print the table (20 minutes)
+recipes: setup ## train a hundred steps of every recipe's miniature, print the table and keep it for the ledger (20 minutes)
 	$(PY) -m benchmarks.miniatures
 
-parity: setup ## prove every kind of layout equal to one process and print the table (20 minutes)
-	$(PY) run.py action=parity recipe=bloom176b cluster.ranks=8
-	$(PY) run.py action=parity recipe=gpt175b cluster.ranks=8
-	$(PY) run.py action=parity recipe=teuken7b cluster.ranks=8 "layouts=[$(LAYOUTS)]"
-	$(PY) run.py action=parity recipe=teuken7b model.num_layers=7 "layouts=[{pipeline: 3}]"
-	$(PY) run.py action=parity recipe=mula220b_a10b cluster.ranks=8
-	$(PY) run.py action=parity recipe=mula7b_a1b "layouts=[$(EXPERTS)]"
-	$(PY) run.py action=parity recipe=teuken7b "layouts=[$(DEEPSPEED)]"
-	$(PY) run.py action=parity recipe=bloom560m "layouts=[{context: 2}]"
-	$(PY) run.py action=parity recipe=gpt3b6 "layouts=[{context: 2, pipeline: 2}]"
+chaos: setup ## break runs in every way that can be rehearsed, and write the table of docs/watchdogs.md (half an hour)
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.chaos
+
+parity: setup ## prove layouts of every recipe equal to one process, print the table and keep it for the ledger (half an hour)
+	$(PY) -m benchmarks.parity
 
 dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryruns.md (an hour)
-	$(PY) -m pytest -m quiet
 	$(PY) -m benchmarks.dryruns
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
@@ -100,6 +83,8 @@ bench: setup ## run the benchmarks that this machine can run
 	$(PY) -m benchmarks.guards recipe=teuken7b
 	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
+	$(PY) -m benchmarks.profiler recipe=teuken7b
+	$(PY) -m benchmarks.whole_run recipe=teuken7b
 
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
 	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python
@@ -111,12 +96,23 @@ megatron: .venv/megatron ## compare data files with megatron-core, in an environ
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($@/bin/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))')/house.pth
 
+docs: .venv/docs ## build the site of docs/ into site/, in an environment of its own
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $</bin/mkdocs build --strict --quiet
+	@echo site/index.html
+
+.venv/docs: requirements/docs.lock
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --require-hashes --no-deps -r $<
+	@touch $@
+
 lock: ## resolve requirements/*.in again (needs uv)
-	for part in run dev deepspeed data; do \
+	for part in run dev deepspeed data evaluate tracking docs; do \
 	  uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-package torch --override requirements/no_torch.txt \
-	    $$( [ $$part = run ] || echo "--constraints requirements/run.lock" ) \
+	    $$( [ $$part = run ] || [ $$part = docs ] || echo "--constraints requirements/run.lock" ) \
 	    $$( [ $$part != data ] || echo "--constraints requirements/dev.lock" ) \
+	    $$( [ $$part != evaluate ] || echo "--constraints requirements/dev.lock --constraints requirements/data.lock" ) \
+	    $$( [ $$part != tracking ] || for other in dev data evaluate; do echo "--constraints requirements/$$other.lock"; done ) \
 	    requirements/$$part.in -o requirements/$$part.lock; done
 
 clean: ## remove what was built; runs/ and prepared/ stay

@@ -2,7 +2,9 @@
 
 One process saves weights and two moments, in float32. A round is, in turn: a synchronous save,
 an asynchronous one, torch's own safetensors writer, `dd` of as many bytes with the same fsync,
-and hashing alone; the medians of one run are compared. Between rounds the process does nothing.
+and hashing alone. What one round took is compared, and of the rounds' ratios the median is told
+with its interval. Between rounds the process does nothing. Exit status 1 if a median does not
+hold. How soon after a kill a step is taken is told by `python -m benchmarks.chaos kill`.
 
     python -m benchmarks.checkpoints [FOLDER]
 """
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +32,14 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks.machine import machine
+from benchmarks.paired import paired_ratio, told
 from components.checkpoint.keeping import Policy
 from components.checkpoint.marker import Progress
 from components.checkpoint.saving import Finished, Saver, make_stager
 from components.checkpoint.state import Read
 
 RESULT = Path(__file__).parent / "results" / "checkpoints.json"
-ROUNDS, WARMUP_ROUNDS = 5, 1
+ROUNDS, WARMUP_ROUNDS = 7, 1
 LAYERS, DIM = 16, 1_024  # 4 matrices a layer and 3 numbers a weight: 805 MB
 MOST_STALL, LEAST_THROUGHPUT = 0.15, 0.70
 
@@ -136,11 +140,12 @@ def measure(folder: Path, state: Weights, rounds: int) -> list[dict[str, float]]
     return measured
 
 
-def summarize(measured: list[dict[str, float]], size: int) -> dict[str, object]:
-    """Compare medians of what was measured in the same rounds."""
-    medians = {name: statistics.median(one[name] for one in measured) for name in measured[0]}
-    stall = medians["asynchronous_stall"] / medians["synchronous"]
-    throughput = medians["dd"] / medians["synchronous"]
+def summarize(measured: list[dict[str, float]], size: int) -> dict[str, Any]:
+    """Compare, round by round, what was measured in the same one."""
+    times = {name: [one[name] for one in measured] for name in measured[0]}
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    stall = paired_ratio(times["asynchronous_stall"], times["synchronous"])
+    throughput = paired_ratio(times["dd"], times["synchronous"])
     return {
         "bytes": size,
         "rounds": len(measured),
@@ -148,8 +153,8 @@ def summarize(measured: list[dict[str, float]], size: int) -> dict[str, object]:
         "gigabytes_per_second": {name: size / value / 1e9 for name, value in medians.items()},
         "stall_to_synchronous": stall,
         "throughput_to_dd": throughput,
-        "throughput_to_torch": medians["torch"] / medians["synchronous"],
-        "holds": stall < MOST_STALL and throughput >= LEAST_THROUGHPUT,
+        "throughput_to_torch": paired_ratio(times["torch"], times["synchronous"]),
+        "holds": stall["median"] < MOST_STALL and throughput["median"] >= LEAST_THROUGHPUT,
     }
 
 
@@ -171,9 +176,9 @@ def main() -> int:
         table.add_row(part, f"{value:.3f}", f"{state.bytes / value / 1e9:.2f}")
     Console().print(
         table,
-        f"a stall is {result['stall_to_synchronous']:.3f} of a synchronous save; "
-        f"{result['throughput_to_dd']:.2f} of dd's throughput, "
-        f"{result['throughput_to_torch']:.2f} of torch's writer's",
+        f"a stall is {told(result['stall_to_synchronous'])} of a synchronous save; "
+        f"{told(result['throughput_to_dd'])} of dd's throughput, "
+        f"{told(result['throughput_to_torch'])} of torch's writer's",
     )
     return 0 if result["holds"] else 1
 

@@ -11,15 +11,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks import ledger
+from benchmarks.kept import stamp
+from benchmarks.ledger_proofs import DRY_RUN, FILES
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
+from components.spec.groups import Group
 
-RESULT = Path(__file__).parent / "results" / "dryruns.json"
+RESULT = FILES[DRY_RUN]
 PAGE = ROOT / "docs" / "dryruns.md"
 GIB = 2**30
 HEAD = """# Dry runs of all recipes
@@ -55,7 +57,9 @@ def rehearse(name: str) -> dict[str, Any]:
             raise RuntimeError(f"{name}: {noted.read()[-2000:]}")
     tree: dict[str, Any] = json.loads(text)
     processors = used.ru_utime + used.ru_stime
-    return tree | {"processor_seconds": processors, "host_bytes": used.ru_maxrss * 1024}
+    cost = {"processor_seconds": processors, "host_bytes": used.ru_maxrss * 1024}
+    recipe = compose_recipe(read_point([f"recipe={name}", f"cluster={home}"]))
+    return tree | cost | stamp(recipe, Group.MATHEMATICS, Group.LAYOUT)
 
 
 def row(tree: dict[str, Any]) -> str:
@@ -80,13 +84,14 @@ def main(words: Sequence[str]) -> int:
     for name in words or every:
         known[name] = rehearse(name)
         sys.stderr.write(row(known[name]))
-        kept = {"machine": machine(), "recipes": {key: known[key] for key in sorted(known)}}
+        kept = {"recipes": {key: known[key] for key in sorted(known)}}
         RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     missing = ", ".join(f"`{name}`" for name in every if name not in known)
     rows = "".join(row(known[name]) for name in sorted(known))
     PAGE.write_text(
         HEAD + rows + (f"\nNot gone through yet: {missing}.\n" * bool(missing)), "utf-8"
     )
+    ledger.write()
     return 0
 
 

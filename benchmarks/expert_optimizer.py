@@ -112,7 +112,7 @@ def measure_rank(path: Path) -> None:
     folder, watch = RunFolder(path), Watch()
     module = load_module(folder)
     trainer = make_trainer(
-        recipe=module.recipe, logger=None, callbacks=[watch, Keeper(path)], most_steps=STEPS
+        recipe=module.recipe, callbacks=[watch, Keeper(path)], most_steps=STEPS
     )
     trainer.fit(module)
     if rank_here() == 0:

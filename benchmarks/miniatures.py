@@ -2,8 +2,9 @@
 
     python -m benchmarks.miniatures [RECIPE ...]
 
-Exit status 1 if the mean loss of a miniature's last ten steps is not below that of its first
-ten. Losses of different recipes do not compare: their tokenizers differ.
+Named recipes alone are trained again; the others keep what was found. Exit status 1 if the mean
+loss of a miniature's last ten steps is not below that of its first ten. Losses of different
+recipes do not compare: their tokenizers differ.
 """
 
 import json
@@ -11,23 +12,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks import ledger
+from benchmarks.kept import Row, keep_rows, stamp
+from benchmarks.ledger_proofs import FILES, MINIATURE
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.spec.groups import Group
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path(__file__).parent / "results" / "miniatures.json"
+RESULT = FILES[MINIATURE]
 STEPS, GLOBAL_BATCH_TOKENS, EDGE = 100, 1_024, 10
+CONVENTION = (
+    f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens; nats a token; means over the first and "
+    f"the last {EDGE} steps; held-out loss over all sources"
+)
 
 
-def train(recipe: str, home: Path) -> dict[str, Any]:
+def train(recipe: str, home: Path) -> Row:
     """Train one miniature in a process of its own and read its journal."""
     run = home / recipe
+    scaled = compose_recipe(read_point([f"recipe={recipe}", "scale=mini"]))
+    found = {"recipe": recipe} | stamp(scaled, Group.MATHEMATICS)
     words = (
         f"recipe={recipe}",
         f"run={run}",
@@ -42,13 +52,12 @@ def train(recipe: str, home: Path) -> dict[str, Any]:
     program = [sys.executable, str(ROOT / "run.py"), *words]
     done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"recipe": recipe, "falls": False, "error": done.stderr.strip()[-2_000:]}
+        return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "step"]
     held_out = json.loads((run / "results.json").read_text())["held_out"]
     first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
-    return {
-        "recipe": recipe,
+    return found | {
         "steps": len(losses),
         "first": first,
         "last": last,
@@ -67,6 +76,7 @@ def main() -> int:
         for name in names:
             rows.append(train(name, Path(home)))
             console.print(rows[-1])
+            keep_rows(RESULT, CONVENTION, rows[-1:], lambda row: [row["recipe"]])
     table = Table("recipe", "first ten", "last ten", "held-out first", "final", "falls")
     for row in rows:
         keys = ("first", "last", "held_out_first", "held_out_final")
@@ -74,15 +84,7 @@ def main() -> int:
         cells = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
         table.add_row(row["recipe"], *cells, "yes" if row["falls"] else "NO")
     console.print(table)
-    if not sys.argv[1:]:
-        result = {
-            "convention": f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens; nats a token; means "
-            f"over the first and the last {EDGE} steps; held-out loss over all sources",
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("torch", "lightning")},
-            "rows": rows,
-        }
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    ledger.write()
     return 0 if all(row["falls"] for row in rows) else 1
 
 

@@ -77,9 +77,7 @@ def measure_rank(path: Path) -> None:
     """Train in this process and leave the seconds of its steps in the run folder."""
     folder, timer = RunFolder(path), Timer()
     module = load_module(folder)
-    trainer = make_trainer(
-        recipe=module.recipe, logger=None, callbacks=[timer], most_steps=STEPS
-    )
+    trainer = make_trainer(recipe=module.recipe, callbacks=[timer], most_steps=STEPS)
     trainer.fit(module)
     if rank_here() == 0:
         folder.write_json("seconds.json", {"seconds": timer.seconds[WARMUP_STEPS:]})

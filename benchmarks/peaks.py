@@ -12,16 +12,13 @@ nccl-tests, doc/PERFORMANCE.md), while all groups of a node talk at once.
 """
 
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.machine import machine
@@ -30,14 +27,17 @@ from command.compose import compose_recipe
 from components.parallelism.buckets import all_gather
 from components.planner.job import job_of
 from components.planner.products import layer_products
+from components.preflight.rates import (
+    ROUNDS,
+    bus_bandwidth,
+    large_bytes,
+    large_rows,
+    median_seconds,
+    product_teraflops,
+)
 from components.train.devices import device_type
 from components.train.ranks import rank_variables
 
-ROUNDS, WARM_UP = 10, 3
-# Large enough that starting costs nothing: of products (rows), copies and messages (bytes).
-LARGE_ROWS = {"cpu": 512}
-LARGE_BYTES = {"cpu": 1 << 24}
-ROWS, BYTES = 8_192, 1 << 28
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NATIVE = {"cpu": ("float32",)}  # of the others many CPUs know no instruction
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -77,28 +77,18 @@ def _machine(device: torch.device) -> Figures:
 
 def _alone(device: torch.device) -> Figures:
     """Measure one device: large square products in each type, and copies."""
-    rows, size = LARGE_ROWS.get(device.type, ROWS), LARGE_BYTES.get(device.type, BYTES)
+    rows, size = large_rows(device.type), large_bytes(device.type)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copied = median_seconds(lambda: target.copy_(source), device)
     return {
         "gemm_teraflops": {
-            name: _figure(_teraflops(rows, rows, rows, dtype, device))
+            name: _figure(product_teraflops(rows, rows, rows, dtype, device))
             for name, dtype in DTYPES.items()
             if name in NATIVE.get(device.type, DTYPES)
         },
         "memory_gigabytes_per_second": _figure(2 * size / copied / 1e9),
     }
-
-
-def _teraflops(
-    rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
-) -> float:
-    left = torch.randn(rows, depth, device=device).to(dtype)
-    right = torch.randn(depth, columns, device=device).to(dtype)
-    out = torch.empty(rows, columns, dtype=dtype, device=device)
-    seconds = median_seconds(lambda: torch.mm(left, right, out=out), device)
-    return 2e-12 * rows * columns * depth / seconds
 
 
 def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iterator[Figures]:
@@ -108,7 +98,7 @@ def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iter
         rows, columns, depth = (
             max(1, round(size)) for size in (product.rows, product.columns, product.depth)
         )
-        reached = _teraflops(rows, columns, depth, DTYPES[job.compute], device)
+        reached = product_teraflops(rows, columns, depth, DTYPES[job.compute], device)
         yield {
             "rows": rows,
             "columns": columns,
@@ -121,7 +111,7 @@ def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iter
 
 def _links(device: torch.device) -> Figures:
     """Measure groups inside each node, and groups of all ranks of 2, 4, 8, ... nodes."""
-    on_node, size = int(os.environ["LOCAL_WORLD_SIZE"]), LARGE_BYTES.get(device.type, BYTES)
+    on_node, size = int(os.environ["LOCAL_WORLD_SIZE"]), large_bytes(device.type)
     nodes = dist.get_world_size() // on_node
     found: Figures = {}
     if on_node > 1:
@@ -161,11 +151,6 @@ def _rate(kind: str, group: dist.ProcessGroup, size: int, device: torch.device) 
     return _figure(bus_bandwidth(kind, ranks, size, seconds) / 1e9) if seconds else None
 
 
-def bus_bandwidth(kind: str, ranks: int, size: int, seconds: float) -> float:
-    """Return bytes a second past each rank, of a message of ``size`` bytes in whole."""
-    return size / seconds * (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
-
-
 def _latency(group: dist.ProcessGroup, device: torch.device) -> float | None:
     seconds = None
     if dist.get_rank(group) >= 0:
@@ -173,24 +158,6 @@ def _latency(group: dist.ProcessGroup, device: torch.device) -> float | None:
         seconds = _figure(median_seconds(lambda: dist.all_reduce(number, group=group), device))
     dist.barrier()
     return seconds
-
-
-def median_seconds(call: Callable[[], Tensor | object], device: torch.device) -> float:
-    """Time a call that may be over on the host before it is on the device."""
-
-    def settle() -> None:
-        if device.type != "cpu":
-            torch.get_device_module(device.type).synchronize(device)
-
-    times = []
-    for number in range(WARM_UP + ROUNDS):
-        settle()
-        began = time.perf_counter()
-        call()
-        settle()
-        if number >= WARM_UP:
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def _figure(value: float) -> float:

@@ -9,12 +9,21 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster.failures import find_failure
+from cluster.failures import Failure, find_failure, of_copies, of_verdict
 from cluster.records import JobRecord, Jobs, saved_tokens
 from cluster.scheduler import Scheduler, SchedulerError
 from cluster.schedulers import scheduler_of
+from cluster.telling import tell_end, tell_exclusion
 from components.life.failures import forget_errors
-from components.spec.recipe import read_recipe
+from components.preflight.copies import failed_copies
+from components.preflight.verdict import (
+    HOSTS,
+    Verdict,
+    forget_verdict,
+    list_hosts,
+    read_verdict,
+)
+from components.spec.recipe import Recipe, read_recipe
 from components.train.run_folder import RunFolder
 
 OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
@@ -44,6 +53,11 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     folder.stop.unlink(missing_ok=True)
     folder.results.unlink(missing_ok=True)
     forget_errors(folder.path / "ranks")
+    forget_verdict(folder.path)
+    list_hosts(folder, HOSTS, place.nodes)
+    for before in jobs.all()[-1:]:
+        if before.ended is None:  # it could not tell so itself
+            tell_end(folder, before)
     record = jobs.begin(place)
     title = heading(record)
     _say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
@@ -75,35 +89,55 @@ def end(run: Path, status: int) -> int:
     folder = RunFolder(run)
     jobs, recipe = Jobs(folder), read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
-    record = jobs.all()[-1]
+    record, verdict = jobs.all()[-1], read_verdict(folder)
+    left_out = verdict.bad if verdict and not verdict.of_all else ()
     if folder.results.exists():
         ended = str(folder.read_json("results.json")["status"])
-        jobs.end(record, ended=ended, why="", bad_nodes=())
+        tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
         _say(f"{ended} at {saved_tokens(folder):,} tokens")
         if ended == "finished":
             _end_chain(scheduler, record.job)
+        elif left_out:
+            _avoid(scheduler, record, jobs)
         return 0
-    failure = find_failure(
-        ranks=folder.path / "ranks",
-        log=_log(jobs, record, folder),
-        nodes=record.nodes,
-        # Where spare nodes take over, nobody knows from a rank's number where it was.
-        per_node=None if recipe.cluster.spare_nodes else recipe.cluster.devices_per_node,
-        status=status,
-    )
+    failure = _failure(folder, recipe, record, verdict, status)
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
-    jobs.end(record, ended="failed", why=failure.why, bad_nodes=suspect)
+    bad = tuple(dict.fromkeys((*left_out, *suspect)))
+    record = jobs.end(record, ended="failed", why=failure.why, bad_nodes=bad)
+    tell_end(folder, record)
     _say(f"failed: {failure.why}")
     if failure.of_user:
         _say("no other job would mend this: the chain ends here")
         _end_chain(scheduler, record.job)
-    elif suspect:
-        _avoid(scheduler, record, jobs.since_submission())
+    elif bad:
+        _avoid(scheduler, record, jobs)
     return status or 1
 
 
-def _avoid(scheduler: Scheduler, record: JobRecord, records: list[JobRecord]) -> None:
+def _failure(
+    folder: RunFolder, recipe: Recipe, record: JobRecord, verdict: Verdict | None, status: int
+) -> Failure:
+    """Ask the verdict on the nodes first: without enough good ones no rank has started."""
+    if verdict is not None and not verdict.holds:
+        return of_verdict(verdict)
+    if verdict is None and (copies := failed_copies(folder.path)):
+        return of_copies(copies, record.nodes)
+    nodes = record.nodes if verdict is None else verdict.good
+    # Where spare nodes take over, nobody knows from a rank's number where it was.
+    takes_over = recipe.watchdog.restarts and scheduler_of(recipe.cluster).outlives_nodes
+    unknown = recipe.cluster.spare_nodes and takes_over
+    return find_failure(
+        ranks=folder.path / "ranks",
+        log=_log(Jobs(folder), record, folder),
+        nodes=nodes,
+        per_node=None if unknown else recipe.cluster.devices_per_node,
+        status=status,
+    )
+
+
+def _avoid(scheduler: Scheduler, record: JobRecord, jobs: Jobs) -> None:
     """Keep the next job off all nodes that were suspected, unless these are too many."""
+    records = jobs.since_submission()
     bad = tuple(dict.fromkeys(node for each in records for node in each.bad_nodes))
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
         _say(
@@ -111,6 +145,7 @@ def _avoid(scheduler: Scheduler, record: JobRecord, records: list[JobRecord]) ->
         )
     elif _done(lambda: scheduler.exclude(chain_of(record.job), bad)):
         _say(f"the next job avoids {' '.join(bad)}")
+        tell_exclusion(jobs.folder, record, bad)
     else:
         _say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
 

@@ -5,12 +5,13 @@ it in a file of its own; of one that was killed only the launcher speaks.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
 from components.life.failures import read_errors
+from components.preflight.verdict import ANSWER, Verdict
 
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
@@ -66,6 +67,34 @@ def find_failure(
         return Failure(why=why, rank=rank, node=node, of_node=True, of_user=False)
     why = f"exit status {status}, and no rank said why"
     return Failure(why=why, rank=None, node=None, of_node=False, of_user=False)
+
+
+def of_verdict(verdict: Verdict) -> Failure:
+    """Say which nodes were too bad to start on; what no node passes is none's own fault."""
+    shared = verdict.of_all
+    none_spoke = ANSWER in shared  # it is the launcher, say, and the next job may be luckier
+    what = f"{', '.join(shared)} on every node; " if shared else ""
+    return Failure(
+        why=f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST],
+        rank=None,
+        node=None,
+        of_node=not shared,
+        of_user=bool(shared) and not none_spoke,
+    )
+
+
+def of_copies(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
+    """Say which nodes have no copy of Python; what no node can take is none's own fault."""
+    reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
+    node = next((node for node in nodes if node.partition(".")[0] in failed), None)
+    shared = len(failed) == len(nodes) > 1
+    return Failure(
+        why=f"copies: {reasons}"[:_LONGEST],
+        rank=None,
+        node=node,
+        of_node=not shared,
+        of_user=shared,
+    )
 
 
 def _is_kill(what: str) -> bool:

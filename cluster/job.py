@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.queues import choose_slot
+from cluster.schedulers import scheduler_of
 from cluster.user import PLAIN, User, unsaid
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.preflight.verdict import HOSTS
+from components.spec.preflight import Preflights
 from components.spec.recipe import Recipe
 from components.spec.site import Binding, Site, Step, Variable
+from components.train.caches import cache_variables
 
 HOUR, MINUTE = 3_600, 60
+ON_NODE = '"${on_node[@]}"'  # what a script sets for who imports from the node's copies
 MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
 
 
@@ -28,9 +33,12 @@ class JobSettings:
 
     ``lead_seconds`` before the wall the run is told to stop: a step and a checkpoint fit in.
     ``nodes`` counts the ``spare_nodes`` too; with ``agents`` the launcher starts one task a
-    node, which starts its ranks. ``jobs`` is how many such jobs the run needs at most, by the
-    plan; ``missing`` names what the user has to say, with the file and the line to write;
-    ``notes`` are worth knowing.
+    node, which starts its ranks. One task a node is started by the words ``on_each``. What
+    looks at the nodes before is ended after ``preflight_seconds``; where these are None nothing
+    does. What a job keeps on its nodes is below ``node_folder``; ``caches`` are variables that
+    name folders there. ``jobs`` is how many such jobs the run needs at most, by the plan;
+    ``missing`` names what the user has to say, with the file and the line to write; ``notes``
+    are worth knowing.
     """
 
     name: str
@@ -40,6 +48,7 @@ class JobSettings:
     spare_nodes: int
     ranks_per_node: int
     agents: bool
+    preflight_seconds: int | None
     queue_option: str
     queue: str
     account: str | None
@@ -55,12 +64,17 @@ class JobSettings:
     environment: tuple[tuple[str, Variable], ...]
     proxy: str | None
     venv: str | None
+    image: str | None
     python: str
+    imports: str
+    node_folder: str
+    caches: tuple[str, ...]
     repository: str
     run: str
     host_suffix: str
     binding: Binding
     launch: tuple[str, ...]
+    on_each: tuple[str, ...]
     missing: tuple[RecipeError, ...]
     notes: tuple[str, ...]
 
@@ -81,6 +95,26 @@ class JobSettings:
     @property
     def program(self) -> str:
         return "components.train.node" if self.agents else "components.train"
+
+    @property
+    def own_python(self) -> str:
+        """Start Python from the node's copy of the environment, or in its copy of the image."""
+        if self.image is None:
+            return '"$node/venv/bin/python"'
+        return self.python.replace(self.image, '"$node/image"')
+
+    @property
+    def ranks_python(self) -> str:
+        return self.python if self.imports == "shared" else f"{ON_NODE} {self.own_python}"
+
+    @property
+    def preflight_python(self) -> str:
+        """Start it on a node without a copy too, from the shared one, to say what is wrong."""
+        if self.imports == "shared":
+            return self.python
+        found = "python" if self.image is None else self.own_python
+        path = "$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}"
+        return f'{ON_NODE} PYTHONPATH="{path}" {found}'
 
     @property
     def walltime(self) -> str:
@@ -105,7 +139,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     """
     cluster, site = recipe.cluster, site_of(recipe)
     plan = _plan(recipe)
-    asked = cluster.model_copy(update={"nodes": cluster.nodes + cluster.spare_nodes})
+    nodes = cluster.nodes + cluster.spare_nodes
+    asked = cluster.model_copy(update={"nodes": nodes})
     slot = choose_slot(asked, wanted=user.queue, needed_hours=_hours(plan))
     walltime = round(slot.hours * HOUR)
     lead = _lead_seconds(site, plan, walltime)
@@ -115,10 +150,11 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         name=recipe.name,
         cluster=cluster.name,
         scheduler=cluster.scheduler,
-        nodes=cluster.nodes + cluster.spare_nodes,
+        nodes=nodes,
         spare_nodes=cluster.spare_nodes,
         ranks_per_node=cluster.devices_per_node,
         agents=recipe.watchdog.restarts > 0,
+        preflight_seconds=_preflight_seconds(cluster.preflight),
         queue_option=site.queue_option,
         queue=slot.queue or "<queue>",
         account=account if user.account or site.account == "required" else None,
@@ -134,12 +170,17 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         environment=tuple(site.environment.items()),
         proxy=site.proxy,
         venv=None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv"),
+        image=user.image,
         python=python_of(site, user),
+        imports=cluster.imports,
+        node_folder=plain(site.node_folder, "cluster.site.node_folder"),
+        caches=cache_variables(cluster.device),
         repository=plain(str(repository), "repository"),
         run=plain(str(run), "run"),
         host_suffix=site.host_suffix,
         binding=site.binding,
         launch=site.launch,
+        on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),
         missing=tuple(missing_of(recipe, user, slot.queue)),
         notes=() if cluster.smoke or cluster.jobs != "auto" else tuple(_notes(needed)),
     )
@@ -203,6 +244,11 @@ def _lead_seconds(site: Site, plan: Plan | None, walltime: int) -> int:
             "ask for more hours, or set cluster.site.spare_seconds=...",
         )
     return lead
+
+
+def _preflight_seconds(preflight: Preflights) -> int | None:
+    """Let who gathers be ready before the launcher is ended, if a node hangs."""
+    return None if isinstance(preflight, str) else ceil(preflight.longest_seconds) + MINUTE
 
 
 def _jobs(needed_hours: float | None, useful_seconds: int) -> int | None:

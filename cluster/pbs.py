@@ -20,6 +20,7 @@ class Pbs:
     name = "PBS"
     program = "qsub"
     arrays = False
+    outlives_nodes = False
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else ["-W", f"depend=afterany:{after}"]
@@ -55,6 +56,14 @@ class Pbs:
         """Read the job's own variables; none of them tells how often PBS ran it before."""
         lines = Path(seen["PBS_NODEFILE"]).read_text("utf-8").split()
         return Place(job=seen["PBS_JOBID"], attempt=0, nodes=tuple(dict.fromkeys(lines)))
+
+    def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
+        """Name the nodes, so that task i is on the i-th; options as in HPE's own client.
+
+        Cray-HPE/craycli, cray/modules/mpiexec/cli.py.
+        """
+        each = ["-n", str(nodes), "--ppn", "1", "--hostfile", str(hosts)]
+        return ["mpiexec", *each, *launch, "--cpu-bind", "none", "--no-abort-on-failure"]
 
     def _jobs(self, chain: str) -> list[Tree]:
         """Follow a chain from one of its jobs through those that wait for one another.

@@ -107,7 +107,8 @@ class Jobs:
 
     def end(
         self, record: JobRecord, *, ended: str, why: str, bad_nodes: tuple[str, ...]
-    ) -> None:
+    ) -> JobRecord:
+        """Note how a job ended, and return its whole record."""
         done = replace(
             record,
             ended_at=now(),
@@ -117,6 +118,7 @@ class Jobs:
             bad_nodes=bad_nodes,
         )
         self._write(done)
+        return done
 
     def _write(self, record: JobRecord) -> None:
         name = f"jobs/{record.job}-{record.attempt}.json"

@@ -39,6 +39,7 @@ class Scheduler(Protocol):
     name: str
     program: str
     arrays: bool  # a chain is one array, for whose end another can wait
+    outlives_nodes: bool  # a job goes on, if it asks for that, when one of its nodes dies
 
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
@@ -54,6 +55,13 @@ class Scheduler(Protocol):
 
     def place(self, seen: Mapping[str, str]) -> Place:
         """Read from a job's environment which job this is."""
+
+    def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
+        """Return the words that start one task on each of a job's ``nodes``.
+
+        ``hosts`` lists them, a line each, in the order of `place`; ``launch`` is what the site
+        adds. A task that fails ends no other.
+        """
 
 
 class SchedulerError(Exception):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.scheduler import JobState, Place, SchedulerError, ask
+from components.life.place import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
@@ -16,6 +17,7 @@ class Slurm:
     name = "Slurm"
     program = "sbatch"
     arrays = True
+    outlives_nodes = True
 
     def submit(self, script: Path, *, after: str | None) -> str:
         order = [] if after is None else [f"--dependency=afterany:{after}"]
@@ -55,12 +57,16 @@ class Slurm:
         return True
 
     def place(self, seen: Mapping[str, str]) -> Place:
-        job = seen["SLURM_JOB_ID"]
-        if "SLURM_ARRAY_JOB_ID" in seen:
-            job = f"{seen['SLURM_ARRAY_JOB_ID']}_{seen['SLURM_ARRAY_TASK_ID']}"
+        job = job_name(seen)
+        assert job is not None, "Slurm names every job"
         nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
         return Place(
             job=job,
             attempt=int(seen.get("SLURM_RESTART_COUNT", "0")),
             nodes=tuple(nodes.split()),
         )
+
+    def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
+        """Ask for all nodes of the job: each knows by which name Slurm lists it."""
+        each = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]

@@ -27,7 +27,7 @@ class User:
 
     ``runs`` is the folder for run folders, ``venv`` or ``image`` is where Python is, ``queue``
     overrides the profile's choice; no run is submitted that is planned to take more than
-    ``device_hours``.
+    ``device_hours``. ``python`` is the version that a stage is for, as ``3.12``.
     """
 
     account: str | None = None
@@ -38,6 +38,7 @@ class User:
     queue: str | None = None
     reservation: str | None = None
     device_hours: float | None = None
+    python: str | None = None
 
 
 KEYS = tuple(field.name for field in fields(User))

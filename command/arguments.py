@@ -17,17 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 ACTIONS = (
     *("auto", "show", "plan", "dryrun", "parity", "prepare", "render", "submit", "status"),
     *("cancel", "stage", "preflight", "train", "report", "lock", "verify", "diff", "pack"),
-    *("export", "evaluate"),
+    *("export", "evaluate", "sync"),
 )
 OUTPUTS = ("text", "json")
-FLAGS = ("again", "force")
+FLAGS = ("again", "force", "cite")
 COMMAND_KEYS = (
     *("action", "output", "run", "resume", "file", "a", "b", "runs", "layouts", "at_most"),
-    *("within_days", "calibrate", *FLAGS),
+    *("within_days", "calibrate", "text", "tasks_folder", "to", *FLAGS),
 )
 SITE = "site."
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
-PATH_KEYS = frozenset({"run", "resume", "file", "a", "b"})
+PATH_KEYS = frozenset({"run", "resume", "file", "a", "b", "text", "tasks_folder"})
+RAW_KEYS = PATH_KEYS | {"to"}  # taken as they stand: a URL is no YAML
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Arguments:
     within_days: float | None = None
     again: bool = False
     force: bool = False
+    cite: bool = False
+    to: str | None = None
     recipe: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +114,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         kept = site if key.startswith(SITE) else kept
         if key in kept:
             raise RecipeError(key, "given twice", "keep one of them")
-        raw = key in PATH_KEYS or key == "recipe"
+        raw = key in RAW_KEYS or key == "recipe"
         value: Any = text if raw else parse_word(word).value()
         if key in choices or kept is choices:
             value = _option(key, value, known[key])
@@ -133,6 +136,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         searches=searches,
         within_days=_within_days(command.get("within_days"), searches=searches),
         **{flag: _flag(flag, command.get(flag, False)) for flag in FLAGS},
+        to=command.get("to"),
         recipe=command.get("recipe"),
         choices=choices,
         values={key: _plain(value) for key, value in values.items()},

@@ -78,6 +78,14 @@ def compose_full(arguments: Arguments) -> dict[str, Any]:
         return {key: value for key, value in full.items() if key in SECTIONS}
 
 
+def compose_group(group: str, option: str) -> dict[str, Any]:
+    """Compose one option of a group by itself, as a recipe that chooses it has it."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf" / group)):
+        tree = OmegaConf.to_container(compose(option), resolve=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
 @dataclass(frozen=True)
 class _Given:
     """What is composed: the file if there is one, and the keys that the user named beside it.

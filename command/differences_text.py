@@ -8,21 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from components.sharing.differences import Found, Side
-from components.spec.groups import Group
+from components.spec.groups import TITLES, Group, without_profile
 
-TITLES = {
-    Group.MATHEMATICS: "changes the mathematics",
-    Group.LAYOUT: "changes the layout",
-    Group.MACHINE: "only the machine",
-    Group.RECORD: "only what is said or measured",
-}
 LONGEST = 60
-CLUSTER = "cluster.name"
-# Of another machine these follow from its name.
-PROFILE = tuple(
-    f"cluster.{key}"
-    for key in ("hardware", "site", "storage", "failures", "accounting", "queues")
-)
 
 
 def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> None:
@@ -54,8 +42,7 @@ def verdict(found: Found) -> str:
 
 def shown(found: Found, group: Group) -> list[str]:
     """List a group's keys, but not the whole profile of another machine."""
-    another = CLUSTER in found[group]
-    return [key for key in found[group] if not (another and key.startswith(PROFILE))]
+    return without_profile(found[group])
 
 
 def _short(value: object) -> str:

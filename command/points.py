@@ -5,10 +5,11 @@ from itertools import product
 
 import yaml
 
-from command.arguments import PATH_KEYS, ROOT, parse_word, read_point
+from command.arguments import RAW_KEYS, ROOT, parse_word, read_point
 from components.errors import RecipeError
 
 STUDY = "study="
+REPORT = "action=report"  # of a study it is one page, not many runs
 SWEEPS = frozenset({"-m", "--multirun"})
 
 
@@ -28,13 +29,13 @@ def study_words(words: Sequence[str]) -> list[str] | None:
     """Return a study's words without ``-m``; nothing where no study is asked for.
 
     Raises:
-        RecipeError: a study without ``-m``, or more than one.
+        RecipeError: a study without ``-m`` whose report is not asked for, or more than one.
     """
     named = [word for word in words if word.startswith(STUDY)]
     if not named:
         return None
     kept = [word for word in words if word not in SWEEPS]
-    if len(kept) == len(words):
+    if len(kept) == len(words) and REPORT not in words:
         raise RecipeError("study", "a study is many runs", "write -m before it")
     if len(named) > 1:
         raise RecipeError("study", "given twice", "keep one of them")
@@ -52,7 +53,7 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
 
 def _values_of(word: str, sweeping: bool) -> Iterator[str]:
     key = word.partition("=")[0]
-    if key in PATH_KEYS or (key == "recipe" and not sweeping):
+    if key in RAW_KEYS or (key == "recipe" and not sweeping):
         yield word
         return
     override = parse_word(word)

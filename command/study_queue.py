@@ -5,8 +5,7 @@ from cluster.status import status_of
 from command.actions.submit import check, check_not_submitted, hand_over
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.study_runs import Folder, Point, Words, result_in
-from command.study_search import Ended
+from command.study_runs import Ended, Folder, Point, Words, result_in
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
 

@@ -2,21 +2,45 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from command.actions.plan import as_json
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.study_search import Ended
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.spec.study import Value
+from components.spec.study_fields import Value
 
 Point = Mapping[str, Value]
 Words = Callable[[Point], Sequence[str]]
 Folder = Callable[[Point], Path]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a point: its figure, or why there is none."""
+
+    figure: float | None
+    why: str
+
+
+class Runner(Protocol):
+    """Makes runs of points and tells how they are."""
+
+    def start(self, point: Point) -> None:
+        """Begin the point's run; one that is there already is left as it is.
+
+        Raises:
+            RecipeError: the point cannot be.
+        """
+        ...
+
+    def look(self, point: Point) -> Ended | None:
+        """Tell how the run ended; nothing as long as it has not."""
+        ...
 
 
 class Planned:
@@ -37,7 +61,12 @@ class Planned:
         if memory["verdict"] == "does_not_fit":
             gib = memory["peak_bytes"] / 2**30
             return Ended(None, f"does not fit: {gib:.1f} GiB a device")
-        return Ended(figure_of(tree, self._key, "objective.planned"), "")
+        return Ended(self.figure(point), "")
+
+    def figure(self, point: Point) -> float:
+        """Return what the plan says, also of a layout that does not fit."""
+        tree = self._trees[frozenset(point.items())]
+        return figure_of(tree, self._key, "objective.planned")
 
 
 class Trained:

@@ -6,10 +6,8 @@ still to be tried.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import optuna
 from optuna.distributions import (
@@ -22,35 +20,13 @@ from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from command.study_runs import Ended, Runner
 from components.errors import RecipeError
-from components.spec.study import Interval, Study, Value
+from components.spec.study_fields import Value
+from components.spec.study_searched import Interval, Searched
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What became of a point: its figure, or why there is none."""
-
-    figure: float | None
-    why: str
-
-
-class Runner(Protocol):
-    """Makes runs of points and tells how they are."""
-
-    def start(self, point: Mapping[str, Value]) -> None:
-        """Begin the point's run; one that is there already is left as it is.
-
-        Raises:
-            RecipeError: the point cannot be.
-        """
-        ...
-
-    def look(self, point: Mapping[str, Value]) -> Ended | None:
-        """Tell how the run ended; nothing as long as it has not."""
-        ...
-
-
-def open_trials(study: Study, journal: Path | None) -> optuna.Study:
+def open_trials(study: Searched, journal: Path | None) -> optuna.Study:
     """Find what was tried before, kept in the file ``journal``, or nowhere."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage: BaseStorage = InMemoryStorage()
@@ -67,14 +43,14 @@ def open_trials(study: Study, journal: Path | None) -> optuna.Study:
     return trials
 
 
-def _sampler(study: Study, tried: int) -> BaseSampler:
+def _sampler(study: Searched, tried: int) -> BaseSampler:
     """Draw anew where a search goes on: the journal keeps no generator's state."""
     seed = study.search.seed + tried
     return TPESampler(seed=seed) if study.search.sampler == "tpe" else RandomSampler(seed=seed)
 
 
 def search(
-    study: Study, trials: optuna.Study, runner: Runner, say: Callable[[FrozenTrial], None]
+    study: Searched, trials: optuna.Study, runner: Runner, say: Callable[[FrozenTrial], None]
 ) -> None:
     """Try points until there are as many as the study wants, and ``say`` how each ended."""
     for trial in running(trials):
@@ -128,7 +104,7 @@ def reason(trials: optuna.Study, trial: FrozenTrial) -> str:
     return str(trials.user_attrs.get(str(trial.number), ""))
 
 
-def _distributions(study: Study) -> dict[str, BaseDistribution]:
+def _distributions(study: Searched) -> dict[str, BaseDistribution]:
     return {key: _distribution(values) for key, values in study.space.items()}
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from command.study_search import reason
-from components.spec.study import Study
+from components.spec.study_searched import Searched
 
 SHOWN = 10  # all are in the journal
 
@@ -25,7 +25,9 @@ def best_first(trials: optuna.Study) -> list[FrozenTrial]:
     return sorted(found.values(), key=lambda trial: sign * float(trial.value or 0.0))
 
 
-def trials_tree(study: Study, trials: optuna.Study, published: float | None) -> dict[str, Any]:
+def trials_tree(
+    study: Searched, trials: optuna.Study, published: float | None
+) -> dict[str, Any]:
     """Return what ``output=json`` prints; ``figure`` is in the objective's own unit."""
     return {
         "study": study.name,
@@ -43,7 +45,7 @@ def trials_tree(study: Study, trials: optuna.Study, published: float | None) -> 
     }
 
 
-def print_trials(study: Study, trials: optuna.Study, published: float | None) -> None:
+def print_trials(study: Searched, trials: optuna.Study, published: float | None) -> None:
     """Print the best points, the published one beside them where it was planned."""
     best = best_first(trials)
     table = Table(box=None)

@@ -30,6 +30,8 @@ EXCLUDED = frozenset({
 })
 # Generated when the interpreter is built: paths of the machine that built it, not text.
 GENERATED = "_sysconfigdata"
+# What may hold a definition: statements, and parts of them that hold statements.
+_HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
         if docstring and docstring.strip():
             yield docstring if isinstance(node, ast.Module) else f"{node.name}: {docstring}"
     for child in ast.iter_child_nodes(node):
-        yield from _docstrings(child)
+        if isinstance(child, _HOLDERS):  # no expression holds a definition
+            yield from _docstrings(child)
 
 
 def _topics(path: Path) -> Iterator[LibraryDocument]:

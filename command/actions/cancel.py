@@ -5,8 +5,8 @@ import sys
 from cluster.records import Jobs
 from cluster.scheduler import SchedulerError, check_present
 from cluster.schedulers import scheduler_of
-from command.actions.status import find_runs
 from command.arguments import Arguments
+from command.named_runs import named_runs
 from command.outcome import Outcome
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
@@ -15,7 +15,7 @@ from components.train.run_folder import RunFolder
 
 def run(arguments: Arguments) -> Outcome:
     """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
-    for path in find_runs(arguments):
+    for path in named_runs(arguments):
         try:
             _cancel(RunFolder(path), force=arguments.force)
         except SchedulerError as error:

@@ -111,6 +111,7 @@ def _object(proof: Proof) -> dict[str, object]:
     tree: dict[str, object] = {
         "holds": proof.holds,
         "tolerance": proof.tolerances.tensor,
+        "label": _label(proof.recipe),
         "layout": proof.recipe.parallelism.model_dump(mode="json"),
         "ranks": proof.recipe.cluster.ranks,
         "seconds": round(proof.seconds, 1),
@@ -203,6 +204,9 @@ def _label(recipe: Recipe) -> str:
         label += f", {section.expert_dispatch}" + ("" if section.expert_aware else ", plain")
     if section.pipeline > 1:
         label += f", {section.schedule}"
+    for key, word in (("recompute", "recomputed"), ("compile", "compiled")):
+        if getattr(section, key) != "none":
+            label += f", {word}"
     if section.offload_optimizer:
         label += ", offloaded"
     return label

@@ -14,10 +14,10 @@ from command.outcome import Outcome
 from command.stage_table import print_stages
 from components.build import build
 from components.data.files import replace_atomically
-from components.data.manifest import StageRecord
+from components.data.manifest import Manifest, StageRecord
 from components.errors import RecipeError
 from components.report.data_page import write_card
-from components.sharing.prepared import note_prepared
+from components.sharing.prepared import find_staged, note_prepared
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.recipe import Recipe
@@ -56,11 +56,18 @@ def prepare_data(
 ) -> dict[str, Any]:
     """Prepare what ``recipe`` reads, or find it prepared; return what a run keeps of it.
 
-    The data's card is written where there is none, or ``anew``.
+    The data's card is written where there is none, or ``anew``. Data that were staged here are
+    taken as they are, and their raw text is not looked for, unless ``anew``.
 
     Raises:
         RecipeError: a source without text, or text that cannot be used.
     """
+    staged = None if anew else find_staged(recipe)
+    if staged is not None:
+        manifest = Manifest.read(staged)
+        manifest.verify(staged, contents=recipe.data.verify == "contents")
+        _say(f"data: staged {staged}")
+        return _kept(recipe, staged, manifest)
     for name in recipe.data.names:
         source = recipe.data.sources.get(name)
         if source is None or not source.has_text:
@@ -91,8 +98,7 @@ def prepare_data(
     if recipe.data.write_megatron:
         for prefix in write_megatron(folder, manifest):
             _say(f"megatron: {prefix}")
-    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
-    mixture = {name: asdict(source) for name, source in drawn.items()}
+    kept = _kept(recipe, folder, manifest)
     if anew or not (folder / CARD).exists():
         card = describe(
             name=f"{recipe.name}-{recipe.scale.name}",
@@ -100,16 +106,21 @@ def prepare_data(
             sources=recipe.data.sources,
             texts=sources,
             tokenizer=tokenizer,
-            mixture=mixture,
+            mixture=kept["mixture"],
             stages=_stages_folder(recipe),
         )
         _write_card(card, folder)
+    return kept
+
+
+def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
+    drawn = make_order(recipe, manifest).drawn(recipe.total_samples)
     shares = {name: source.promised_share for name, source in drawn.items()}
     return {
         "folder": str(folder.resolve()),
         "key": manifest.key,
         "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
-        "mixture": mixture,
+        "mixture": {name: asdict(source) for name, source in drawn.items()},
     }
 
 

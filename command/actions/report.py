@@ -4,21 +4,19 @@ import sys
 from pathlib import Path
 
 from command.arguments import Arguments
+from command.named_runs import named_runs
 from command.outcome import Outcome
-from components.errors import RecipeError
 from components.report.page import write_report
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or beside the run."""
-    runs = list(arguments.runs)
-    if "run" in arguments.folders:
-        runs.insert(0, arguments.folders["run"])
-    if not runs:
-        raise RecipeError(
-            "runs", "no run is named", "write run=FOLDER, or runs=[FOLDER,FOLDER]"
-        )
-    beside = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
-    file = write_report(runs, arguments.folders.get("file", beside))
+    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder named.
+
+    A folder of runs stands for the runs in it.
+    """
+    runs = named_runs(arguments)
+    several = len(runs) > 1 and arguments.runs
+    folder = Path() if several else arguments.folders.get("run", runs[0])
+    file = write_report(runs, arguments.folders.get("file", folder / "report.html"))
     sys.stdout.write(f"{file}\n")
     return Outcome()

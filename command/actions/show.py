@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from itertools import groupby
 
 import yaml
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from command.arguments import Arguments
+from command.citation import citations
 from command.compose import compose_recipe
 from command.mixture_text import mixture_lines
 from command.outcome import Outcome
@@ -17,8 +19,11 @@ from components.spec.warnings import warnings_of
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Print YAML and tables, or one JSON object."""
+    """Print YAML and tables, or one JSON object; with ``cite=true`` the BibTeX alone."""
     recipe = compose_recipe(arguments)
+    if arguments.cite:
+        _print_citations(citations(recipe), arguments.output)
+        return Outcome()
     for warning in warnings_of(recipe):
         sys.stderr.write(f"warning: {warning}\n")
     if arguments.output == "json":
@@ -26,6 +31,13 @@ def run(arguments: Arguments) -> Outcome:
     else:
         _print(recipe)
     return Outcome()
+
+
+def _print_citations(works: Mapping[str, str], output: str) -> None:
+    text = (
+        json.dumps({"works": works}) + "\n" if output == "json" else "\n".join(works.values())
+    )
+    sys.stdout.write(text)
 
 
 def as_json(recipe: Recipe) -> dict[str, object]:

@@ -13,14 +13,14 @@ from cluster.scheduler import Scheduler
 from cluster.schedulers import scheduler_of
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
+from command.named_runs import named_runs
 from command.outcome import Outcome
-from components.errors import RecipeError
 from components.spec.recipe import read_recipe
 
 
 def run(arguments: Arguments) -> Outcome:
     """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``."""
-    folders = find_runs(arguments)
+    folders = named_runs(arguments)
     single = folders == [arguments.folders.get("run")]
     found = [status_of(folder, _scheduler(folder)) for folder in folders]
     if single:
@@ -54,22 +54,6 @@ def _console() -> Console:
     """Show brackets and colons of paths and errors as they are."""
     width = None if sys.stdout.isatty() else 160
     return Console(width=width, markup=False, emoji=False, highlight=False)
-
-
-def find_runs(arguments: Arguments) -> list[Path]:
-    """List the run folders that are named; a folder of run folders stands for all of them.
-
-    Raises:
-        RecipeError: none is named, or there is none.
-    """
-    named = [*arguments.runs, *filter(None, [arguments.folders.get("run")])]
-    if not named:
-        raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
-    found = []
-    for folder in named:
-        inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
-        found += [folder] if (folder / "recipe.json").exists() or not inside else inside
-    return found
 
 
 def _scheduler(folder: Path) -> Scheduler | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, run_folder
 from cluster.records import Jobs, now
 from cluster.render import render
@@ -85,6 +86,7 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     Raises:
         RecipeError: the scheduler is not here, or refuses the script.
     """
+    _archive(ready.settings)
     jobs = Jobs(_folder(ready.recipe, ready.site, ready.path, ready.words))
     _write_script(jobs, ready.settings)
     check_present(ready.scheduler, jobs.script)
@@ -151,6 +153,13 @@ def _check_budget(recipe: Recipe, plan: Plan, user: User) -> None:
             "device-hours",
             "lower budget.total_tokens, or raise site.device_hours",
         )
+
+
+def _archive(settings: JobSettings) -> None:
+    """Make here, where no nodes wait for it, the archive that the job copies to its nodes."""
+    if settings.imports == "node_local" and settings.venv is not None:
+        archive = archive_venv(Path(settings.venv))
+        _say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
 
 
 def _folder(

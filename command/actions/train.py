@@ -7,7 +7,9 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
+from command.profile_text import print_profile
 from command.reproduced import bundle_of, told_after, told_before
+from components.checkpoint.disk import explained
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
@@ -33,13 +35,14 @@ def run(arguments: Arguments) -> Outcome:
     for line in told_before(bundle, folder.path) if bundle else ():
         _say(line)
     _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
-    ended = launch(recipe, folder)
-    if ended == "failed":
-        _say(f"the ranks failed; what is saved is in {folder.path}")
-        return Outcome(Status.DOES_NOT_HOLD, folder.path)
-    for line in told_after(bundle, folder.path) if bundle else ():
-        _say(line)
-    report = write_report([folder.path], folder.path / "report.html")
+    with explained(folder.path):
+        ended = launch(recipe, folder)
+        if ended == "failed":
+            _say(f"the ranks failed; what is saved is in {folder.path}")
+            return Outcome(Status.DOES_NOT_HOLD, folder.path)
+        for line in told_after(bundle, folder.path) if bundle else ():
+            _say(line)
+        report = write_report([folder.path], folder.path / "report.html")
     _print_end(folder, report)
     return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)
 
@@ -49,8 +52,9 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     _check_here(recipe)
     data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
-    folder.write_json("data.json", data)
-    write_provenance(folder, arguments.words)
+    with explained(folder.path):
+        folder.write_json("data.json", data)
+        write_provenance(folder, arguments.words)
     return folder, recipe
 
 
@@ -78,10 +82,11 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     if data["key"] != kept["key"]:
         remedy = f"put {Path(kept['folder']).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
-    if recipe != before:
-        replace_recipe(folder, recipe, step=_saved_step(folder))
-    folder.results.unlink(missing_ok=True)
-    folder.stop.unlink(missing_ok=True)
+    with explained(folder.path):
+        if recipe != before:
+            replace_recipe(folder, recipe, step=_saved_step(folder))
+        folder.results.unlink(missing_ok=True)
+        folder.stop.unlink(missing_ok=True)
     return folder, recipe
 
 
@@ -106,6 +111,7 @@ def _print_end(folder: RunFolder, report: Path) -> None:
     lines.append(f"{results['tokens_per_second']:,.0f} tokens/s")
     if results["status"] == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
+    print_profile(folder.path)
     sys.stdout.write("\n".join([*lines, f"report: {report}"]) + "\n")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from components.checkpoint.agreement import by_first, together
-from components.checkpoint.disk import patiently
+from components.checkpoint.disk import Patience
 from components.checkpoint.marker import Marker
 from components.checkpoint.placing import beside, clear, complete
 from components.checkpoint.sections import check_sections
@@ -22,7 +22,7 @@ def copy_out(
     folder: Path,
     *,
     group: dist.ProcessGroup,
-    retry_seconds: float,
+    patience: Patience,
 ) -> None:
     """Copy a checkpoint into ``folder``, whole or not at all; its files are dealt to the ranks.
 
@@ -40,13 +40,13 @@ def copy_out(
         for name in sorted(marker.files)[rank::ranks]:
             _copy(checkpoint / name, beside(target) / name)
 
-    if by_first(lambda: patiently(folder, begin, seconds=retry_seconds), group):
-        together(lambda: patiently(folder, copy, seconds=retry_seconds), group)
+    if by_first(lambda: patience(folder, begin), group):
+        together(lambda: patience(folder, copy), group)
         together(
             lambda: check_sections(beside(target), marker.files, rank=rank, ranks=ranks), group
         )
         by_first(
-            lambda: patiently(folder, lambda: complete(target, marker), seconds=retry_seconds),
+            lambda: patience(folder, lambda: complete(target, marker)),
             group,
         )
 

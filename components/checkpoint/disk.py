@@ -1,10 +1,12 @@
 """File systems that fill up, forbid, or go away for a while: what to wait for, what to say."""
 
 import errno
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,15 +15,18 @@ from components.errors import RecipeError
 T = TypeVar("T")
 
 # What Lustre, GPFS and NFS answer while a server is away; a missing folder is ENOENT where the
-# mount itself is gone. What a user has to mend (space, quota, permission) is not waited for.
+# mount itself is gone.
 GONE = {
     *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.ENOTCONN),
     *(errno.EHOSTDOWN, errno.ETIMEDOUT, errno.ENODEV, errno.ESHUTDOWN),
 }
-PAUSE_SECONDS = 0.5
+# Others make room: a purge, a colleague, whoever reads the log; a process's own limit can be
+# raised from outside, too (prlimit). Where permission is missing nobody does.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # doubled: all ranks ask the same server
 REMEDIES = {
     errno.ENOENT: "put the run on a file system that is there and that all nodes share",
-    errno.ENOSPC: "make room or lower checkpoint.keep",
+    errno.ENOSPC: "make room or lower checkpoint.keep or checkpoint.files",
     errno.EDQUOT: "make room in your quota or lower checkpoint.keep",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f) or checkpoint.files",
     errno.EROFS: "put the run on a file system that can be written",
@@ -30,23 +35,62 @@ REMEDIES = {
 }
 RESUME = "then resume the run: the checkpoint before is whole"
 
+_log = logging.getLogger(__name__)
 
-def patiently(path: Path, task: Callable[[], T], *, seconds: float) -> T:
-    """Do ``task``, again and again for so long while the file system is away.
 
-    The task has to be one that can be done twice.
+class Patience:
+    """Do things again and again for ``seconds`` each while a file system is away or full.
+
+    One thread's. What was waited for is said at once, by way of `logging`, since whoever can
+    make room has to hear of it: its handlers, unlike a stream, fail silently on a full disk.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._reasons: list[str] = []
+
+    def __call__(self, path: Path, task: Callable[[], T]) -> T:
+        """Do ``task``, which has to be one that can be done twice.
+
+        Raises:
+            RecipeError: ``path`` cannot be written, and why.
+        """
+        end, pause = time.monotonic() + self._seconds, PAUSE_SECONDS
+        while True:
+            try:
+                return task()
+            except OSError as error:
+                left = end - time.monotonic()
+                if error.errno not in GONE | FULL or left <= 0:
+                    raise _cannot_be_written(path, error) from error
+                self._say(path, str(error.strerror), left)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def take_reasons(self) -> list[str]:
+        """Tell what was waited for since this was asked last."""
+        reasons, self._reasons = self._reasons, []
+        return reasons
+
+    def _say(self, path: Path, reason: str, left: float) -> None:
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+            _log.warning("%s: %s; trying again for %.0f s", path, reason, left)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Say what a user can do where ``folder``, or what is below it, refuses to be written.
 
     Raises:
-        RecipeError: ``path`` cannot be written, and why.
+        RecipeError: what cannot be written, and why.
     """
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return task()
-        except OSError as error:
-            if error.errno not in GONE or time.monotonic() >= end:
-                raise _cannot_be_written(path, error) from error
-            time.sleep(PAUSE_SECONDS)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REMEDIES.keys() - GONE:
+            raise
+        raise _cannot_be_written(Path(error.filename or folder), error) from error
 
 
 def _cannot_be_written(path: Path, error: OSError) -> RecipeError:
@@ -58,18 +102,16 @@ def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:
     """Compare what a checkpoint needs with what its file system has; quotas are not seen.
 
     Raises:
-        RecipeError: too few bytes or inodes are free.
+        OSError: too few bytes or inodes are free, as the file system would say itself.
     """
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         problem = f"a checkpoint has {needed_bytes:_} bytes, but {free_bytes:_} are free"
-        remedy = f"{REMEDIES[errno.ENOSPC]}, {RESUME}"
-        raise RecipeError(str(folder), problem, remedy)
+        raise OSError(errno.ENOSPC, problem)
     inodes = os.statvfs(folder)
     if inodes.f_files and files > inodes.f_favail:  # some file systems do not count them
         problem = f"a checkpoint has {files} files, but {inodes.f_favail} inodes are free"
-        remedy = f"remove files or lower checkpoint.files, {RESUME}"
-        raise RecipeError(str(folder), problem, remedy)
+        raise OSError(errno.ENOSPC, problem)
 
 
 def write_synced(file: Path, text: str) -> None:

@@ -71,6 +71,20 @@ def newest_whole(folder: Path) -> Chosen | None:
     return _choose(folder, names, check_alone)
 
 
+def newest_weights(folder: Path, tokens: int | None) -> Chosen | None:
+    """Find, alone, the newest whole checkpoint that has weights: a full one, or weights alone.
+
+    With ``tokens`` those of them alone. Of two of the same tokens the full one is taken.
+
+    Raises:
+        RecipeError: there are such and none is whole.
+    """
+    both = [*complete_checkpoints(folder), *complete_checkpoints(folder, "weights")]
+    both = [one for one in both if tokens is None or tokens_of(one) == tokens]
+    both.sort(key=tokens_of, reverse=True)  # stable: the full ones stay first
+    return _choose(folder, (one.name for one in both), check_alone)
+
+
 def _choose(folder: Path, names: Iterator[str], check: Check) -> Chosen | None:
     damaged: list[DamagedCheckpointError] = []
     for name in names:

@@ -24,8 +24,7 @@ def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
     the same again.
 
     Raises:
-        RecipeError: too few bytes or inodes are free.
-        OSError: the file system forbids it or has gone.
+        OSError: the file system forbids it, has too little room or has gone.
     """
     if (target / MARKER).exists():
         return False

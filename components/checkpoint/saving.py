@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from components.checkpoint.agreement import by_first, together
 from components.checkpoint.copying import copy_out
-from components.checkpoint.disk import patiently
+from components.checkpoint.disk import Patience
 from components.checkpoint.keeping import Policy, prune, saved_in
 from components.checkpoint.layout import Layout, Share
 from components.checkpoint.marker import Kind, Marker, Progress, read_marker
@@ -34,7 +34,8 @@ class Finished:
     """A checkpoint that is in its place, and what it took; all times in seconds.
 
     The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
-    checkpoint before; ``seconds`` are from there to the end.
+    checkpoint before; ``seconds`` are from there to the end. ``reasons`` say why ranks waited
+    for the file system, where it was away or full.
     """
 
     progress: Progress
@@ -43,6 +44,7 @@ class Finished:
     stall_seconds: float
     waited_seconds: float
     seconds: float
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ def make_stager(device: torch.device) -> DefaultStager:
 class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
-    Without a ``stager`` the steps wait for all of it. A file system that goes away is waited
-    for. Every method is called by all ranks of ``group``, which has to be one of CPU tensors.
+    Without a ``stager`` the steps wait for all of it. A file system that goes away or has
+    no room is waited for. Every method is called by all ranks of ``group``, which has to be one
+    of CPU tensors.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Saver:
         self._stager = stager
         self._policy = policy
         self._files = files
-        self._retry_seconds = retry_seconds
+        self._patience = Patience(seconds=retry_seconds)
         self._copy_to = copy_to
         self._layouts: dict[Kind, Layout] = {}
         self._pool = ThreadPool(1)  # its thread keeps no process from ending
@@ -178,6 +181,7 @@ class Saver:
         for task in tasks:
             marker = self._write(task)
             self._copy_out(marker)
+            reasons = together(self._patience.take_reasons, self._group)
             now = time.perf_counter()
             finished.append(
                 Finished(
@@ -187,6 +191,7 @@ class Saver:
                     stall_seconds=stall if self._stager else now - began,
                     waited_seconds=waited,
                     seconds=now - began,
+                    reasons=tuple(sorted({one for of_rank in reasons for one in of_rank})),
                 )
             )
             began, stall, waited = now, 0.0, 0.0
@@ -203,9 +208,7 @@ class Saver:
         ):
             return self._by_first(lambda: self._as_it_stands(target, task.marker))
         blocks, file = share.blocks(task.tensors), beside(target) / share.file
-        sections = together(
-            lambda: write_blocks(file, blocks, retry_seconds=self._retry_seconds), self._group
-        )
+        sections = together(lambda: write_blocks(file, blocks, self._patience), self._group)
         files = files_of([one for of_rank in sections for one in of_rank])
         marker = replace(task.marker, files=files)
         self._by_first(lambda: complete(target, marker))
@@ -233,11 +236,9 @@ class Saver:
             marker,
             self._copy_to,
             group=self._group,
-            retry_seconds=self._retry_seconds,
+            patience=self._patience,
         )
 
     def _by_first(self, task: Callable[[], T]) -> T:
         """Let the first rank do it, again for as long as the file system may be away."""
-        return by_first(
-            lambda: patiently(self._folder, task, seconds=self._retry_seconds), self._group
-        )
+        return by_first(lambda: self._patience(self._folder, task), self._group)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from components.checkpoint.disk import patiently
+from components.checkpoint.disk import Patience
 from components.checkpoint.marker import Files, Section, damaged
 from components.errors import RecipeError
 
@@ -27,7 +27,7 @@ class Written(NamedTuple):
     section: Section
 
 
-def write_blocks(file: Path, blocks: Blocks, *, retry_seconds: float) -> list[Written]:
+def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written]:
     """Write bytes at their places of a file, which other ranks write too, down to the disk.
 
     Raises:
@@ -37,7 +37,7 @@ def write_blocks(file: Path, blocks: Blocks, *, retry_seconds: float) -> list[Wr
         return []
     with ThreadPoolExecutor(max_workers=1) as hashing:  # neither holds the interpreter's lock
         sections = hashing.submit(_hash, file.name, blocks)
-        patiently(file, lambda: _write(file, blocks), seconds=retry_seconds)
+        patience(file, lambda: _write(file, blocks))
         return sections.result()
 
 

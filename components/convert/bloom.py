@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.convert.family import Need
+from components.convert import needs
 from components.convert.features import Features
 from components.convert.links import Link, interleaved, module, vocabulary
+from components.convert.needs import Need
 
 _FFN_RATIO = 4  # written into the class
 
@@ -25,21 +26,13 @@ class Bloom:
             Need(
                 "model.positions", features.positions == "Alibi", "it has linear biases (ALiBi)"
             ),
-            Need(
-                "model.norm",
-                norm.is_layer_norm,
-                f"it has LayerNorm with weight and bias, here is {norm}",
-            ),
+            needs.layer_norm(features),
             Need(
                 "model.embedding_norm",
                 features.embedding_norm == norm,
                 "it normalizes embeddings like all else",
             ),
-            Need(
-                "model.mlp",
-                features.has_plain_mlp,
-                "its MLP is plain: neither gated nor of experts",
-            ),
+            needs.plain_mlp(features),
             Need(
                 "model.mlp.activation", features.activation == "gelu_tanh", "it has gelu_tanh"
             ),
@@ -48,26 +41,10 @@ class Bloom:
                 features.ffn_dim == _FFN_RATIO * features.dim,
                 f"it has {_FFN_RATIO} x the width",
             ),
-            Need(
-                "model.attention.bias",
-                features.attention_bias and features.mlp_bias,
-                "all its maps have biases",
-            ),
-            Need(
-                "model.attention.num_kv_heads",
-                features.num_kv_heads == features.num_heads,
-                "it has as many as query heads",
-            ),
-            Need(
-                "model.attention.head_dim",
-                features.splits_evenly,
-                "its heads divide the width among them",
-            ),
-            Need(
-                "model.attention.qk_norm",
-                features.qk_norm is None,
-                "it does not normalize queries and keys",
-            ),
+            needs.all_biases(features),
+            needs.keys_for_each_query(features),
+            needs.even_heads(features),
+            needs.no_qk_norm(features),
         ]
 
     def shape(self, features: Features) -> dict[str, Any]:

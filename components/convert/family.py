@@ -8,13 +8,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
 import components.convert as package
 from components.convert.features import Features
 from components.convert.links import Link
+from components.convert.needs import Need
 from components.errors import RecipeError
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -22,15 +22,6 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
 }
-
-
-@dataclass(frozen=True)
-class Need:
-    """One feature that a class has for good, and whether the model has it too."""
-
-    key: str
-    is_met: bool
-    has: str
 
 
 class Family(Protocol):

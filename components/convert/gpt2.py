@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.convert.family import Need
+from components.convert import needs
 from components.convert.features import Features
 from components.convert.links import Link, joined, module, same, turned, vocabulary
+from components.convert.needs import Need
 
 # As published; the other spellings compute the same.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
@@ -22,46 +23,17 @@ class GPT2:
     no_weights = re.compile(r"attn\.(masked_)?bias$")
 
     def needs(self, features: Features) -> list[Need]:
-        norm = features.norm
         return [
             Need(
                 "model.positions", features.positions == "Learned", "it has learned positions"
             ),
-            Need(
-                "model.norm",
-                norm.is_layer_norm,
-                f"it has LayerNorm with weight and bias, here is {norm}",
-            ),
-            Need(
-                "model.mlp",
-                features.has_plain_mlp,
-                "its MLP is plain: neither gated nor of experts",
-            ),
-            Need(
-                "model.attention.bias",
-                features.attention_bias and features.mlp_bias,
-                "all its maps have biases",
-            ),
-            Need(
-                "model.attention.num_kv_heads",
-                features.num_kv_heads == features.num_heads,
-                "it has as many as query heads",
-            ),
-            Need(
-                "model.attention.head_dim",
-                features.splits_evenly,
-                "its heads divide the width among them",
-            ),
-            Need(
-                "model.attention.qk_norm",
-                features.qk_norm is None,
-                "it does not normalize queries and keys",
-            ),
-            Need(
-                "model.embedding_norm",
-                features.embedding_norm is None,
-                "it does not normalize embeddings",
-            ),
+            needs.layer_norm(features),
+            needs.plain_mlp(features),
+            needs.all_biases(features),
+            needs.keys_for_each_query(features),
+            needs.even_heads(features),
+            needs.no_qk_norm(features),
+            needs.no_embedding_norm(features),
         ]
 
     def shape(self, features: Features) -> dict[str, Any]:

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.convert.family import ACTIVATIONS, Need
+from components.convert import needs
+from components.convert.family import ACTIVATIONS
 from components.convert.features import Features
 from components.convert.links import Link, module, same, vocabulary
+from components.convert.needs import Need
 
 
 class Llama:
@@ -18,22 +20,13 @@ class Llama:
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
 
     def needs(self, features: Features) -> list[Need]:
-        norm = features.norm
         return [
-            Need("model.positions", features.positions == "Rotary", "it has rotary positions"),
-            Need("model.norm", norm.is_rms, f"it has RMSNorm with weight, here is {norm}"),
+            needs.rotary_positions(features),
+            needs.rms_norm(features),
             Need("model.mlp.gated", features.gated, "its MLP is gated"),
-            Need("model.mlp.num_experts", features.num_experts is None, "it is dense"),
-            Need(
-                "model.attention.qk_norm",
-                features.qk_norm is None,
-                "it does not normalize queries and keys",
-            ),
-            Need(
-                "model.embedding_norm",
-                features.embedding_norm is None,
-                "it does not normalize embeddings",
-            ),
+            needs.no_experts(features),
+            needs.no_qk_norm(features),
+            needs.no_embedding_norm(features),
         ]
 
     def shape(self, features: Features) -> dict[str, Any]:

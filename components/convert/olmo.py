@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.convert import llama
-from components.convert.family import Need
+from components.convert import llama, needs
 from components.convert.features import Features
 from components.convert.links import Link, vocabulary
+from components.convert.needs import Need
 
 EPS = 1e-5  # written into the class
 
@@ -25,7 +25,7 @@ class Olmo:
     def needs(self, features: Features) -> list[Need]:
         norm = features.norm
         return [
-            Need("model.positions", features.positions == "Rotary", "it has rotary positions"),
+            needs.rotary_positions(features),
             Need(
                 "model.norm",
                 norm.is_bare and norm.eps == EPS,
@@ -36,22 +36,10 @@ class Olmo:
                 features.gated and not features.mlp_bias,
                 "its MLP is gated and has no bias",
             ),
-            Need("model.mlp.num_experts", features.num_experts is None, "it is dense"),
-            Need(
-                "model.attention.head_dim",
-                features.splits_evenly,
-                "its heads divide the width among them",
-            ),
-            Need(
-                "model.attention.qk_norm",
-                features.qk_norm is None,
-                "it does not normalize queries and keys",
-            ),
-            Need(
-                "model.embedding_norm",
-                features.embedding_norm is None,
-                "it does not normalize embeddings",
-            ),
+            needs.no_experts(features),
+            needs.even_heads(features),
+            needs.no_qk_norm(features),
+            needs.no_embedding_norm(features),
         ]
 
     def shape(self, features: Features) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.convert import llama
-from components.convert.family import Need
+from components.convert import llama, needs
 from components.convert.features import Features
 from components.convert.links import Link, same, unstacked, vocabulary
+from components.convert.needs import Need
 
 _NOT_OF_OLMOE = ("head_dim", "mlp_bias")
 
@@ -27,8 +27,8 @@ class Olmoe:
     def needs(self, features: Features) -> list[Need]:
         norm = features.norm
         return [
-            Need("model.positions", features.positions == "Rotary", "it has rotary positions"),
-            Need("model.norm", norm.is_rms, f"it has RMSNorm with weight, here is {norm}"),
+            needs.rotary_positions(features),
+            needs.rms_norm(features),
             Need(
                 "model.mlp.num_experts",
                 features.num_experts is not None,
@@ -40,21 +40,13 @@ class Olmoe:
                 "its experts are gated and have no bias",
             ),
             Need("model.mlp.routing", features.routing == "learned", "its router is learned"),
-            Need(
-                "model.attention.head_dim",
-                features.splits_evenly,
-                "its heads divide the width among them",
-            ),
+            needs.even_heads(features),
             Need(
                 "model.attention.qk_norm",
                 features.qk_norm == norm,
                 "it normalizes queries and keys like all else",
             ),
-            Need(
-                "model.embedding_norm",
-                features.embedding_norm is None,
-                "it does not normalize embeddings",
-            ),
+            needs.no_embedding_norm(features),
         ]
 
     def shape(self, features: Features) -> dict[str, Any]:

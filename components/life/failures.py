@@ -17,6 +17,9 @@ _BROUGHT_DOWN = re.compile(
     rf"{WAITING}"
 )
 
+# The exit status of a rank that could write no error, and of its agent: a user has to mend it.
+MENDABLE = 2
+
 # When the agent began that started this rank, in nanoseconds since the epoch: an environment
 # variable, absent where a scheduler starts the ranks. What is older is another job's.
 AGENT_BEGAN = "KOCHBUCH_AGENT_BEGAN_NS"
@@ -78,13 +81,17 @@ def message_of(file: Path) -> str:
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:
     """Say why a world of ``ranks`` ended, and which of them left no word.
 
-    A rank that was killed leaves none, nor does one that its launcher ended.
+    A rank that was killed leaves none, nor does one that its launcher ended. Where all that is
+    told is the loss of others, those that left no word are what began it.
     """
     silent = sorted(set(range(ranks)) - {error.rank for error in errors})
     if not errors:
         return "no rank said why", silent
     first = errors[0]
-    return f"rank {first.rank}: {first.message}", silent
+    why = f"rank {first.rank}: {first.message}"
+    if silent and not first.is_own:
+        why = f"rank {', '.join(map(str, silent))} left no word; {why}"
+    return why, silent
 
 
 def raise_again(ranks: Path, *, since: int) -> None:

@@ -10,7 +10,6 @@ the stacks and ends the process a moment later.
 import faulthandler
 import json
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from components.life.place import node_name
 
 HUNG = 4  # the exit status of a process that its watchdog ended
 HELD = "held.txt"
@@ -116,7 +117,7 @@ class HangWatch:
         waits_in, collectives = self._collectives()
         report = Report(
             rank=self._rank,
-            node=socket.gethostname(),
+            node=node_name(os.environ),
             work=work,
             waits_in=waits_in,
             file=self._folder / work.name.replace(" ", "-") / f"rank-{self._rank}.json",

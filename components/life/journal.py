@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from components.errors import RecipeError
+from components.checkpoint.disk import Patience
 
 Kind = Literal[
+    "preflight",
     "start",
     "resume",
     "checkpoint",
@@ -24,6 +25,7 @@ Kind = Literal[
     "lower_lr",
     "restart",
     "exclusion",
+    "job_end",
     "hang",
     "slow_rank",
     "memory_growth",
@@ -38,11 +40,13 @@ Kind = Literal[
 class Journal:
     """Append events to ``file``; with ``writes`` off, as on all ranks but one, do nothing.
 
-    Several processes may write to one file: a line is one append.
+    Several processes may write to one file: a line is one append. Where the disk is full or
+    away an event waits, for ``retry_seconds``.
     """
 
-    def __init__(self, *, file: Path, writes: bool) -> None:
+    def __init__(self, *, file: Path, writes: bool, retry_seconds: float) -> None:
         self._file = file
+        self._patience = Patience(seconds=retry_seconds)
         self._writes = writes
 
     def note(
@@ -73,20 +77,16 @@ class Journal:
             "seconds": seconds,
             "evidence": dict(evidence),
         }
-        try:
-            append_line(self._file, event, sync=True)
-        except OSError as error:
-            raise RecipeError(
-                str(self._file),
-                f"cannot be written: {error.strerror}",
-                "mend the file system, then resume the run",
-            ) from error
+        self._patience(self._file, lambda: append_line(self._file, event, sync=True))
 
 
 def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
     """Append one JSON line in one write; a line that a kill left half written is closed first.
 
     With ``sync`` it is on the disk when this returns.
+
+    Raises:
+        OSError: there is no room for all of it, or another reason of the file system.
     """
     line = json.dumps(record).encode() + b"\n"
     with file.open("ab+", buffering=0) as stream:
@@ -94,7 +94,8 @@ def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
             stream.seek(-1, os.SEEK_END)
             if stream.read(1) != b"\n":
                 line = b"\n" + line
-        stream.write(line)
+        while line:  # where room ends within it, the next write says so
+            line = line[stream.write(line) :]
         if sync:
             os.fsync(stream.fileno())
 

@@ -1,38 +1,56 @@
 """What each rank tells all others of itself now and then, in a sum that is made anyway."""
 
 import resource
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from components.energy.counted import Counted
+
+if TYPE_CHECKING:
+    from components.energy.meter import Meter
+
+_PARTS = 3  # of what a meter tells
+
 
 @dataclass(frozen=True)
 class Told:
-    """Of each rank the median seconds that a step computed, and the bytes that it holds."""
+    """Of each rank the median seconds that a step computed, and the bytes that it holds.
+
+    Of all ranks together what each of their meters has counted.
+    """
 
     seconds: Sequence[float]
     memory_bytes: Sequence[float]
+    energy: Sequence[Counted]
 
 
 class RankFigures:
     """Gather figures of all ranks every ``every_steps`` steps, by a sum.
 
     A rank puts its own in its place and zeros elsewhere, so the sum over ranks has them all.
+    All ranks have as many ``meters``, read when they tell, and between where they must be.
     """
 
     def __init__(self, *, every_steps: int) -> None:
         self._every_steps = every_steps
         self._seconds: list[float] = []
         self.told: Told | None = None
+        self.meters: Sequence[Meter] = ()
 
     def note(self, seconds: float) -> None:
         """Note how long this rank computed in a step."""
         self._seconds.append(seconds)
+        now = time.monotonic()
+        for meter in self.meters:
+            meter.keep_up(now)
 
     def own(self, *, step: int, device: torch.device) -> Tensor:
         """Return what this rank adds to the sum after ``step``, most often nothing."""
@@ -42,11 +60,30 @@ class RankFigures:
         mine = median(self._seconds), float(held_bytes(device))
         figures[:, dist.get_rank()] = torch.tensor(mine, dtype=torch.float64)
         self._seconds.clear()
-        return figures.flatten().to(device)
+        return torch.cat([figures.flatten().to(device), self.own_energy(device)])
+
+    def own_energy(self, device: torch.device) -> Tensor:
+        """Return what the meters of this rank have counted, for a sum over ranks."""
+        now = time.monotonic()
+        counted = [astuple(meter.count(now)) for meter in self.meters]
+        return torch.tensor(counted, dtype=torch.float64, device=device).flatten()
 
     def take(self, sums: Tensor) -> None:
         """Read the sums; ``told`` is None after a step in which nothing was told."""
-        self.told = Told(*sums.view(2, -1).tolist()) if len(sums) else None
+        if not len(sums):
+            self.told = None
+            return
+        ranks = len(sums) - _PARTS * len(self.meters)
+        seconds, memory_bytes = sums[:ranks].view(2, -1).tolist()
+        self.told = Told(seconds, memory_bytes, everyones_energy(sums[ranks:]))
+
+
+def everyones_energy(sums: Tensor) -> list[Counted]:
+    """Read sums over ranks of `RankFigures.own_energy`, one for each meter."""
+    return [
+        Counted(joules=joules, counted_seconds=counted, passed_seconds=passed)
+        for joules, counted, passed in sums.view(-1, _PARTS).tolist()
+    ]
 
 
 def held_bytes(device: torch.device) -> int:

@@ -39,7 +39,7 @@ class Rehearsal:
     def __init__(self, *, faults: Sequence[Fault], folder: Path, rank: int) -> None:
         self._faults = [fault for fault in faults if fault.rank == rank]
         self._folder = folder
-        self._journal = Journal(file=folder / "journal.jsonl", writes=True)
+        self._journal = Journal(file=folder / "journal.jsonl", writes=True, retry_seconds=0.0)
 
     def before_step(self, step: int, tokens: int, reach: Reach) -> None:
         """Fire what is due before ``step``, the number of the step about to be taken."""

@@ -71,9 +71,7 @@ def record(folder: RunFolder) -> None:
     module = load_module(folder)
     steps = min(STEPS, module.recipe.derived.steps)
     recorder = Recorder(steps=steps)
-    trainer = make_trainer(
-        recipe=module.recipe, logger=None, callbacks=[recorder], most_steps=steps
-    )
+    trainer = make_trainer(recipe=module.recipe, callbacks=[recorder], most_steps=steps)
     trainer.fit(module)
     name = f"rank-{rank_here():05d}"
     save_file(recorder.tensors, folder.path / f"{name}.safetensors")

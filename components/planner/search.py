@@ -24,7 +24,7 @@ from components.planner.memory import (
     pass_bytes,
     usable_bytes,
 )
-from components.planner.parameters import rank_parameters
+from components.planner.parameters import Held, rank_parameters
 from components.planner.states import States, earlier_gradients, states, step_bytes
 from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
 from components.spec.hardware import Hardware
@@ -140,6 +140,8 @@ class Prices:
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
         self._devices = template.cluster.devices_per_node
+        self._held: dict[object, tuple[tuple[int, ...], list[Held]]] = {}
+        self._shared: dict[object, list[tuple[States, float]]] = {}
         self._passes: dict[object, tuple[float, ...]] = {}
         self._busy: dict[object, tuple[float, ...]] = {}
         self._layers = cache(self._count_layers)
@@ -149,8 +151,7 @@ class Prices:
     def fitting(self, family: Family) -> Iterator[_Fitting]:
         """Yield the layouts that fit; larger microbatches than one that does not are left."""
         base = self.job(family.degrees, 1)
-        ranks = deciding_ranks(base.layout)
-        held = [self._states(base, rank) for rank in ranks]
+        ranks, held = self._states(base)
         base_bytes = self._software.memory.base_bytes
         least = max(state.total for state, _ in held) + base_bytes
         if least > self.usable:
@@ -211,10 +212,21 @@ class Prices:
         cut = stage_layers(self._base.shape.num_layers, stages, balance)
         return tuple(len(layers) for layers in cut)
 
-    def _states(self, job: Job, rank: int) -> tuple[States, float]:
-        """Return the state of one rank, and what its step adds."""
-        parameters = rank_parameters(job, rank)
-        return states(job, parameters), step_bytes(job, parameters, self._software.memory)
+    def _states(self, job: Job) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
+        """Return the deciding ranks, and of each its state and what its step adds."""
+        layout = job.layout
+        cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
+        if cut not in self._held:
+            ranks = deciding_ranks(layout)
+            self._held[cut] = ranks, [rank_parameters(job, rank) for rank in ranks]
+        shared = *cut, layout.context, layout.data_shard, layout.zero
+        ranks, held = self._held[cut]
+        if shared not in self._shared:
+            software = self._software.memory
+            self._shared[shared] = [
+                (states(job, one), step_bytes(job, one, software)) for one in held
+            ]
+        return ranks, self._shared[shared]
 
     def _peak(self, job: Job, held: tuple[States, float], passes: float) -> float:
         software, (state, step) = self._software.memory, held

@@ -26,10 +26,10 @@ def write_card(tree: Tree, destination: Path) -> Path:
     check_destination(destination)
     parts = {
         "card": tree,
-        "cards": _cards(tree),
+        "cards": key_figures(tree),
         "charts": {"tokens": embedded("tokens", _tokens_figure(tree["sources"]))},
         "tables": {
-            "sources": _sources(tree["sources"]),
+            "sources": sources_grid(tree["sources"]),
             "mixture": _mixture(tree["sources"]),
             "stages": _stages(tree["stages"]),
             "fertility": _fertility(tree["fertility"]),
@@ -41,7 +41,8 @@ def write_card(tree: Tree, destination: Path) -> Path:
     return write_page(set_page("data_page.html.j2", parts), destination)
 
 
-def _cards(tree: Tree) -> tuple[Card, ...]:
+def key_figures(tree: Tree) -> tuple[Card, ...]:
+    """Choose what a reader of a card asks first: how much, of what, in which vocabulary."""
     totals, stages = tree["totals"], tree["stages"]
     removed = sum(
         count
@@ -89,7 +90,8 @@ def _tokens_figure(sources: Tree) -> go.Figure:
     return figure
 
 
-def _sources(sources: Tree) -> Grid:
+def sources_grid(sources: Tree) -> Grid:
+    """Lay out what there is of each source, and where it is from."""
     columns = ("source", "tokens", "held out", "documents", "language", "licence", "origin")
     rows = tuple(
         Row(

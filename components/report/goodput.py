@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _BEGINS = ("start", "resume")
+_OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
 _PARTS = {
     "start": "starting",
     "resume": "starting",
@@ -52,6 +53,8 @@ class Account:
 
     def book(self, record: Mapping[str, Any]) -> None:
         kind, time, seconds = record["kind"], record["time"], record["seconds"]
+        if kind in _OF_JOBS:
+            return
         if self.began is None:
             self.began = time - seconds
         elif kind in _BEGINS:

@@ -1,9 +1,10 @@
 """What happened in a run: its measurements and its events, put together in the order of time.
 
-``metrics.jsonl`` has steps and held-out losses, ``journal.jsonl`` what befell the run, one JSON
-object a line. A run can be killed at any byte and go on later from a checkpoint, or go back to
-one. So a line may be half written, and steps may be computed twice. What was thrown away is not
-part of the run: this keeps the history that led to the last weights, and counts the rest.
+``metrics.jsonl`` has steps, held-out losses and energy, ``journal.jsonl`` what befell the run,
+one JSON object a line. A run can be killed at any byte and go on later from a checkpoint, or go
+back to one. So a line may be half written, and steps may be computed twice. What was thrown
+away is not part of the run: this keeps the history that led to the last weights, and counts the
+rest.
 """
 
 import json
@@ -12,28 +13,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.energy.counted import Counted
 from components.errors import RecipeError
 from components.report.goodput import Account, Goodput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One optimizer step; ``tokens`` are those seen when it is done, ``loss`` is in nats."""
+    """One optimizer step; ``tokens`` are those seen when it is done, ``loss`` is in nats.
+
+    ``time`` is when it was done, in seconds since the epoch.
+    """
 
     step: int
+    time: float
     tokens: int
     loss: float
+    auxiliary_loss: float
+    expert_load: float
     lr: float
     gradient_norm: float
+    loss_scale: float
     seconds: float
     tokens_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """One evaluation on the held-out text, in nats per token."""
+    """One evaluation on the held-out text, in nats per token; ``time`` as of a step."""
 
     step: int
+    time: float
     tokens: int
     loss: float
     by_source: Mapping[str, float]
@@ -57,7 +67,11 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """What happened, in the order of the steps; events in the order of time."""
+    """What happened, in the order of the steps; events in the order of time.
+
+    ``energy`` is that of all the run's ``devices`` and ``hosts``, also for steps thrown away;
+    empty before any was noted.
+    """
 
     steps: tuple[Step, ...]
     held_out: tuple[HeldOut, ...]
@@ -65,6 +79,7 @@ class Journal:
     repeated_steps: int
     half_written_lines: int
     goodput: Goodput
+    energy: Mapping[str, Counted]
 
     def events_of(self, kind: str) -> tuple[Event, ...]:
         return tuple(event for event in self.events if event.kind == kind)
@@ -83,8 +98,14 @@ class _Draft:
     events: list[Event] = field(default_factory=list)
     repeated_steps: int = 0
     account: Account = field(default_factory=Account)
+    energy: dict[str, Counted] = field(default_factory=dict)
 
     def add(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "energy":  # a sum so far, which took no time of its own
+            self.energy = {
+                name: Counted.from_json(record[name]) for name in ("devices", "hosts")
+            }
+            return
         self.account.book(record)
         if record["kind"] == "step":
             step = _step(record)
@@ -174,10 +195,14 @@ def _add(draft: _Draft, record: Mapping[str, Any], where: str) -> None:
 def _step(record: Mapping[str, Any]) -> Step:
     return Step(
         step=int(record["step"]),
+        time=float(record["time"]),
         tokens=int(record["tokens"]),
         loss=float(record["loss"]),
+        auxiliary_loss=float(record["auxiliary_loss"]),
+        expert_load=float(record["expert_load"]),
         lr=float(record["lr"]),
         gradient_norm=float(record["gradient_norm"]),
+        loss_scale=float(record["loss_scale"]),
         seconds=float(record["seconds"]),
         tokens_per_second=float(record["tokens_per_second"]),
     )
@@ -186,6 +211,7 @@ def _step(record: Mapping[str, Any]) -> Step:
 def _held_out(record: Mapping[str, Any]) -> HeldOut:
     return HeldOut(
         step=int(record["step"]),
+        time=float(record["time"]),
         tokens=int(record["tokens"]),
         loss=float(record["loss"]),
         by_source={name: float(loss) for name, loss in record["by_source"].items()},
@@ -213,4 +239,5 @@ def _finished(draft: _Draft, half_written: int) -> Journal:
         repeated_steps=draft.repeated_steps,
         half_written_lines=half_written,
         goodput=draft.account.close(sum(step.seconds for step in steps)),
+        energy=draft.energy,
     )

@@ -49,6 +49,16 @@ def rate(value: float | None, unit: str) -> str:
     return ABSENT if value is None else _prefixed(value, unit)
 
 
+def kwh(value: float) -> str:
+    """Write an energy, such as 1.2 kWh."""
+    return f"{measured(value)} kWh"
+
+
+def watts(value: float) -> str:
+    """Write a power, such as 300 W."""
+    return f"{measured(value)} W"
+
+
 def _prefixed(value: float, unit: str) -> str:
     number, _, prefix = _scaled(value, tuple(f" {p}" for p in _RATE_UNITS)).partition(" ")
     return f"{number} {prefix}{unit}"

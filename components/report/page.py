@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.report import figures, numbers, planned, provenance, story, tables
+from components.report import energy, figures, planned, provenance, story, tables
 from components.report.cards import key_figures
+from components.report.data_section import data_sections
+from components.report.differences import differences_by_group, verdict
 from components.report.document import check_destination, embedded, set_page, write_page
+from components.report.evaluation import evaluation_grids
 from components.report.mixture import mixture_grid
 from components.report.outcome import Entry, load_entries
+from components.report.profile import profile_grids
+from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
 from components.spec.recipe_text import recipe_lines
 
 
@@ -25,6 +30,7 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
 
 def render(entries: Sequence[Entry]) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
+    differences, sweep = differences_by_group(entries), sweep_of(entries)
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
@@ -33,10 +39,13 @@ def render(entries: Sequence[Entry]) -> str:
         "miniatures": [entry.label for entry in entries if provenance.is_miniature(entry)],
         "cards": key_figures(entries[0]),
         "colours": [figures.colour(index) for index in range(len(entries))],
-        "charts": _charts(entries),
+        "charts": _charts(named_by_values(entries, sweep)) | _sweep_charts(entries, sweep),
+        "sweep": sweep,
+        "differences": differences,
+        "verdict": verdict(differences),
+        "data": data_sections(entries),
         "tables": _tables(entries),
         "recipes": _recipes(entries),
-        "count": numbers.count,
     }
     return set_page("page.html.j2", parts)
 
@@ -52,12 +61,23 @@ def _charts(entries: Sequence[Entry]) -> dict[str, str | None]:
     return {name: embedded(name, draw(entries)) for name, draw in drawn.items()}
 
 
+def _sweep_charts(entries: Sequence[Entry], sweep: Sweep | None) -> dict[str, str | None]:
+    if sweep is None:
+        return {}
+    return {
+        name: embedded(name, sweep_figure(entries, sweep, result))
+        for name, result in RESULTS.items()
+    }
+
+
 def _tables(entries: Sequence[Entry]) -> dict[str, tables.Grid]:
+    plans = [planned.plan_of(entry.run.recipe) for entry in entries]
     return {
         "summary": tables.summary_grid(entries),
         "mixture": mixture_grid(entries),
-        "planned": planned.planned_grid(entries),
-        "differences": tables.differences_grid(entries),
+        "planned": planned.planned_grid(entries, plans),
+        "parts": planned.parts_grid(entries, plans),
+        "energy": energy.energy_grid(entries),
         "published": provenance.published_grid(entries),
         "assumed": provenance.assumed_grid(entries),
         "flops": tables.flops_grid(entries),
@@ -65,6 +85,8 @@ def _tables(entries: Sequence[Entry]) -> dict[str, tables.Grid]:
         "incidents": tables.incidents_grid(entries),
         "goodput": story.goodput_grid(entries),
         "story": story.story_grid(entries),
+        **evaluation_grids(entries),
+        **profile_grids(entries),
     }
 
 

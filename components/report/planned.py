@@ -1,73 +1,131 @@
-"""The step that the planner predicts beside the one that the run measured.
+"""What the planner says of a run before it runs, beside what the run measured.
 
 Only where the cluster's profile has figures of its hardware: a run on any other machine, such
 as the one at hand, has no plan.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
+from components.energy.counted import JOULES_PER_KWH, NOTHING
 from components.errors import RecipeError
-from components.planner.plan import plan_recipe
+from components.planner.plan import Plan, plan_recipe
+from components.planner.sheets import GIB
 from components.report import numbers
 from components.report.outcome import Entry
 from components.report.run_folder import Tree
 from components.report.tables import Grid, Row, column_labels
 from components.spec.recipe import check_recipe
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedStep:
-    """Predicted seconds of a step, and the two between which it should lie."""
-
-    seconds: float
-    low: float
-    high: float
+_HOUR = 3_600.0
+NOT_MEASURED, UNKNOWN = "not measured", "unknown"
+Write = Callable[[float], str]
+Cells = tuple[str, str, str, str]  # planned, expected between, measured, the one by the other
 
 
-def planned_step(recipe: Tree) -> PlannedStep | None:
+def plan_of(recipe: Tree) -> Plan | None:
     """Plan a run's recipe; ``None`` where its cluster or this version of the planner cannot."""
     if recipe["cluster"].get("hardware", "none") == "none":
         return None
     try:
-        plan = plan_recipe(check_recipe(dict(recipe)))
+        return plan_recipe(check_recipe(dict(recipe)))
     except RecipeError:  # a run of another version must still have its report
         return None
-    if plan.time is None:
-        return None
-    total, error = plan.time.total, plan.error_fraction
-    return PlannedStep(seconds=total, low=total / (1 + error), high=total * (1 + error))
 
 
-def planned_grid(entries: Sequence[Entry]) -> Grid:
-    """Lay out planned and measured seconds of a step; no rows where no run has a plan."""
-    plans = [planned_step(entry.run.recipe) for entry in entries]
-    if not any(plans):
-        return Grid(columns=(), rows=())
-    measured = [_median_seconds(entry) for entry in entries]
-    columns = [_cells(plan, seconds) for plan, seconds in zip(plans, measured, strict=True)]
+def planned_grid(entries: Sequence[Entry], plans: Sequence[Plan | None]) -> Grid:
+    """Lay out planned beside measured, a row a quantity and run; no rows without a plan."""
+    several = len(entries) > 1
+    rows = [
+        (name, Row(cells=(name, *((entry.label,) if several else ()), *cells)))
+        for entry, plan in zip(entries, plans, strict=True)
+        if plan is not None
+        for name, cells in _quantities(entry, plan)
+    ]
+    # The same quantity of all runs stands together.
+    order = {name: place for place, name in enumerate(dict.fromkeys(n for n, _ in rows))}
+    rows.sort(key=lambda pair: order[pair[0]])
+    heads = ("planned", "expected between", "measured", "measured against planned")
+    columns = ("quantity", *(("run",) if several else ()), *heads)
+    return Grid(columns=columns, rows=tuple(row for _, row in rows))
+
+
+def parts_grid(entries: Sequence[Entry], plans: Sequence[Plan | None]) -> Grid:
+    """Lay out what the planned step of each run is spent on."""
+    parts = [plan.time.parts() if plan and plan.time else {} for plan in plans]
+    names = dict.fromkeys(name for one in parts for name in one)
     rows = tuple(
-        Row(cells=(title, *(column[title] for column in columns))) for title in columns[0]
+        Row(cells=(name.removesuffix("_seconds"), *(_part(one, name) for one in parts)))
+        for name in names
     )
-    return Grid(columns=("", *column_labels(entries)), rows=rows)
+    return Grid(columns=("part of the planned step", *column_labels(entries)), rows=rows)
 
 
-def _cells(plan: PlannedStep | None, measured: float | None) -> dict[str, str]:
-    return {
-        "planned step": _seconds(plan.seconds if plan else None),
-        "expected between": f"{plan.low:.3g} and {plan.high:.3g} s" if plan else numbers.ABSENT,
-        "measured step, median": _seconds(measured),
-        "measured against planned": f"{measured / plan.seconds - 1:+.1%}"
-        if plan is not None and measured is not None
-        else numbers.ABSENT,
-    }
+def _part(parts: dict[str, float], name: str) -> str:
+    if name not in parts:
+        return numbers.ABSENT
+    return f"{parts[name]:.3g} s ({parts[name] / sum(parts.values()):.1%})"
 
 
-def _seconds(value: float | None) -> str:
-    return numbers.ABSENT if value is None else f"{value:.3g} s"
+def _quantities(entry: Entry, plan: Plan) -> Iterator[tuple[str, Cells]]:
+    if plan.time is not None and plan.rates is not None:
+        total, error = plan.time.total, plan.error_fraction
+        between = f"{total / (1 + error):.3g} and {total * (1 + error):.3g} s"
+        steps = entry.run.journal.steps
+        measured = median(step.seconds for step in steps) if steps else None
+        yield "step, median", _cells(total, measured, "{:.3g} s".format, between)
+        planned = plan.rates.tokens_per_second
+        yield (
+            "tokens per second",
+            _cells(planned, entry.outcome.tokens_per_second, numbers.measured),
+        )
+    peak = plan.memory.ranks[0].peak / GIB
+    yield "memory of the first rank", _cells(peak, _peak_gib(entry), "{:.1f} GiB".format)
+    if plan.bill is not None:
+        hours = plan.bill.device_hours
+        yield (
+            "device-hours of the whole run",
+            _cells(hours, _device_hours(entry), numbers.measured),
+        )
+    yield from _energy(entry, plan)
 
 
-def _median_seconds(entry: Entry) -> float | None:
-    steps = entry.run.journal.steps
-    return median(step.seconds for step in steps) if steps else None
+def _energy(entry: Entry, plan: Plan) -> Iterator[tuple[str, Cells]]:
+    """Set energy beside the plan's, which is of the rated power at all times."""
+    devices = entry.run.journal.energy.get("devices", NOTHING)
+    if plan.bill is not None:
+        ended = entry.outcome.status == "finished" and devices.is_whole
+        planned, measured = plan.bill.energy_kwh, devices.kwh if ended else None
+        yield "energy of the devices, whole run", _cells(planned, measured, numbers.kwh)
+    rated = plan.hardware.power_watts
+    if devices.watts is not None and rated is not None:
+        counted = rated * devices.counted_seconds / JOULES_PER_KWH
+        yield "energy of the devices, as counted", _cells(counted, devices.kwh, numbers.kwh)
+        yield "power of a device, mean", _cells(rated, devices.watts, numbers.watts)
+
+
+def _cells(
+    planned: float | None, measured: float | None, write: Write, between: str = ""
+) -> Cells:
+    said = UNKNOWN if planned is None else write(planned)
+    if measured is None:
+        return said, between, NOT_MEASURED, numbers.ABSENT
+    deviation = numbers.ABSENT if planned is None else f"{measured / planned - 1:+.1%}"
+    return said, between, write(measured), deviation
+
+
+def _peak_gib(entry: Entry) -> float | None:
+    """Read what tensors took; of a CPU the run knows only the whole process."""
+    peak = (entry.run.results or {}).get("peak_memory_bytes")
+    if peak is None or str(entry.outcome.device).startswith("cpu"):
+        return None
+    return float(peak) / GIB
+
+
+def _device_hours(entry: Entry) -> float | None:
+    """Count from the first start to the last record, without what lay between processes."""
+    if entry.outcome.status != "finished":
+        return None
+    goodput = entry.run.journal.goodput
+    held = goodput.wall_seconds - goodput.lost_seconds["between processes"]
+    return float(held * entry.run.derived["ranks"] / _HOUR)

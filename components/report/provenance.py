@@ -21,6 +21,7 @@ _UNITS = (
     ("flops_per_token", "FLOP"),
     ("_seconds", "s"),
     ("_hours", "h"),
+    ("_kwh", "kWh"),
     ("days", "d"),
     ("_bytes", "B"),
     ("loss", "nats/token"),
@@ -120,6 +121,9 @@ def measured_quantities(entry: Entry) -> dict[str, float]:
     if out.seconds is not None:
         named["device_hours"] = out.seconds * run.derived["ranks"] / 3600
         named["days"] = out.seconds / 86400
+    devices = run.journal.energy.get("devices")
+    if devices is not None and devices.is_whole:
+        named["energy_kwh"] = devices.kwh
     if run.journal.steps:
         named["step_seconds"] = median(step.seconds for step in run.journal.steps)
     numeric = {name: value for name, value in named.items() if isinstance(value, int | float)}

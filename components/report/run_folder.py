@@ -13,7 +13,10 @@ Tree = Mapping[str, Any]
 
 # Without these keys there is nothing to head the page or the table with.
 _NEEDED = {
-    "recipe.json": ("name", "why", "scale", "cluster", "published", "assumed"),
+    "recipe.json": (
+        *("name", "why", "model", "parallelism", "scale", "cluster"),
+        *("published", "assumed"),
+    ),
     "derived.json": ("parameters", "tokens_per_step", "steps", "ranks", "flops_per_token"),
     "environment.json": (),
 }

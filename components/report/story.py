@@ -9,6 +9,7 @@ from components.report.tables import Grid, Row, column_labels
 
 # There may be thousands of them, and they say nothing that the goodput does not.
 _TOLD_ELSEWHERE = ("checkpoint",)
+MOST_NAMED = 8  # of a list in one cell of the table
 
 
 def story_grid(entries: Sequence[Entry]) -> Grid:
@@ -59,7 +60,15 @@ def _story(entry: Entry, label: str) -> list[tuple[str, ...]]:
 
 
 def _evidence(event: Event) -> str:
-    return "; ".join(f"{name} {numbers.exact(value)}" for name, value in event.evidence.items())
+    return "; ".join(f"{name} {_brief(value)}" for name, value in event.evidence.items())
+
+
+def _brief(value: object) -> str:
+    """Write the first of a long list, as of a job's nodes: the journal has all of them."""
+    if isinstance(value, list) and len(value) > MOST_NAMED:
+        rest = len(value) - MOST_NAMED
+        return f"{numbers.exact(value[:MOST_NAMED])} and {rest:,} more"
+    return numbers.exact(value)
 
 
 def _part(seconds: float, whole: float) -> str:

@@ -13,13 +13,14 @@ from rich.table import Table
 from components.report import numbers
 from components.report.outcome import Entry, load_entries, non_finite_steps
 from components.report.run_folder import Tree, flat
+from components.spec.groups import without_profile
 
 # Prose and sources: when they differ, the recipes' names say so already.
 _NOT_OVERRIDES = ("why", "published", "assumed")
 _ONE_RUN = "this run"
 _SUMMARY_COLUMNS = (
     *("run", "differs in", "steps"),
-    *("training loss", "held-out loss", "tokens/s", "status"),
+    *("training loss", "held-out loss", "tokens/s", "goodput", "status"),
 )
 
 
@@ -45,10 +46,14 @@ def summary_table(runs: Sequence[Path]) -> Table:
     Raises:
         RecipeError: no folder is given, or one of them is no run.
     """
-    grid = summary_grid(load_entries(runs))
+    return terminal_table(summary_grid(load_entries(runs)), left=2)
+
+
+def terminal_table(grid: Grid, *, left: int) -> Table:
+    """Set a grid for a terminal; the first ``left`` columns are text, the others numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(grid.columns):
-        table.add_column(column, justify="left" if place < 2 else "right", overflow="fold")
+        table.add_column(column, justify="left" if place < left else "right", overflow="fold")
     for row in grid.rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
     return table
@@ -57,10 +62,11 @@ def summary_table(runs: Sequence[Path]) -> Table:
 def summary_grid(entries: Sequence[Entry]) -> Grid:
     """Lay out one row a run: what differs in its recipe, and what came out."""
     differing = differing_keys(entries)
+    shown = without_profile(differing)
     rows = []
     for place, entry in enumerate(entries):
         out = entry.outcome
-        own = ", ".join(f"{key}={values[place]}" for key, values in differing.items())
+        own = ", ".join(f"{key}={differing[key][place]}" for key in shown)
         cells = (
             entry.label,
             own or numbers.ABSENT,
@@ -68,10 +74,16 @@ def summary_grid(entries: Sequence[Entry]) -> Grid:
             numbers.loss(out.training_loss),
             numbers.loss(out.held_out_final),
             numbers.count(out.tokens_per_second),
+            _goodput(entry),
             out.status,
         )
         rows.append(Row(cells=cells))
     return Grid(columns=_SUMMARY_COLUMNS, rows=tuple(rows))
+
+
+def _goodput(entry: Entry) -> str:
+    part = entry.run.journal.goodput.fraction
+    return numbers.ABSENT if part is None else f"{part:.0%}"
 
 
 def differing_keys(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
@@ -96,12 +108,6 @@ def _text(key: str, value: object) -> str:
     if isinstance(value, Mapping):
         return "{}"
     return numbers.exact(value)
-
-
-def differences_grid(entries: Sequence[Entry]) -> Grid:
-    """Lay out the keys on which the runs' recipes disagree."""
-    rows = [Row(cells=(key, *values)) for key, values in differing_keys(entries).items()]
-    return Grid(columns=("key", *(e.label for e in entries)), rows=tuple(rows))
 
 
 def environment_grid(entries: Sequence[Entry]) -> Grid:

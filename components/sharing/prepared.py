@@ -16,20 +16,38 @@ from components.spec.groups import Group, split
 from components.spec.recipe import Recipe
 
 NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
+STAGED = ".staged_for"  # the same of data that came without their raw text
 SECTIONS = ("data.", "tokenizer.")
 
 
 def note_prepared(recipe: Recipe, folder: Path) -> None:
     """Remember that ``folder`` holds the data of ``recipe``."""
-    note = _note(recipe)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(note) as file:
-        file.write(folder.name.encode())
+    _write_note(Path(recipe.data.folder) / NOTES, recipe, folder)
+
+
+def note_staged(recipe: Recipe, folder: Path) -> None:
+    """Remember beside ``folder`` that it holds the data of ``recipe``, text or no text."""
+    _write_note(folder.parent / STAGED, recipe, folder)
 
 
 def find_prepared(recipe: Recipe) -> Path | None:
     """Find the folder that was prepared for these data, if there is one."""
-    note = _note(recipe)
+    return find_staged(recipe) or _read_note(recipe, NOTES)
+
+
+def find_staged(recipe: Recipe) -> Path | None:
+    """Find the folder that was brought here for these data, if there is one."""
+    return _read_note(recipe, STAGED)
+
+
+def _write_note(notes: Path, recipe: Recipe, folder: Path) -> None:
+    notes.mkdir(parents=True, exist_ok=True)
+    with replace_atomically(notes / _digest(recipe)) as file:
+        file.write(folder.name.encode())
+
+
+def _read_note(recipe: Recipe, notes: str) -> Path | None:
+    note = Path(recipe.data.folder) / notes / _digest(recipe)
     if not note.is_file():
         return None
     folder = Path(recipe.data.folder) / note.read_text("utf-8").strip()
@@ -65,8 +83,8 @@ def _hash_source(source: SourceRecord) -> str:
     return sha256("\n".join(record.sha256 for record in records).encode()).hexdigest()
 
 
-def _note(recipe: Recipe) -> Path:
+def _digest(recipe: Recipe) -> str:
+    """Hash the keys that decide what the data are."""
     computing = split(recipe.model_dump(mode="json"))[Group.MATHEMATICS]
     own = sorted((key, repr(one)) for key, one in computing.items() if key.startswith(SECTIONS))
-    digest = sha256(repr(own).encode()).hexdigest()
-    return Path(recipe.data.folder) / NOTES / digest[:16]
+    return sha256(repr(own).encode()).hexdigest()[:16]

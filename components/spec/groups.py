@@ -7,7 +7,7 @@ fingerprint, moving a run, locks and comparisons all ask it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
@@ -25,6 +25,18 @@ class Group(StrEnum):
     RECORD = "record"
 
 
+TITLES = {
+    Group.MATHEMATICS: "changes the mathematics",
+    Group.LAYOUT: "changes the layout",
+    Group.MACHINE: "only the machine",
+    Group.RECORD: "only what is said or measured",
+}
+# Of another machine these follow from its name.
+_CLUSTER = "cluster.name"
+_PROFILE = tuple(
+    f"cluster.{key}"
+    for key in ("hardware", "site", "storage", "failures", "accounting", "queues")
+)
 # What a key says of itself and of all below it; `*` is any one step, the longest match wins. A
 # section without an entry of its own must list its keys: a new one has to be placed here.
 _TABLE: Mapping[Group, tuple[str, ...]] = {
@@ -44,18 +56,18 @@ _TABLE: Mapping[Group, tuple[str, ...]] = {
         *("parallelism.engine", "parallelism.zero", "parallelism.offload_optimizer"),
         *("parallelism.expert_dispatch", "parallelism.expert_aware"),
         *("parallelism.expert_divisor", "parallelism.sequence_parallel"),
-        *("parallelism.microbatch_sequences", "parallelism.recompute"),
+        *("parallelism.microbatch_sequences", "parallelism.recompute", "parallelism.compile"),
         *("parallelism.schedule", "parallelism.stages_per_rank"),
         *("parallelism.stage_balance", "parallelism.rank_order"),
     ),
     Group.MACHINE: (
         # What a run does when something breaks, and how it saves: a healthy one is the same.
-        *("cluster", "watchdog", "guard", "checkpoint"),
+        *("cluster", "watchdog", "guard", "checkpoint", "profiler"),
         *("data.folder", "data.verify", "data.write_megatron"),
         *(f"data.preparation.{key}" for key in sorted(MANNER)),
     ),
     Group.RECORD: (
-        *("name", "why", "home", "published", "assumed", "scale"),
+        *("name", "why", "home", "works", "published", "assumed", "scale", "tracking"),
         *("evaluation.every_tokens", "evaluation.max_windows_per_source"),
         *("data.sources.*.stand_in", "data.sources.*.language"),
         *("data.sources.*.licence", "data.sources.*.origin"),
@@ -102,6 +114,22 @@ def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
     return reasons
 
 
+def without_profile(keys: Iterable[str]) -> list[str]:
+    """Leave out what follows from ``cluster.name``, where that is among the keys."""
+    listed = list(keys)
+    another = _CLUSTER in listed
+    return [key for key in listed if not (another and key.startswith(_PROFILE))]
+
+
+def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:
+    """Name the keys of ``parallelism`` that change what this recipe computes."""
+    degrees = degrees_that_compute(
+        experts=tree["model"].get("mlp", {}).get("num_experts") is not None,
+        divisor=str(tree["parallelism"].get("expert_divisor")),
+    )
+    return frozenset(f"parallelism.{key}" for key in degrees)
+
+
 def split(tree: Mapping[str, Any]) -> dict[Group, dict[str, Any]]:
     """Deal the leaves of a settled recipe's tree to their groups, by dotted path.
 
@@ -109,11 +137,7 @@ def split(tree: Mapping[str, Any]) -> dict[Group, dict[str, Any]]:
     order is a leaf of its own.
     """
     dealt: dict[Group, dict[str, Any]] = {group: {} for group in Group}
-    experts = tree["model"].get("mlp", {}).get("num_experts") is not None
-    degrees = degrees_that_compute(
-        experts=experts, divisor=str(tree["parallelism"].get("expert_divisor"))
-    )
-    computing = {f"parallelism.{key}" for key in degrees}
+    computing = computing_keys(tree)
     for path, value in leaves(tree):
         group = Group.MATHEMATICS if path in computing else declared(path)
         assert group is not None, f"{path} has no group"

@@ -47,11 +47,12 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: Named) -> None:
 
     Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. What the recipe
     uses, and what the small model has room for, is also the most that an axis gets; what is
-    left over goes to data. Microbatches are the largest, up to ``microbatch_sequences``, of
-    which every batch has as many as the pipeline's schedule needs.
+    left over goes to data. Who says neither ranks nor nodes has one node. Microbatches are the
+    largest, up to ``microbatch_sequences``, of which every batch has as many as the pipeline's
+    schedule needs.
     """
-    degrees, ranks = tree["parallelism"], tree["cluster"]["ranks"]
-    left = 1 if ranks == "auto" else ranks
+    degrees = tree["parallelism"]
+    left = _given_ranks(tree["cluster"]) or _ranks_of_a_node(tree["cluster"])
     dealt = dict.fromkeys(AXES, 1)
     for axis in AXES:
         if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
@@ -158,6 +159,11 @@ def _given_ranks(cluster: Any) -> int | None:
     if cluster["nodes"] != "auto" and cluster["devices_per_node"] != "auto":
         return int(cluster["nodes"] * cluster["devices_per_node"])
     return None
+
+
+def _ranks_of_a_node(cluster: Any) -> int:
+    devices = cluster["devices_per_node"]
+    return 1 if devices == "auto" else int(devices)
 
 
 def _settle_nodes(tree: Tree, others: int) -> None:

@@ -14,6 +14,7 @@ from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
 from components.spec.groups import Group, fingerprint_of
 from components.spec.guard import Guard
+from components.spec.profiler import Profiler
 from components.spec.ramp import BatchRamp
 from components.spec.rules import check_rules
 from components.spec.section import Section
@@ -28,10 +29,12 @@ from components.spec.sections import (
     Published,
     Scale,
     Stem,
+    Works,
 )
 from components.spec.shape import ModelShape
 from components.spec.stages import stage_layers
 from components.spec.targets import check_nodes, nearest
+from components.spec.tracking import Tracking
 from components.spec.union_errors import of_what_was_meant
 from components.spec.watchdog import Watchdog
 
@@ -44,6 +47,7 @@ class Recipe(Section):
     name: Stem
     why: str
     home: Stem
+    works: Works
     model: Node
     tokenizer: Node
     data: Data
@@ -56,6 +60,8 @@ class Recipe(Section):
     evaluation: Evaluation
     guard: Guard
     watchdog: Watchdog
+    profiler: Profiler
+    tracking: Tracking
     cluster: Cluster
     scale: Scale
     published: FrozenMapping[Published]

@@ -16,7 +16,7 @@ from components.spec.recipe import Recipe, check_recipe, read_section
 from components.spec.sections import Cluster, Parallelism
 from components.spec.targets import nearest
 
-SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog")
+SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
 _NEW_RUN = "start a new run with run=FOLDER"
 

@@ -7,6 +7,7 @@ from components.spec.data_rules import check_data
 from components.spec.guard_rules import check_guard
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
+from components.spec.profiler import check_profiler
 from components.spec.shape import check_shape
 from components.spec.watchdog_rules import check_watchdog
 
@@ -29,6 +30,7 @@ def check_rules(recipe: "Recipe") -> None:
     check_layout(recipe)
     check_watchdog(recipe)
     check_guard(recipe)
+    check_profiler(recipe)
 
 
 def _check_vocabulary(recipe: "Recipe") -> None:

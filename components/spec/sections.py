@@ -10,6 +10,7 @@ from pydantic import Field
 
 from components.spec.frozen import FrozenMapping, FrozenValue
 from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
+from components.spec.preflight import Preflights
 from components.spec.section import Count, Fraction, Section
 from components.spec.site import JobSite
 from components.spec.stages import Balance
@@ -17,6 +18,7 @@ from components.spec.stages import Balance
 Part = Literal["attention", "mlp", "norms"]
 Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
 Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+Works = Annotated[tuple[Stem, ...], Field(strict=False)]
 
 
 class RampUp(Section):
@@ -81,6 +83,7 @@ class Parallelism(Section):
     sequence_parallel: bool
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+    compile: Literal["none", "layers"]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
     stages_per_rank: Count
     stage_balance: Balance
@@ -93,8 +96,8 @@ class Checkpoint(Section):
     Of checkpoints stay the last ``keep``, the first at or after every multiple of
     ``keep_every_tokens``, and the ``keep_best`` of lowest held-out loss. Weights alone are
     written every ``weights_every_tokens`` and stay. What stays for good is copied into the
-    folder ``copy_to``. All ranks together write at most ``files``; a file system that goes away
-    is waited for, ``retry_seconds``.
+    folder ``copy_to``. All ranks together write at most ``files``; a file system that is away
+    or full is waited for, ``retry_seconds``.
     """
 
     every_tokens: Count
@@ -122,7 +125,9 @@ class Cluster(Section):
     ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
     ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
     ``smoke`` is one short job on two nodes, to see that everything starts. A job asks for
-    ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail.
+    ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail, or that
+    ``preflight`` finds bad before the ranks start. Ranks import Python's packages and this code
+    from where they lie, or from a copy that each node makes before (``imports``).
     """
 
     name: str
@@ -141,6 +146,8 @@ class Cluster(Section):
     jobs: Literal["auto"] | Count
     smoke: bool
     spare_nodes: Annotated[int, Field(ge=0)]
+    preflight: Preflights
+    imports: Literal["shared", "node_local"]
     site: JobSite
 
 

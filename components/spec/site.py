@@ -55,7 +55,10 @@ class Site(Section):
     ``launch`` follows ``srun`` or ``mpiexec``. ``queue`` is used where the profile lists no
     ``queues``. ``node_resources`` is what a PBS job asks of each node, as ``ncpus=48:ngpus=6``.
     ``host_suffix`` turns a node's name into the one under which other nodes reach it.
-    ``spare_seconds`` are what saving a checkpoint may take before the wall.
+    ``node_folder`` is on each node its own, for what a job keeps there while it runs.
+    ``spare_seconds`` are what saving a checkpoint may take before the wall. ``python`` is the
+    version that the modules bring, null if they bring none or nobody has said; ``provides`` are
+    packages that they bring, which no environment installs over.
     """
 
     queue_option: Literal["--partition", "--qos", "-q"]
@@ -65,12 +68,15 @@ class Site(Section):
     node_resources: str | None
     directives: Words
     modules: Words
+    python: str | None
+    provides: Words
     setup: Annotated[tuple[Step, ...], Field(strict=False)]
     container: str | None
     environment: FrozenMapping[Variable]
     binding: Binding
     launch: Words
     host_suffix: str
+    node_folder: str
     spare_seconds: Count
     internet: bool | None
     proxy: str | None

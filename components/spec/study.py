@@ -1,129 +1,94 @@
-"""A study: one file that says which runs to make of a recipe, and what to look for in them."""
+"""A study: one file that says which runs to make of a recipe, and what to look for in them.
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+It searches a ``space``, or lists its ``points``.
+"""
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from components.errors import RecipeError
-from components.spec.frozen import FrozenMapping
 from components.spec.recipe import Recipe, read_section
-from components.spec.section import Section
+from components.spec.study_fields import Study, Value
+from components.spec.study_listed import Listed, mistakes_of_listed, spread_grid
+from components.spec.study_searched import Searched, mistakes_of_searched
 
 SECTIONS = frozenset(Recipe.model_fields)
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
-Value = bool | int | float | str
-Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
+KINDS = ("space", "points", "grid")
 
 
-class Interval(Section):
-    """Numbers from ``low`` to ``high``, both included; ``log`` searches their logarithms."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
-class Objective(Section):
-    """What is compared: a key of a run's ``results.json``, and the same thing in a plan.
-
-    ``planned`` is a key of what ``action=plan output=json`` prints; null if no plan knows it.
-    """
-
-    measured: str
-    planned: str | None
-    direction: Literal["maximize", "minimize"]
-
-
-class Search(Section):
-    """How points are chosen: ``tpe`` learns from those that ended, ``random`` does not.
-
-    At most ``at_once`` of ``trials`` runs are in a queue together; it is asked how they are
-    every ``poll_seconds``.
-    """
-
-    sampler: Literal["tpe", "random"]
-    trials: PositiveInt
-    at_once: PositiveInt
-    seed: int
-    poll_seconds: PositiveFloat
-
-
-class Study(Section):
-    """Vary the keys of ``space``; ``products`` are keys that follow from them.
-
-    A name in ``space`` without a dot is no key of the recipe but a factor of some product.
-    """
-
-    name: str
-    why: str
-    recipe: str
-    cluster: str
-    set: FrozenMapping[Value]
-    space: FrozenMapping[Values | Interval]
-    products: FrozenMapping[Annotated[tuple[int | str, ...], Field(strict=False)]]
-    objective: Objective
-    search: Search
-    published: FrozenMapping[Value]
-
-    def values(self, point: Mapping[str, Value]) -> dict[str, Value]:
-        """Give every key that the point sets: the fixed ones, its own, the products."""
-        return {
-            **self.set,
-            **{key: value for key, value in point.items() if "." in key},
-            **{key: self._product(key, point) for key in self.products},
-        }
-
-    def _product(self, key: str, point: Mapping[str, Value]) -> int:
-        values = (point[f] if isinstance(f, str) else f for f in self.products[key])
-        return math.prod(int(value) for value in values)
-
-
-def check_study(tree: Mapping[str, object], where: str) -> Study:
+def check_study(tree: Mapping[str, object], where: str) -> Searched | Listed:
     """Check a study's fields, and that its parts name one another rightly.
 
     Raises:
-        RecipeError: an unknown or missing field, an interval without an inside, a factor that
-            is no whole number of the space, a key that is set twice.
+        RecipeError: an unknown or missing field, no points or two kinds of them, an interval
+            without an inside, a factor that is no whole number of the points, a key that is
+            set twice, a figure or a published value of no point, text that
+            no terminal should be given.
     """
-    study = read_section(Study, tree, where)
-    for path, problem, remedy in _mistakes(study):
+    given = [kind for kind in KINDS if kind in tree]
+    if len(given) != 1:
+        problem = f"has {' and '.join(given) or 'nothing to try'}"
+        raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
+    study: Searched | Listed
+    if given == ["space"]:
+        study = read_section(Searched, tree, where)
+        mistakes = mistakes_of_searched(study)
+    else:
+        study = read_section(
+            Listed, spread_grid(tree, where) if given == ["grid"] else tree, where
+        )
+        mistakes = mistakes_of_listed(study)
+    for path, problem, remedy in chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)
     return study
 
 
-def _mistakes(study: Study) -> Iterator[tuple[str, str, str]]:
-    for key, values in study.space.items():
-        if not isinstance(values, Interval):
-            continue
-        lowest = 0.0 if values.log else -math.inf
-        if not lowest < values.low < values.high:
-            problem = f"{values.low:g} to {values.high:g} is no interval"
-            yield f"space.{key}", problem, "low is below high, and above 0 with log: true"
-    used = {factor for factors in study.products.values() for factor in factors}
-    for factor in used:
-        listed = study.space.get(factor) if isinstance(factor, str) else (factor,)
-        if not isinstance(listed, tuple) or not all(type(value) is int for value in listed):
-            problem = f"the factor {factor!r} is no key of whole numbers in the space"
-            yield "products", problem, "list its values under space"
-    for key in study.space.keys() - used:
-        if "." not in key:
-            problem = "is neither a key of a recipe nor a factor of a product"
-            yield f"space.{key}", problem, "write the whole key, as optimizer.lr"
-    for key in _foreign(study):
+def varied(study: Searched | Listed) -> dict[str, tuple[Value, ...] | None]:
+    """Give the values that each key takes; none for an interval."""
+    if isinstance(study, Listed):
+        keys = dict.fromkeys(key for point in study.points for key in point)
+        return {key: tuple(p[key] for p in study.points if key in p) for key in keys}
+    return {
+        key: values if isinstance(values, tuple) else None
+        for key, values in study.space.items()
+    }
+
+
+def _mistakes(study: Searched | Listed, kind: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what either kind gets wrong."""
+    space = varied(study)
+    for factor in {factor for factors in study.products.values() for factor in factors}:
+        listed = space.get(factor) if isinstance(factor, str) else (factor,)
+        if listed is None or not all(type(value) is int for value in listed):
+            problem = f"the factor {factor!r} is no key of whole numbers in the {kind}"
+            yield "products", problem, f"list its values under {kind}"
+    for path, text in _texts(study.model_dump(mode="json")):
+        if not text.replace("\n", "").isprintable():
+            yield path, f"{text!r} has characters that act on a terminal", "write plain text"
+    for key in _foreign(study, space):
         problem = "is no key that a study may set"
         yield key, problem, "a key of a recipe, or cluster.nodes, ranks, hours, jobs, smoke"
-    keys = (study.set.keys(), study.space.keys(), study.products.keys())
+    keys = (study.set.keys(), space.keys(), study.products.keys())
     for key in (keys[0] & keys[1]) | (keys[0] & keys[2]) | (keys[1] & keys[2]):
-        yield key, "is set twice", "keep it under one of set, space and products"
+        yield key, "is set twice", f"keep it under one of set, {kind} and products"
 
 
-def _foreign(study: Study) -> Iterator[str]:
+def _texts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text of a study, the names of keys included, and where it is."""
+    if isinstance(tree, str):
+        yield path, tree
+    parts: Iterable[tuple[object, object]] = tree.items() if isinstance(tree, dict) else ()
+    for step, item in enumerate(tree) if isinstance(tree, list) else parts:
+        yield path or "names", str(step)
+        yield from _texts(item, f"{path}.{step}" if path else str(step))
+
+
+def _foreign(study: Study, space: Mapping[str, object]) -> Iterator[str]:
     """Yield the keys that are no recipe's, and those of the machine's profile."""
-    dotted = (key for key in study.space if "." in key)
-    for key in (*study.set, *study.products, *dotted):
+    dotted = (key for key in (*space, *study.products) if "." in key)
+    for key in (*study.set, *dotted):
         section, _, name = key.partition(".")
         if section not in SECTIONS or (section == "cluster" and name not in OF_CLUSTER):
             yield key

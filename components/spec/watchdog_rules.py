@@ -28,17 +28,32 @@ def check_watchdog(recipe: "Recipe") -> None:
             f"{watchdog.restarts}, but a single rank here has no agent to start it again",
             "set watchdog.restarts=0, or cluster.ranks=2",
         )
-    if not cluster.spare_nodes:
-        return
-    if cluster.scheduler != "slurm":
+    if cluster.spare_nodes:
+        _check_spare_nodes(recipe)
+
+
+def _check_spare_nodes(recipe: "Recipe") -> None:
+    """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
+    cluster = recipe.cluster
+    if cluster.scheduler == "none":
         raise RecipeError(
             "cluster.spare_nodes",
-            f"{cluster.spare_nodes}, but under {cluster.scheduler} no job outlives a node",
-            "set cluster.spare_nodes=0: the next job of the chain goes on",
+            f"{cluster.spare_nodes}, but without a scheduler there is no job to have them",
+            "set cluster.spare_nodes=0",
         )
-    if not watchdog.restarts:
+    if not isinstance(cluster.preflight, str):
+        return
+    if cluster.scheduler == "pbs":
         raise RecipeError(
             "cluster.spare_nodes",
-            f"{cluster.spare_nodes}, but a run that never starts again has no use for them",
-            "set watchdog.restarts=3, or cluster.spare_nodes=0",
+            f"{cluster.spare_nodes}, but under pbs no job outlives a node, and none is looked "
+            "at before",
+            "leave cluster.preflight as it is, or set cluster.spare_nodes=0",
+        )
+    if not recipe.watchdog.restarts:
+        raise RecipeError(
+            "cluster.spare_nodes",
+            f"{cluster.spare_nodes}, but a run that neither looks at its nodes nor starts "
+            "again has no use for them",
+            "leave cluster.preflight as it is, or set watchdog.restarts=3",
         )

@@ -1,7 +1,8 @@
 """One rank: ``python -m components.train RUN_FOLDER``, as job scripts start it.
 
 A rank that saved and stopped ends with 0, or its launcher would call it a failure; how the run
-ended is in ``results.json``. An error goes to a file below ``ranks/``.
+ended is in ``results.json``. An error goes to a file below ``ranks/``; without room
+for it, what a user has to mend is said here, and told by the exit status.
 """
 
 import os
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from components.life.failures import AGENT_BEGAN, error_file, raise_again
+from components.errors import RecipeError
+from components.life.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
 from components.spec.recipe import read_recipe
+from components.train.caches import make_cache_folders
 from components.train.fit import fit
 from components.train.ranks import rank_variables
 from components.train.run_folder import RunFolder
@@ -27,6 +30,7 @@ def be_a_rank(path: Path) -> None:
     os.environ |= rank_variables(
         os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
     )
+    make_cache_folders(os.environ)
     # One place for all: torchrun's own has the rank's number on its node, and an attempt's.
     error = error_file(path / "ranks", int(os.environ.get("RANK", "0")))
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
@@ -35,5 +39,16 @@ def be_a_rank(path: Path) -> None:
     fit(path)
 
 
+def main(path: Path) -> None:
+    """Be a rank; what it raises is written where whoever started it looks."""
+    try:
+        record(be_a_rank)(path)
+    except OSError as error:  # also where `record` finds no room for another error
+        if not isinstance(error.__context__, RecipeError):
+            raise
+        sys.stderr.write(f"{error.__context__}\n")
+        sys.exit(MENDABLE)
+
+
 if __name__ == "__main__":
-    record(be_a_rank)(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

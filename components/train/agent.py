@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from components.life.failures import (
     AGENT_BEGAN,
+    MENDABLE,
     error_file,
     forget_errors,
     message_of,
@@ -83,10 +84,9 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        rank, failure = first_failure({**error.failures, **_raised(logs)})
-        tree = {"rank": rank, **describe(failure)}
-        (logs / FIRST_FAILURE).write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-        return 1
+        _leave(logs, {**error.failures, **_raised(logs)})
+        statuses = {failure.exitcode for failure in error.failures.values()}
+        return MENDABLE if MENDABLE in statuses else 1
     except AttributeError as error:
         # Torch 2.13 asks the result of a node that only waited whether it failed: it is None.
         if error.name != "is_failed" or error.obj is not None:
@@ -94,6 +94,18 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     except SignalException:  # the second Ctrl-C: the agent has ended the ranks
         return 1
     return 0
+
+
+def _leave(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
+    """Write down the first failure, whole or not at all: a full disk may be what it tells."""
+    rank, failure = first_failure(failures)
+    tree = {"rank": rank, **describe(failure)}
+    beside = logs / f".{FIRST_FAILURE}"
+    try:
+        beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        beside.replace(logs / FIRST_FAILURE)
+    except OSError as error:
+        sys.stderr.write(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}\n")
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:
@@ -109,6 +121,7 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     return {
         rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
         for rank, file in files.items()
+        if file.stat().st_size  # the disk was full
     }
 
 

@@ -14,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint.agreement import by_first
 from components.checkpoint.copying import check_target
-from components.checkpoint.disk import patiently
+from components.checkpoint.disk import Patience
 from components.checkpoint.keeping import Policy, drop_after
 from components.checkpoint.loading import choose_up_to, load_checkpoint, load_newest
 from components.checkpoint.marker import (
@@ -110,8 +110,8 @@ class Checkpoints(RunCallback):
             amend(target, progress)
             return drop_after(target)
 
-        seconds = self._settings.retry_seconds
-        return by_first(lambda: patiently(target, amended, seconds=seconds))
+        patience = Patience(seconds=self._settings.retry_seconds)
+        return by_first(lambda: patience(target, amended))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._saver is not None:
@@ -168,8 +168,8 @@ class Checkpoints(RunCallback):
         Raises:
             RecipeError: it is away for longer than a save would wait.
         """
-        seconds = self._settings.retry_seconds
-        by_first(lambda: patiently(self._folder, lambda: self._folder.stat(), seconds=seconds))
+        patience = Patience(seconds=self._settings.retry_seconds)
+        by_first(lambda: patience(self._folder, self._folder.stat))
 
     def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
         settings = self._settings
@@ -197,9 +197,12 @@ class Checkpoints(RunCallback):
 class StopOnRequest(RunCallback):
     """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
 
-    def __init__(self, *, file: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, file: Path, say: Callable[[str], None], say_at_once: Callable[[str], None]
+    ) -> None:
         self._file = file
         self._say = say
+        self._say_at_once = say_at_once
         self._before: dict[int, Any] = {}
 
     def on_begin(self, module: Pretraining) -> None:
@@ -207,7 +210,8 @@ class StopOnRequest(RunCallback):
             if module.stop_asked and number == signal.SIGINT:
                 raise KeyboardInterrupt
             module.stop_asked = True
-            self._say(f"{signal.Signals(number).name}: saving after this step, then stopping")
+            name = signal.Signals(number).name
+            self._say_at_once(f"{name}: saving after this step, then stopping")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, ask)

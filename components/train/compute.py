@@ -13,7 +13,7 @@ from components.parallelism.dropout_streams import stream_seed
 from components.parallelism.mesh import Mesh
 from components.parallelism.microbatches import Passed
 from components.spec.recipe import Recipe
-from components.train.strategy import compute_dtype
+from components.train.devices import compute_dtype
 
 
 class StageCompute:
@@ -58,7 +58,7 @@ class StageCompute:
         is_last, part = decoder.final_norm is not None, self._part
         self.take(number)
         torch.manual_seed(self.dropout_seed("embedding"))
-        with self.own_time.measured(), self._autocast():
+        with self.own_time.measured(), autocast_to(self._dtype, self._device):
             result: Tensor = decoder(
                 inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
                 documents=self._documents(rows[:, :-1]),
@@ -113,19 +113,25 @@ class StageCompute:
     def _documents(self, tokens: Tensor) -> Tensor | None:
         if not self._recipe.data.document_mask:
             return None
-        ends = (tokens == self._eod_id).int()
-        return ends.cumsum(1) - ends  # an end of document belongs to what it ends
+        return number_documents(tokens, self._eod_id)
 
-    def _autocast(self) -> torch.autocast:
-        """Compute in the recipe's dtype; weights, gradients and state stay float32.
 
-        Nothing is remembered: a pass casts each weight once, and a cache would hold the casts
-        of layers that are to be recomputed until the last one is through.
-        """
-        exact = self._dtype in {torch.float32, torch.float64}
-        return torch.autocast(
-            self._device.type,
-            torch.bfloat16 if exact else self._dtype,
-            enabled=not exact,
-            cache_enabled=False,
-        )
+def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
+    """Number the document of each token: (sequences, length)."""
+    ends = (tokens == eod_id).int()
+    return ends.cumsum(1) - ends  # an end of document belongs to what it ends
+
+
+def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Compute in the recipe's dtype; weights, gradients and state stay float32.
+
+    Nothing is remembered: a pass casts each weight once, and a cache would hold the casts
+    of layers that are to be recomputed until the last one is through.
+    """
+    exact = dtype in {torch.float32, torch.float64}
+    return torch.autocast(
+        device.type,
+        torch.bfloat16 if exact else dtype,
+        enabled=not exact,
+        cache_enabled=False,
+    )

@@ -16,7 +16,7 @@ from components.spec.sections import Cluster
 
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TILES_ARE_DEVICES = ("FLAT", "COMBINED")
-_MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
+MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
@@ -27,6 +27,15 @@ def device_type(wanted: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "xpu" if torch.xpu.is_available() else "cpu"
+
+
+def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
+    """Choose the dtype that ``auto`` stands for on ``device``."""
+    if compute == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, compute)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def count_devices(kind: str) -> int:
@@ -76,9 +85,9 @@ def _check_hierarchy() -> None:
 
 
 def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
-    mask = os.environ.get(_MASKS[kind])
+    mask = os.environ.get(MASKS[kind])
     if mask is not None:
-        return f"unset {_MASKS[kind]}, now {mask}: a rank finds its device by its number"
+        return f"unset {MASKS[kind]}, now {mask}: a rank finds its device by its number"
     if cluster.scheduler == "none":
         ways = [f"set cluster.ranks={seen}", "set cluster.device=cpu"]
     else:

@@ -1,5 +1,6 @@
 """What a person sees while it trains: a live bar on a terminal, plain lines elsewhere."""
 
+import os
 import time
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from components.train.callback import RunCallback
 from components.train.module import Pretraining
 
 LINES = 20  # plain lines over a whole run
+STANDARD_ERROR = 2
 
 
 class Display(RunCallback):
@@ -64,6 +66,11 @@ class Display(RunCallback):
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+    def say_at_once(self, text: str) -> None:
+        """Say it from a signal handler, which may have interrupted a line or an import here."""
+        if not self._console.quiet:
+            os.write(STANDARD_ERROR, f"{text}\n".encode())
 
     def on_close(self) -> None:
         if self._bar is not None:

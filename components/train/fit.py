@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
+from components.checkpoint.disk import explained
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
@@ -13,11 +13,14 @@ from components.life.journal import Journal
 from components.spec.recipe import Recipe, read_recipe
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
+from components.train.curves import Curves
 from components.train.display import Display
 from components.train.guarding import Guarding
 from components.train.held_out import HeldOutLoss
+from components.train.metering import Metering
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
+from components.train.profiling import Profiling
 from components.train.rehearsing import Rehearsing
 from components.train.results import summarize
 from components.train.run_folder import RunFolder
@@ -25,6 +28,8 @@ from components.train.story import Story
 from components.train.strategy import rank_here
 from components.train.trainer import make_trainer
 from components.train.watching import Watching, watch_for_hangs
+
+SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
 def fit(path: Path) -> str:
@@ -34,11 +39,12 @@ def fit(path: Path) -> str:
     """
     folder = RunFolder(path)
     recipe = read_recipe(folder.recipe)
-    hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
-    try:
-        return _fit(folder, recipe, hang)
-    finally:
-        hang.stop()
+    with explained(path):
+        hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
+        try:
+            return _fit(folder, recipe, hang)
+        finally:
+            hang.stop()
 
 
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
@@ -46,9 +52,10 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     module = load_module(folder)
     data = folder.read_json("data.json")
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
-    logger = _logger(folder) if rank_here() == 0 else None
-    metrics = Metrics(file=folder.metrics, logger=logger)
-    journal = Journal(file=folder.journal, writes=rank_here() == 0)
+    curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
+    retry_seconds = recipe.checkpoint.retry_seconds
+    metrics = Metrics(file=folder.metrics, curves=curves, retry_seconds=retry_seconds)
+    journal = Journal(file=folder.journal, writes=rank_here() == 0, retry_seconds=retry_seconds)
     windows = HeldOutWindows(
         folder=Path(data["folder"]),
         manifest=Manifest.read(Path(data["folder"])),
@@ -65,7 +72,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         settings=recipe.checkpoint,
         say=display.say,
     )
-    stop = StopOnRequest(file=folder.stop, say=display.say)
+    stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
     guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
     rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
     story = Story(folder=folder, journal=journal, began=began)
@@ -77,11 +84,12 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         say=display.say,
         checkpoint_tokens=recipe.checkpoint.every_tokens,
     )
+    metering = Metering(metrics=metrics, sysfs=SYSFS, say=display.say)
     trainer = make_trainer(
         recipe=recipe,
-        logger=logger,
         callbacks=[
-            *(watching, story, rehearsal, stop, metrics),
+            *(watching, story, *_profiling(folder, recipe, display)),
+            *(rehearsal, stop, metering, metrics),
             *(held_out, checkpoints, display, guarding),
         ],
         most_steps=None,
@@ -94,9 +102,18 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
             file=folder.metrics,
             unigram=data["unigram"],
             began=began,
+            energy_sources=metering.sources,
         )
         folder.write_json("results.json", results)
     return "stopped" if module.stopping else "finished"
+
+
+def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Profiling]:
+    """Make what profiles this rank, if it is asked for."""
+    settings, rank = recipe.profiler, rank_here()
+    if not settings.steps or rank not in settings.ranks:
+        return []
+    return [Profiling(settings=settings, folder=folder, rank=rank, say=display.say)]
 
 
 def load_module(folder: RunFolder) -> Pretraining:
@@ -111,7 +128,3 @@ def load_module(folder: RunFolder) -> Pretraining:
         ),
         eod_id=manifest.tokenizer.eod_id,
     )
-
-
-def _logger(folder: RunFolder) -> TensorBoardLogger:
-    return TensorBoardLogger(save_dir=folder.path, name="", version="tensorboard")

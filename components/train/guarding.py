@@ -1,6 +1,6 @@
 """What is done about a bad step: its data is left out, or the run goes back before it."""
 
-import socket
+import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from components.checkpoint.marker import name_of
 from components.errors import RecipeError
 from components.life.guard import Verdict
 from components.life.journal import Journal, Kind
+from components.life.place import node_name
 from components.train.callback import RunCallback
 from components.train.checkpoints import Checkpoints
 from components.train.metrics import Metrics
@@ -110,7 +111,7 @@ def found_by(module: Pretraining) -> list[dict[str, Any]]:
     forward = not module.compute.is_sound
     mine: dict[str, Any] = {
         "rank": dist.get_rank(),
-        "node": socket.gethostname(),
+        "node": node_name(os.environ),
         "stage": module.mesh.place("pipeline"),
         "in": "forward" if forward else "gradient",
         "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],

@@ -51,7 +51,7 @@ class HeldOutLoss(RunCallback):
             context=degrees.context, slices=degrees.tensor if degrees.sequence_parallel else 1
         )
         windows = _divisible(self._windows.windows(source), divisor)
-        batches = _same_length(windows, degrees.microbatch_sequences)
+        batches = same_length(windows, degrees.microbatch_sequences)
         for rows, counts in _turns(batches, module.mesh.data_rank, module.mesh.data_ranks):
             loss = module.evaluate(rows.to(module.device))
             if loss is not None and counts:
@@ -79,7 +79,7 @@ def _divisible(windows: Iterable[Tensor], divisor: int) -> Iterator[Tensor]:
             yield window[: kept + 1]
 
 
-def _same_length(windows: Iterable[Tensor], most: int) -> Iterator[Tensor]:
+def same_length(windows: Iterable[Tensor], most: int) -> Iterator[Tensor]:
     """Stack neighbouring windows of one length into batches of at most ``most``."""
     for _, group in groupby(windows, key=len):
         while batch := list(islice(group, most)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from components.build import build
 from components.errors import RecipeError
-from components.life.failures import recipe_error
+from components.life.failures import MENDABLE, recipe_error
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
@@ -78,12 +78,24 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
     command = [sys.executable, "-m", "components.train.agent", *words]
     # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)
-    status = _wait(process, folder)
+    return how_it_ended(folder, _wait(process, folder))
+
+
+def how_it_ended(folder: RunFolder, status: int) -> str:
+    """Tell ``finished``, ``stopped`` or ``failed`` after the agent has ended with ``status``.
+
+    Raises:
+        RecipeError: a rank met what a user has to mend.
+    """
     if folder.results.exists():
         return str(folder.read_json("results.json")["status"])
     if status == 0:
         return "finished"
     _say_what_failed(folder)
+    if status == MENDABLE:
+        problem = "has no room for the error that the first rank has told above"
+        remedy = f"mend what it says, then go on with resume={folder.path}"
+        raise RecipeError(str(folder.path / "ranks"), problem, remedy)
     return "failed"
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a run, ``metrics.jsonl`` and TensorBoard: steps and held-out losses."""
+"""The measurements of a run, ``metrics.jsonl`` and TensorBoard: steps, losses, energy."""
 
 import time
 from collections.abc import Mapping
@@ -6,21 +6,27 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from lightning.pytorch.loggers import TensorBoardLogger
-
+from components.checkpoint.disk import Patience
 from components.checkpoint.marker import Progress
+from components.energy.counted import NOTHING, Counted
 from components.life.journal import append_line, read_lines
 from components.train.callback import RunCallback
+from components.train.curves import Curves
 from components.train.module import Pretraining
 
 
 class Metrics(RunCallback):
-    """Append to ``metrics.jsonl`` on the first rank; other ranks write nothing."""
+    """Append to ``metrics.jsonl`` on the first rank; other ranks write nothing.
 
-    def __init__(self, *, file: Path, logger: TensorBoardLogger | None) -> None:
+    Where the disk is full or away the run waits, for ``retry_seconds``.
+    """
+
+    def __init__(self, *, file: Path, curves: Curves | None, retry_seconds: float) -> None:
         self._file = file
-        self._logger = logger
+        self._patience = Patience(seconds=retry_seconds)
+        self._curves = curves
         self.held_out_losses: list[tuple[int, float, dict[str, float]]] = []
+        self.energy_used = self._energy_before = _energy_so_far(file)
 
     def on_begin(self, module: Pretraining) -> None:
         if module.progress.step:
@@ -35,6 +41,10 @@ class Metrics(RunCallback):
             record["step"],
         )
 
+    def on_close(self) -> None:
+        if self._curves is not None:
+            self._curves.close()
+
     def held_out(self, progress: Progress, by_source: dict[str, float], seconds: float) -> None:
         """Note an evaluation that took ``seconds``."""
         mean = fmean(by_source.values())
@@ -42,6 +52,16 @@ class Metrics(RunCallback):
         entry = {"step": progress.step, "tokens": progress.tokens, "loss": mean}
         self._append("held_out", entry | {"by_source": by_source, "seconds": seconds})
         self._plot({"held_out": mean}, progress.step)
+
+    def energy(self, progress: Progress, *, devices: Counted, hosts: Counted) -> None:
+        """Note what was counted since this process began; the run's earlier ones' is added."""
+        before = self._energy_before
+        used = {"devices": before["devices"] + devices, "hosts": before["hosts"] + hosts}
+        self.energy_used = used
+        entry = {"step": progress.step, "tokens": progress.tokens}
+        self._append("energy", entry | {name: one.as_json() for name, one in used.items()})
+        if used["devices"].counted_seconds:
+            self._plot({"device_joules": used["devices"].joules}, progress.step)
 
     def held_out_loss(self, tokens: int) -> float | None:
         """Return the loss that was taken after so many tokens, if it was then."""
@@ -63,9 +83,19 @@ class Metrics(RunCallback):
         return [(tokens, *found[tokens]) for tokens in sorted(found)]
 
     def _append(self, kind: str, entry: Mapping[str, object]) -> None:
-        if self._logger is not None:
-            append_line(self._file, {"kind": kind, "time": time.time(), **entry}, sync=False)
+        if self._curves is not None:
+            line = {"kind": kind, "time": time.time(), **entry}
+            self._patience(self._file, lambda: append_line(self._file, line, sync=False))
 
     def _plot(self, values: Mapping[str, float], step: int) -> None:
-        if self._logger is not None:
-            self._logger.log_metrics(dict(values), step=step)
+        if self._curves is not None:
+            self._curves.add(values, step=step)
+
+
+def _energy_so_far(file: Path) -> dict[str, Counted]:
+    """Read what the run has used; what steps used that were thrown away is part of it."""
+    used = {"devices": NOTHING, "hosts": NOTHING}
+    for entry in read_lines(file):
+        if entry["kind"] == "energy":
+            used = {name: Counted.from_json(entry[name]) for name in used}
+    return used

@@ -24,10 +24,14 @@ from components.parallelism.microbatches import Accumulation, Microbatches, Pipe
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches, StepsToTake
 from components.train.compute import StageCompute
+from components.train.devices import compute_dtype
 from components.train.engine import Engine, MeshEngine
 from components.train.pour import RankModel, build_rank_model
 from components.train.record import StepRecord
-from components.train.strategy import MeshStrategy, compute_dtype
+from components.train.strategy import MeshStrategy
+
+AGREED = 7  # figures that the ranks sum up in every step; those of a rank may follow
+HALF_BITS = 32
 
 
 class Pretraining(LightningModule):
@@ -56,7 +60,8 @@ class Pretraining(LightningModule):
         self.guard = Guard(
             rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
         )
-        self._agreed = [0.0] * 5
+        self._agreed = [0.0] * AGREED
+        self._known_norm: float | None = None
         self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
         self._make_batches = batches
         self._eod_id = eod_id
@@ -201,7 +206,9 @@ class Pretraining(LightningModule):
         norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit(), judge=self._judge)
         if norm is None:
             return
-        if not math.isfinite(value := norm.item()):  # DeepSpeed found out, and took no step
+        # To ask the device now would be to wait for the update.
+        value = norm.item() if self._known_norm is None else self._known_norm
+        if not math.isfinite(value):  # DeepSpeed found out, and took no step
             self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=value)
         if self.verdict is None:
             self._record(value, lr)
@@ -231,29 +238,29 @@ class Pretraining(LightningModule):
         """Agree with all ranks on the step's figures, and by them whether it may be taken.
 
         Means over microbatches, the ranks that were asked to stop, the shares of the squared
-        norm and now and then figures of each rank travel together; that the host reads them
-        here, not after the update, is all that guards cost.
+        norm, the halves of the samples' digest and now and then figures of each rank travel
+        together; that the host reads them here, not after the update, is all that guards cost.
         """
         means = self.compute.share_of_means()
-        rest = means.new_tensor([float(self.stop_asked), 0.0])
+        rest = means.new_tensor([float(self.stop_asked), 0.0, *self._digest_halves()])
         if squares is not None:
             rest[1] = squares
         self.rank_figures.note(self.compute.own_time.take())
         own = self.rank_figures.own(step=self.progress.step + 1, device=self.device)
         sums = sum_over_ranks(torch.cat([means, rest, own]))
-        self._agreed = sums[:5].tolist()
-        self.rank_figures.take(sums[5:])
+        self._agreed = sums[:AGREED].tolist()
+        self.rank_figures.take(sums[AGREED:])
         norm = sums[4].sqrt()
-        known = None if squares is None else math.sqrt(self._agreed[-1])
-        self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=known)
+        self._known_norm = None if squares is None else math.sqrt(self._agreed[4])
+        self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=self._known_norm)
         return None if self.verdict else norm
 
     def _record(self, norm: float, lr: float) -> None:
         """Move the clock on and note what the ranks have agreed on."""
-        loss, auxiliary_loss, expert_load, stop, _ = self._agreed
+        loss, auxiliary_loss, expert_load, stop, _, high, low = self._agreed
         step = self.progress.step + 1
         samples = self.recipe.ramp.consumed_after(step)
-        digest = self._digest()
+        digest = ((int(high) << HALF_BITS) + int(low)) % DIGEST_MODULUS
         now = time.perf_counter()
         self.guard.took(loss=loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
@@ -279,10 +286,14 @@ class Pretraining(LightningModule):
         )
         self.stopping = stop > 0
 
-    def _digest(self) -> int:
-        """Hash which samples the step read; of the ranks that read the same, one counts."""
-        mine = samples_digest(self.batches.sample_ids(self.progress.step))
-        counts = all(self.mesh.place(axis) == 0 for axis in ("pipeline", "context", "tensor"))
-        # int64 sums wrap around at 2**64, which leaves the sum modulo 2**63 as it is
-        digest = torch.tensor(mine if counts else 0, device=self.device)
-        return int(sum_over_ranks(digest).item()) % DIGEST_MODULUS
+    def _digest_halves(self) -> tuple[float, float]:
+        """Hash which samples the step reads; of the ranks that read the same, one counts.
+
+        A float64 holds the sum of halves exactly, for up to two million ranks.
+        """
+        if any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor")):
+            return 0.0, 0.0
+        high, low = divmod(
+            samples_digest(self.batches.sample_ids(self.progress.step)), 1 << HALF_BITS
+        )
+        return float(high), float(low)

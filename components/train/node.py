@@ -7,7 +7,6 @@ first node, which keeps the list of who is there.
 """
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
+from components.life.place import node_name
 from components.spec.recipe import Recipe, read_recipe
 from components.train.agent import start
 from components.train.ranks import task_number
@@ -50,7 +50,7 @@ def node_config(recipe: Recipe, logs: Path, seen: Mapping[str, str]) -> LaunchCo
     """
     cluster = recipe.cluster
     suffix = "" if isinstance(cluster.site, str) else cluster.site.host_suffix
-    name = seen.get("SLURMD_NODENAME") or socket.gethostname()
+    name = node_name(seen)
     return LaunchConfig(
         min_nodes=cluster.nodes,
         max_nodes=cluster.nodes,

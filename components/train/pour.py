@@ -8,6 +8,7 @@ import torch
 from components.build import build
 from components.convert.reading import read_folder
 from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
 from components.parallelism.context import split_sequence
 from components.parallelism.data import shard_weights
@@ -45,6 +46,7 @@ def build_rank_model(
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
+        compile_layers(decoder, recipe.parallelism.compile)
     return model
 
 

@@ -1,6 +1,7 @@
 """How a run ended, as data: nothing is ever read back out of a log."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from components.energy.counted import Counted
 from components.life.journal import read_lines
 from components.train.devices import peak_memory_bytes
 from components.train.metrics import Metrics
@@ -21,6 +23,7 @@ def summarize(
     file: Path,
     unigram: dict[str, float],
     began: float,
+    energy_sources: Mapping[str, str],
 ) -> dict[str, Any]:
     """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived = module.recipe, module.recipe.derived
@@ -37,12 +40,16 @@ def summarize(
         "seconds": time.perf_counter() - began,
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,
+        "step_seconds": derived.tokens_per_step / speed if speed else None,
         "flops_per_second": {
             "full": speed * derived.flops_per_token.full,
             "causal": speed * derived.flops_per_token.causal,
         },
         "device": str(module.device),
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
+        "energy": summarize_energy(
+            metrics.energy_used, tokens=module.progress.tokens, sources=energy_sources
+        ),
         "mixture": {
             name: asdict(drawn)
             for name, drawn in module.batches.drawn_before(module.progress.step).items()
@@ -75,6 +82,29 @@ def summarize_held_out(
         "slope_last_quarter": slope,
         "slope_unit": "nats a token, per million tokens trained",
         "rising": slope > 0,
+    }
+
+
+def summarize_energy(
+    used: Mapping[str, Counted], *, tokens: int, sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """Give what devices and hosts took, in joules and mean watts, and who counted it.
+
+    A token's share is that of the devices, and known only if all of them were always counted.
+    """
+    devices = used["devices"]
+    per_token = devices.joules / tokens if devices.is_whole and tokens else None
+    return {
+        **{
+            name: {
+                **one.as_json(),
+                "watts": one.watts,
+                "counted_fraction": one.fraction,
+                "source": sources[name],  # of the first rank
+            }
+            for name, one in used.items()
+        },
+        "joules_per_token": per_token,
     }
 
 

@@ -7,13 +7,17 @@ environment.json   command, commit, versions, device
 software.json      the hash of each room of the code, all packages that a run asks for
 source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
-metrics.jsonl      what was measured: steps and held-out losses
+metrics.jsonl      what was measured: steps, held-out losses, energy
 journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
 rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
+wandb/             the same for W&B, written when they are sent
 hangs/             stacks and last collectives of ranks that made no progress
+profile/           traces of profiled steps, a file a rank, and where their time went
 ranks/             what ranks other than the first said, and the errors of all
+export/            checkpoints as folders that transformers loads
+evaluation/        what checkpoints were found to be worth, a file each
 results.json       how it ended; absent while it runs and if it was killed
 report.html        all of the above for a person
 """
@@ -56,6 +60,10 @@ class RunFolder:
     def hangs(self) -> Path:
         """What ranks left that made no progress."""
         return self.path / "hangs"
+
+    @property
+    def profiles(self) -> Path:
+        return self.path / "profile"
 
     @property
     def stop(self) -> Path:

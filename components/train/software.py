@@ -21,8 +21,10 @@ COMPUTING = (
 )
 ROOMS = (
     *COMPUTING,
-    *("cluster", "command", "components/convert", "components/dryrun", "components/errors.py"),
-    *("components/parity", "components/planner", "components/report", "components/sharing"),
+    *("cluster", "command", "components/convert", "components/dryrun", "components/energy"),
+    *("components/errors.py", "components/evaluate", "components/parity", "components/planner"),
+    *("components/preflight", "components/report", "components/sharing"),
+    "components/tracking",
     *("conf", "recipes", "run.py"),
 )
 REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -62,7 +64,8 @@ def describe_software() -> Software:
         changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
         rooms={room: hash_room(ROOT / room) for room in ROOMS},
     )
-    packages = {name: _version(name) for name in _required()}
+    asked = sorted({"torch", *required(("run", "data", "deepspeed"))})
+    packages = {name: version_of(name) for name in asked}
     return Software(python=platform.python_version(), packages=packages, code=code)
 
 
@@ -83,16 +86,17 @@ def files_changed(commit: str, room: str) -> list[str]:
     return git("diff", "--name-only", commit, "--", room).splitlines()
 
 
-def _required() -> Iterator[str]:
-    """Name the packages that ``requirements/`` asks for by name, and torch."""
-    names = {"torch"}
-    for part in ("run", "data", "deepspeed"):
+def required(parts: Sequence[str]) -> Iterator[str]:
+    """Name the packages that the files of ``requirements/`` ask for by name, but torch."""
+    names = set()
+    for part in parts:
         lines = (ROOT / "requirements" / f"{part}.in").read_text("utf-8").splitlines()
         names |= {found.group() for line in lines if (found := REQUIREMENT.match(line))}
     yield from sorted(names)
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Ask for the version that is installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,11 +1,14 @@
 """How a run begins, goes on and ends, told to its journal."""
 
+import os
 import time
 from collections.abc import Mapping
 
 from lightning.pytorch import LightningModule, Trainer
 
+from components.checkpoint.agreement import together
 from components.life.journal import Journal, Kind
+from components.life.place import job_name, node_name
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
@@ -24,12 +27,12 @@ class Story(RunCallback):
         self._began = began
 
     def on_begin(self, module: Pretraining) -> None:
-        step, ranks = module.progress.step, module.recipe.cluster.ranks
+        step, where = module.progress.step, places(module.recipe.cluster.ranks)
         seconds = time.perf_counter() - self._began
         if step == 0:
-            self._note(module, "start", "a run begins", seconds, {"ranks": ranks})
+            self._note(module, "start", "a run begins", seconds, where)
             return
-        self._note(module, "resume", "a checkpoint was found", seconds, {"ranks": ranks})
+        self._note(module, "resume", "a checkpoint was found", seconds, where)
         if changed := self._folder.changes_at(step):
             self._note(module, "changed_setting", "the user set other values", 0.0, changed)
 
@@ -57,3 +60,11 @@ class Story(RunCallback):
             seconds=seconds,
             evidence=evidence,
         )
+
+
+def places(ranks: int) -> dict[str, object]:
+    """Say how many ``ranks`` begin, on which nodes and in which job; all of them call this."""
+    nodes = together(lambda: node_name(os.environ))
+    job = job_name(os.environ)
+    where = {} if job is None else {"job": job}
+    return {"ranks": ranks, "nodes": list(dict.fromkeys(nodes)), **where}

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
@@ -85,15 +84,6 @@ def degrees_of(parallelism: Parallelism) -> Degrees:
         context=parallelism.context,
         tensor=parallelism.tensor,
     )
-
-
-def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
-    """Choose the dtype that ``auto`` stands for on ``device``."""
-    if compute == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = getattr(torch, compute)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 def rank_here() -> int:

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from components.spec.recipe import Recipe
 from components.train.accelerators import register_xpu
@@ -16,7 +15,6 @@ from components.train.strategy import MeshStrategy
 def make_trainer(
     *,
     recipe: Recipe,
-    logger: TensorBoardLogger | None,
     callbacks: Sequence[Callback],
     most_steps: int | None,
 ) -> Trainer:
@@ -41,7 +39,7 @@ def make_trainer(
         max_epochs=1,
         limit_train_batches=most_steps,
         log_every_n_steps=1,
-        logger=logger or False,
+        logger=False,
         callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_model_summary=False,

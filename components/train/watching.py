@@ -38,7 +38,7 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
     ``ranks``: one of them may be what holds the interpreter's lock and cannot say so.
     """
     record_collectives(settings.collectives)
-    journal = Journal(file=folder.journal, writes=True)
+    journal = Journal(file=folder.journal, writes=True, retry_seconds=0.0)  # its end is near
 
     def leave_word(report: Report) -> None:
         if report.waits_in is None or report.rank in (0, ranks - 1):

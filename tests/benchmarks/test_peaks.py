@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.peaks import bus_bandwidth
 from command.arguments import ROOT
 from components.spec.hardware import Hardware
 
@@ -66,9 +65,3 @@ def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
         assert one["rows"] == 64
         best = found["hardware"]["gemm_teraflops"]["float32"]
         assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)
-
-
-def test_bus_bandwidth_is_that_of_nccls_tests() -> None:
-    # doc/PERFORMANCE.md: all-reduce S/t 2(n-1)/n, all-gather S/t (n-1)/n
-    assert bus_bandwidth("all_reduce", 8, 1_000, 2.0) == 1_000 / 2 * 2 * 7 / 8
-    assert bus_bandwidth("all_gather", 4, 1_000, 2.0) == 1_000 / 2 * 3 / 4

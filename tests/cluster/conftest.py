@@ -1,7 +1,5 @@
 """No user's own site.yaml reaches a test; a real Slurm is started once for all that need it."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from cluster.records import Jobs
 from components.train.run_folder import RunFolder
 from tests.cluster.jobs import recipe_of
 from tests.cluster.programs import Programs
-from tests.cluster.slurm import LocalSlurm, what_lacks
+from tests.cluster.slurm import JUWELS, LocalSlurm, local_slurm
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +21,8 @@ def site_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[LocalSlurm]:
-    """Three nodes like those of JUWELS Booster; not skipped where a cluster must be had."""
-    lack = what_lacks()
-    if lack:
-        assert "NEEDS_SLURM" not in os.environ, lack
-        pytest.skip(lack)  # which program is missing, or that this is not root
-    # Not below pytest's own folder: a socket's path has 107 bytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
-        LocalSlurm(folder=Path(folder), nodes=3, partition="booster") as cluster,
-    ):
+    """Three nodes like those of JUWELS Booster."""
+    with local_slurm(3, JUWELS) as cluster:
         yield cluster
 
 

@@ -43,7 +43,7 @@ def script_of(*words: str) -> str:
 
 
 def scripts() -> dict[str, tuple[str, ...]]:
-    """Name the golden scripts: every recipe at home, and one that has moved to PBS."""
+    """Name the golden scripts: every recipe at home, one that has moved to PBS, copies."""
     at_home = {
         f"{name}-{home_of(name)}": (f"recipe={name}", f"cluster={home_of(name)}")
         for name in RECIPES
@@ -51,4 +51,11 @@ def scripts() -> dict[str, tuple[str, ...]]:
     moved = ("recipe=teuken7b", "cluster=aurora", "parallelism.data=768")
     batch = "budget.global_batch_tokens=6291456"  # 1,536 sequences: 768 data ranks divide them
     smoke = ("recipe=teuken7b", "cluster=juwels", "cluster.smoke=true")
-    return at_home | {"teuken7b-aurora": (*moved, batch), "teuken7b-juwels-smoke": smoke}
+    copied = ("recipe=bloom176b", "cluster=jean_zay", "cluster.imports=node_local")
+    copied_pbs = ("recipe=mula1b", "cluster=aurora", "cluster.imports=node_local")
+    return at_home | {
+        "teuken7b-aurora": (*moved, batch),
+        "teuken7b-juwels-smoke": smoke,
+        "bloom176b-jean_zay-copies": copied,
+        "mula1b-aurora-copies": copied_pbs,
+    }

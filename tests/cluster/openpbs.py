@@ -26,7 +26,7 @@ from tests.cluster.directives import read_directives
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "pbs-0001"
-NODES = tuple(f"0x7f0000{number:02d}" for number in range(1, 4))
+NODES = tuple(f"0x7f0000{number:02d}" for number in range(1, 5))
 SCRIPT = """#!/bin/sh
 export OPENPBS_FOLDER={folder} OPENPBS_OWNER={owner}
 PYTHONPATH={root} exec {python} -m tests.cluster.openpbs {name} "$@"
@@ -252,17 +252,40 @@ def _abort(job: str) -> None:
 
 
 def mpiexec(words: list[str]) -> int:
-    """Start ranks on this host; say as PALS does which fail, and end the others."""
-    ranks, per_node = (int(words[words.index(word) + 1]) for word in ("-n", "--ppn"))
-    program = words[words.index("python") :]
+    """Start ranks on this host; say as PALS does which fail, and end the others.
+
+    The nodes are those of ``--hostfile`` or else of the job: options and defaults are those of
+    HPE's client (Cray-HPE/craycli, cray/modules/mpiexec/cli.py). Each node is filled before the
+    next, as Intel's mpirun documents it. A process knows by ``OPENPBS_NODE`` on which it is.
+    """
+    options, program = words[: words.index("python")], words[words.index("python") :]
+    ranks, per_node = (int(options[options.index(word) + 1]) for word in ("-n", "--ppn"))
+    named = options[options.index("--hostfile") + 1] if "--hostfile" in options else None
+    nodes = Path(named or os.environ["PBS_NODEFILE"]).read_text().split()
+    if ranks > per_node * len(nodes):
+        return refuse("mpiexec", f"{ranks} ranks on {len(nodes)} nodes", 1)
+    with (folder() / "ranks").open("a") as file:
+        file.write(f"{program[2]} {' '.join(nodes)}\n")
     processes = {
         rank: subprocess.Popen(
             program,
             env=os.environ
-            | {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(rank % per_node)},
+            | {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(rank % per_node)}
+            | {"OPENPBS_NODE": nodes[rank // per_node]},
         )
         for rank in range(ranks)
     }
+    return _watch(processes, nodes, per_node, ends="--no-abort-on-failure" not in options)
+
+
+def _watch(
+    processes: dict[int, subprocess.Popen[bytes]],
+    nodes: list[str],
+    per_node: int,
+    *,
+    ends: bool,
+) -> int:
+    """Wait for all; unless told otherwise, a rank that fails ``ends`` the others."""
     status, running = 0, dict(processes)
     while running:
         for rank, process in list(running.items()):
@@ -271,9 +294,9 @@ def mpiexec(words: list[str]) -> int:
                 del running[rank]
             if number:
                 how = f"died from signal {-number}" if number < 0 else f"exited with {number}"
-                sys.stderr.write(f"{NODES[rank // per_node]}: rank {rank} {how}\n")
+                sys.stderr.write(f"{nodes[rank // per_node]}: rank {rank} {how}\n")
                 status = status or abs(number)
-                for other in running.values():
+                for other in running.values() if ends else ():
                     other.terminate()
         time.sleep(0.1)
     return status

@@ -11,14 +11,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
-# As on JUWELS Booster: 48 cores and 4 GPUs a node.
+# As on JUWELS Booster: 48 cores a node.
 CONF = """\
 ClusterName=kitchen
 SlurmctldHost={host}(127.0.0.1)
@@ -47,23 +53,42 @@ SlurmdTimeout=10
 KillWait=5
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
-NodeName=DEFAULT Sockets=2 CoresPerSocket=24 ThreadsPerCore=1 RealMemory=16000 Gres=gpu:4
+NodeName=DEFAULT Sockets=2 CoresPerSocket=24 ThreadsPerCore=1 RealMemory=16000 {resources}
 {nodes}
-PartitionName={partition} Nodes=ALL Default=YES MaxTime=24:00:00 State=UP
-PartitionName=devel{partition} Nodes=ALL MaxTime=02:00:00 State=UP
+{partitions}
 """
+# The same path is another folder on each node.
+INSIDE = 'mount --bind "$1" "$2" && exec "${@:3}"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pose:
+    """What a site's scheduler knows by name; the first partition is the default.
+
+    ``partitions`` have their longest times; a node has ``gpus`` GPUs and the ``features`` that
+    a job may ask for.
+    """
+
+    partitions: Mapping[str, str]
+    gpus: int
+    features: tuple[str, ...]
+
+
+JUWELS = Pose(
+    partitions={"booster": "24:00:00", "develbooster": "02:00:00"}, gpus=4, features=()
+)
 
 
 class LocalSlurm:
-    """A cluster of ``nodes`` nodes in a partition.
+    """A cluster of ``nodes`` nodes that are all in each partition.
 
     Their names are this host's own addresses, 0x7f000001 onwards: no name has to be resolved.
     """
 
-    def __init__(self, *, folder: Path, nodes: int, partition: str) -> None:
+    def __init__(self, *, folder: Path, nodes: int, pose: Pose) -> None:
         self.folder = folder
         self.nodes = tuple(f"0x7f0000{number:02d}" for number in range(1, nodes + 1))
-        self._partition = partition
+        self._pose = pose
         self._ports = dict(zip(("controller", *self.nodes), free_ports(nodes + 1), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -113,8 +138,30 @@ class LocalSlurm:
         lines = self.call("sinfo", "--noheader", "--Node", "--format=%N %t", check=False)
         return {line.split()[0] for line in lines.splitlines() if line.split()[1] == "idle"}
 
-    def start_node(self, node: str) -> None:
-        self._start(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
+    @property
+    def local(self) -> Path:
+        """A folder of each node's own: what one writes there no other node sees."""
+        return self.folder / "local"
+
+    def start_node(self, node: str, *before: str) -> None:
+        """Start a daemon with mounts of its own, by the program ``before`` if it names one."""
+        own = self.folder / f"local-{node}"
+        for folder in (own, self.local):
+            folder.mkdir(exist_ok=True)
+        inside = ("unshare", "--mount", "--propagation=private", "bash", "-c", INSIDE)
+        daemon = ("slurmd", "-D", "-N", node, "-f", str(self.conf))
+        self._start(node, *inside, "bash", str(own), str(self.local), *before, *daemon)
+
+    def on_node(self, node: str, *words: str) -> None:
+        """Run a command that sees the mounts of a node."""
+        mounts = f"--mount=/proc/{self._processes[node].pid}/ns/mnt"
+        subprocess.run(["nsenter", mounts, *words], check=True)
+
+    def start_again(self, node: str, *before: str) -> None:
+        """Start a node another way, and wait until it takes jobs."""
+        self.stop(node)
+        self.start_node(node, *before)
+        self.wait_for(lambda: node in self.idle(), 30)
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End one daemon, gently unless told otherwise."""
@@ -152,15 +199,32 @@ class LocalSlurm:
             folder=self.folder,
             host=socket.gethostname(),
             controller=self._ports["controller"],
-            partition=self._partition,
+            resources=" ".join(self._resources()),
             nodes="\n".join(lines),
+            partitions="\n".join(
+                f"PartitionName={name} Nodes=ALL MaxTime={longest} State=UP Default={default}"
+                for (name, longest), default in zip(
+                    self._pose.partitions.items(), chain(["YES"], repeat("NO")), strict=False
+                )
+            ),
         )
         self.conf.write_text(text)
+        self._write_gpus()
+
+    def _resources(self) -> Iterator[str]:
+        if self._pose.gpus:
+            yield f"Gres=gpu:{self._pose.gpus}"
+        if self._pose.features:
+            yield f"Feature={','.join(self._pose.features)}"
+
+    def _write_gpus(self) -> None:
+        """Any file will do: nothing confines a job to its devices."""
+        files = [self.folder / f"gpu{number}" for number in range(self._pose.gpus)]
+        for file in files:
+            file.touch()
         names = ",".join(self.nodes)
-        gpus = f"NodeName={names} Name=gpu File={self.folder}/gpu[0-3]\n"
-        (self.folder / "gres.conf").write_text(gpus)
-        for number in range(4):  # any file will do: nothing confines a job to its devices
-            (self.folder / f"gpu{number}").touch()
+        lines = [f"NodeName={names} Name=gpu File={file}\n" for file in files]
+        (self.folder / "gres.conf").write_text("".join(lines))
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -182,6 +246,21 @@ class LocalSlurm:
             )
 
 
+@contextmanager
+def local_slurm(nodes: int, pose: Pose) -> Iterator[LocalSlurm]:
+    """Start a cluster, and stop it at the end; not skipped where one must be had."""
+    lack = what_lacks()
+    if lack:
+        assert "NEEDS_SLURM" not in os.environ, lack
+        pytest.skip(lack)  # which program is missing, or that this is not root
+    # Not below pytest's own folder: a socket's path has 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        LocalSlurm(folder=Path(folder), nodes=nodes, pose=pose) as cluster,
+    ):
+        yield cluster
+
+
 def free_ports(count: int) -> list[int]:
     """Find ports that nobody listens at; they are taken a moment later."""
     sockets = [socket.socket() for _ in range(count)]
@@ -198,4 +277,7 @@ def what_lacks() -> str:
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if lacking:
         return f"{', '.join(lacking)} not found: apt-get install slurm-wlm munge"
-    return "" if os.geteuid() == 0 else "slurmd starts jobs as their users: needs root"
+    if os.geteuid() != 0:
+        return "slurmd starts jobs as their users: needs root"
+    own = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)
+    return f"each node has mounts of its own: {own.stderr}" if own.returncode else ""

@@ -3,11 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.chain import OVER, begin, chain_of, end, stuck
 from cluster.records import JobRecord, Jobs, now
+from cluster.telling import WITHOUT_A_WORD
+from components.life.journal import read_lines
+from components.spec.recipe import read_recipe
 from tests.cluster.programs import Programs
 
 NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
@@ -207,6 +211,15 @@ def break_on(jobs: Jobs, number: int, rank: int) -> None:
     assert end(jobs.folder.path, 7) == 7
 
 
+def test_a_node_that_took_no_copy_is_avoided(jobs: Jobs) -> None:
+    begin(jobs.folder.path, task(1))
+    (jobs.folder.path / "copies").mkdir()
+    (jobs.folder.path / "copies" / "jwb0002.failed").write_text("no room\n")
+    assert end(jobs.folder.path, 1) == 1
+    (one,) = jobs.all()
+    assert (one.why, one.bad_nodes) == ("copies: jwb0002: no room", ("jwb0002",))
+
+
 def test_suspected_nodes_accumulate_over_the_jobs_of_a_chain(
     jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +227,45 @@ def test_suspected_nodes_accumulate_over_the_jobs_of_a_chain(
         break_on(jobs, number, rank)
     assert excluded(programs) == ["jwb0001", "jwb0001,jwb0002", "jwb0001,jwb0002"]
     assert "the next job avoids jwb0001 jwb0002" in capfd.readouterr().err
+
+
+def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
+    events = read_lines(jobs.folder.journal)
+    return [(one["kind"], one["cause"], one["evidence"]) for one in events]
+
+
+def test_the_journal_is_told_how_a_job_ended_and_which_nodes_the_next_avoids(
+    jobs: Jobs, programs: Programs
+) -> None:
+    programs.add("scontrol", says="jwb0001 jwb0002")
+    run, nodes = jobs.folder.path, ["jwb0001", "jwb0002"]
+    recipe = read_recipe(jobs.folder.recipe)
+    save(jobs, 7 * recipe.budget.global_batch_tokens)
+    begin(run, task(1))
+    fail(jobs, 4, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    end(run, 1)
+    begin(run, task(2))
+    finish(jobs, "stopped")
+    end(run, 0)
+    why = "rank 4: RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert told(jobs) == [
+        ("job_end", f"failed: {why}", {"job": "77_1", "attempt": 0, "nodes": nodes}),
+        ("exclusion", why, {"job": "77_1", "avoided": ["jwb0002"]}),
+        ("job_end", "stopped", {"job": "77_2", "attempt": 0, "nodes": nodes}),
+    ]
+    (*_, last) = read_lines(jobs.folder.journal)
+    assert (last["step"], last["tokens"]) == (7, 7 * recipe.budget.global_batch_tokens)
+
+
+def test_of_a_job_that_ended_without_a_word_the_next_one_tells(
+    jobs: Jobs, programs: Programs
+) -> None:
+    programs.add("scontrol", says="jwb0001")
+    begin(jobs.folder.path, task(1))
+    assert told(jobs) == []
+    begin(jobs.folder.path, task(1, restarts=1))
+    evidence = {"job": "77_1", "attempt": 0, "nodes": ["jwb0001"]}
+    assert told(jobs) == [("job_end", WITHOUT_A_WORD, evidence)]
 
 
 def test_beyond_a_quarter_of_the_nodes_it_is_not_the_nodes(

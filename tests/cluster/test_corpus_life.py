@@ -74,6 +74,7 @@ def test_a_queue_gives_the_bytes_that_this_machine_gives(
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
 
 
+@pytest.mark.long
 def test_ray_gives_the_bytes_that_this_machine_gives(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from cluster.failures import Failure, find_failure
+from cluster.failures import Failure, find_failure, of_copies
 from components.errors import RecipeError
 
 NODES = ("jwb0001", "jwb0002")
@@ -104,3 +104,13 @@ def test_where_nobody_said_anything_the_status_is_told(tmp_path: Path) -> None:
     found = find(tmp_path, log="srun: error: jwb0001: tasks 0-3: Terminated\n")
     assert found.why == "exit status 1, and no rank said why"
     assert (found.rank, found.node, found.of_node) == (None, None, False)
+
+
+def test_a_node_without_a_copy_is_suspect_unless_no_node_has_one() -> None:
+    nodes = ("x4204c5s2b0n0.hsn", "x4204c5s2b0n1.hsn")
+    failed = {"x4204c5s2b0n1": "/tmp: 3 bytes are free, 9 are needed"}
+    one = of_copies(failed, nodes)
+    assert one.why == "copies: x4204c5s2b0n1: /tmp: 3 bytes are free, 9 are needed"
+    assert (one.node, one.of_node, one.of_user) == (nodes[1], True, False)
+    every = of_copies({node.partition(".")[0]: "no room" for node in nodes}, nodes)
+    assert (every.of_node, every.of_user) == (False, True)

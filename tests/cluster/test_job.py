@@ -103,6 +103,18 @@ def test_python_comes_from_an_image_or_from_an_environment() -> None:
     assert "activate" not in script_of(*TEUKEN, "site.image=/p/image.sif")
 
 
+def test_an_image_is_copied_to_the_nodes_and_ranks_start_in_the_copy() -> None:
+    words = (*TEUKEN, "cluster.imports=node_local", "site.image=/p/image.sif")
+    script = script_of(*words)
+    assert '-m cluster.copies "$run" /p/image.sif ||' in script
+    own = '"${on_node[@]}" apptainer exec --nv "$node/image" python -m components.train "$run"'
+    assert own in script
+    first = "apptainer exec --nv /p/image.sif python -m cluster.begin"
+    assert first in script
+    looks = '"$node/image" python -m components.preflight "$run"'
+    assert looks in script
+
+
 def test_runs_are_where_the_user_keeps_them_or_says() -> None:
     assert job_of(*TEUKEN).run == f"{CHECKOUT}/runs/teuken7b-full"
     assert job_of(*TEUKEN, "site.runs=/scratch/runs").run == "/scratch/runs/teuken7b-full"

@@ -45,12 +45,15 @@ site:
   node_resources: ncpus=42:ngpus=6
   directives: []
   modules: [load python]
+  python: null
+  provides: []
   setup: []
   container: null
   environment: {NCCL_DEBUG: {value: WARN, reason: quiet}}
   binding: {cores_per_rank: 7, cores: depth, ports: left to NCCL}
   launch: [--depth=7]
   host_suffix: -ib
+  node_folder: /local
   spare_seconds: 300
   internet: false
   proxy: null
@@ -79,5 +82,6 @@ def test_one_file_adds_a_cluster_of_six_devices_a_node(added: str) -> None:
     found = read_directives(script)
     assert found["-l"] == ["select=32:ncpus=42:ngpus=6", "walltime=06:00:00"]
     assert found["-q"] == ["batch"]
-    assert "mpiexec -n 192 --ppn 6 --depth=7 " in script
+    ranks = 'mpiexec -n $((nodes * 6)) --ppn 6 --hostfile "$run/preflight/nodes" --depth=7 '
+    assert ranks in script
     assert '"$PBS_NODEFILE")-ib  # as other nodes reach it' in script

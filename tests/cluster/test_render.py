@@ -23,6 +23,13 @@ echo "python $*" >> "$NOTES"
 case "$2" in
   cluster.begin) exit "${BEGIN:-0}" ;;
   cluster.end) exit "$4" ;;
+  cluster.copies)
+    mkdir -p "$3/copies" && printf '%s\n' ${ARCHIVES:?} > "$3/copies/archives"
+    exit "${COPIES:-0}" ;;
+  components.preflight) sleep "${HANG:-0}"; exit 0 ;;
+  cluster.preflight)
+    mkdir -p "$3/preflight" && printf '%s\\n' ${GOOD:-node1 node2} > "$3/preflight/nodes"
+    exit "${LOOK:-0}" ;;
 esac
 echo "port $MASTER_PORT at $MASTER_ADDR" >> "$NOTES"
 for _ in $(seq "${PATIENCE:-0}"); do [ -e "$3/stop" ] && break; sleep 0.1; done
@@ -31,10 +38,11 @@ exit "${TRAIN:-0}"
 # Launchers pass over their own options and start one task.
 LAUNCHER = """#!/bin/bash
 echo "$(basename "$0") $*" >> "$NOTES"
-while [ "$1" != python ]; do shift; done
+until [[ "$1" =~ ^(python|bash|env|rm)$ ]]; do shift; done
 exec "$@"
 """
 NOTING = '#!/bin/bash\necho "$(basename "$0") $*" >> "$NOTES"\n'
+SBCAST = '#!/bin/bash\necho "sbcast ${4##*/}" >> "$NOTES"\ncp "$3" "$4"\n'
 HOSTS = "#!/bin/bash\nprintf 'node1\\nnode2\\n'\n"
 
 
@@ -44,7 +52,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
     texts = {"python": PYTHON, "srun": LAUNCHER, "mpiexec": LAUNCHER, "qsub": NOTING}
-    for name, text in {**texts, "scontrol": HOSTS, "module": NOTING}.items():
+    for name, text in {**texts, "sbcast": SBCAST, "scontrol": HOSTS, "module": NOTING}.items():
         (programs / name).write_text(text, "utf-8")
         (programs / name).chmod(0o755)
     (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n', "utf-8")
@@ -65,7 +73,9 @@ def here(job: JobSettings, folder: Path) -> JobSettings:
 
 
 def notes(machine: dict[str, str]) -> list[str]:
-    return Path(machine["NOTES"]).read_text("utf-8").splitlines()
+    """List what was called, without the nodes' own look at themselves: it has no set moment."""
+    lines = Path(machine["NOTES"]).read_text("utf-8").splitlines()
+    return [line for line in lines if "components.preflight" not in line]
 
 
 def run(
@@ -84,6 +94,7 @@ def test_a_job_begins_trains_and_ends_with_the_status_of_its_end(
     said = [line for line in notes(machine) if not line.startswith(("module", "srun"))]
     assert said == [
         f"python -m cluster.begin {job.run}",
+        f"python -m cluster.preflight {job.run}",
         f"python -m components.train {job.run}",
         "port 23456 at node1i",  # the InfiniBand name of the first node
         f"python -m cluster.end {job.run} 7",
@@ -119,7 +130,7 @@ def test_where_ranks_may_start_again_each_node_has_one_task(
         assert "--no-kill" in directives
         assert "--kill-on-bad-exit=0 --wait=0 --no-kill" in launched
     else:
-        assert f"-n {plain.nodes} --ppn 1 " in launched
+        assert f"-n 2 --ppn 1 --hostfile {job.run}/preflight/nodes " in launched
         assert "--cpu-bind none" in launched
 
 
@@ -158,9 +169,10 @@ def test_a_pbs_job_queues_its_successor_before_its_ranks_start(
     job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
     assert run(job, machine, TRAIN="3").returncode == 3
     said = [line.split()[0] + " " + line.split()[-1] for line in notes(machine)]
-    assert said[1:4] == [
+    assert said[1:5] == [
         f"python {job.run}",
         f"qsub {job.run}/jobs/job.sh",
+        f"python {job.run}",  # cluster.preflight
         f"mpiexec {job.run}",
     ]
     assert f"qsub -W depend=afterany:654321.server {job.run}/jobs/job.sh" in notes(machine)
@@ -194,7 +206,7 @@ def test_everything_the_user_says_is_in_the_script_and_it_still_fits() -> None:
     assert read_directives(slurm)["--output"] == ["/r/teuken7b-full/jobs/%A_%a.log"]
     assert read_directives(pbs)["-q"] == ["night"]  # a reservation of PBS is a queue
     assert read_directives(pbs)["-M"] == ["me@x.org"]
-    assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 60
+    assert max(len(slurm.splitlines()), len(pbs.splitlines())) < 75
 
 
 def test_cores_are_bound_where_a_profile_says_so() -> None:
@@ -202,6 +214,73 @@ def test_cores_are_bound_where_a_profile_says_so() -> None:
     assert "--cpu-bind" not in script_of(*TEUKEN)
     bound = script_of(*TEUKEN, "cluster.site.binding.cores='map_ldom:3,1,7,5'")
     assert "srun --kill-on-bad-exit=1 --cpu-bind=map_ldom:3,1,7,5 --output=" in bound
+
+
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_too_few_good_nodes_end_the_job_before_any_rank_starts(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*words), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    done = run(job, machine, LOOK="1")
+    assert done.returncode == 1
+    assert notes(machine)[-1] == f"python -m cluster.end {job.run} 1"
+    assert not any(line.endswith(f"components.train {job.run}") for line in notes(machine))
+
+
+def test_the_alarm_of_pbs_ends_with_a_job_whose_nodes_are_too_bad(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*MULA), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)
+    assert run(job, machine, LOOK="1").returncode == 1
+    time.sleep(1.5)
+    assert not Path(job.run, "stop").exists()  # or the next job would save at once
+
+
+@pytest.mark.parametrize("agents", [(), ("watchdog.restarts=3",)])
+def test_under_pbs_ranks_start_on_the_chosen_nodes_and_meet_at_the_first_of_them(
+    agents: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*MULA, "cluster.spare_nodes=1", *agents), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    assert run(job, machine, GOOD="node2.site node3.site node5.site").returncode == 0
+    (launched,) = (line for line in notes(machine) if line.startswith("mpiexec"))
+    tasks, each = (3, 1) if agents else (36, 12)
+    chosen = f"-n {tasks} --ppn {each} --hostfile {job.run}/preflight/nodes --pmi=pmix "
+    assert chosen in launched
+    assert "port 24321 at node2.site" in notes(machine)
+
+
+@pytest.mark.parametrize("agents", [(), ("watchdog.restarts=3",)])
+def test_ranks_start_on_the_nodes_that_were_chosen_and_meet_at_the_first_of_them(
+    agents: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*TEUKEN, "cluster.spare_nodes=1", *agents), tmp_path)
+    assert run(job, machine, GOOD="node2 node3 node5").returncode == 0
+    (launched,) = (line for line in notes(machine) if line.startswith("srun"))
+    tasks = 3 if agents else 12
+    chosen = f"--nodelist={job.run}/preflight/nodes --nodes=3 --ntasks={tasks} python"
+    assert chosen in launched
+    assert "port 23456 at node2i" in notes(machine)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [TEUKEN, MULA])
+def test_a_node_that_hangs_does_not_keep_the_ranks_from_starting_on_the_others(
+    words: tuple[str, ...], machine: dict[str, str], tmp_path: Path
+) -> None:
+    job = here(job_of(*words), tmp_path)
+    job = replace(job, lead_seconds=job.walltime_seconds - 1)  # or its alarm outlives the test
+    began = time.monotonic()
+    assert run(job, machine, HANG="600").returncode == 0
+    assert time.monotonic() - began < 60
+    assert f"python -m components.train {job.run}" in notes(machine)
+
+
+def test_who_wants_no_preflight_has_none_in_the_script() -> None:
+    for words in (TEUKEN, MULA):
+        assert "preflight" not in script_of(*words, "cluster.preflight=none")
 
 
 def test_a_user_adds_a_variable_with_its_reason() -> None:

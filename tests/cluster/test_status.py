@@ -10,9 +10,9 @@ from cluster.records import Jobs, now
 from cluster.scheduler import Place
 from cluster.slurm import Slurm
 from cluster.status import REASONS, RunStatus, explain, status_of
-from command.actions.status import find_runs
 from command.arguments import read_point
 from command.main import main
+from command.named_runs import named_runs
 from components.errors import RecipeError
 from components.train.run_folder import RunFolder
 from tests.cluster.programs import Programs
@@ -143,9 +143,9 @@ def test_runs_are_named_one_by_one_or_by_the_folder_that_holds_them(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     run = jobs.folder.path
-    assert find_runs(read_point([f"run={run}"])) == [run]
-    assert find_runs(read_point([f"run={tmp_path}"])) == [run]
-    assert find_runs(read_point([f"runs=[{run},{tmp_path}]"])) == [run, run]
+    assert named_runs(read_point([f"run={run}"])) == [run]
+    assert named_runs(read_point([f"run={tmp_path}"])) == [run]
+    assert named_runs(read_point([f"runs=[{run},{tmp_path}]"])) == [run, run]
 
 
 @pytest.mark.parametrize("action", ["status", "cancel"])

@@ -102,6 +102,7 @@ published: {}
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_study_submits_a_few_points_at_a_time_and_learns_from_their_results(
     here: Path, capfd: pytest.CaptureFixture[str]

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from command import actions
+from command.arguments import ACTIONS
 from command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,14 +81,31 @@ def test_nothing_is_left_in_the_working_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_action_has_its_module() -> None:
+    assert {module.name for module in iter_modules(actions.__path__)} == set(ACTIONS)
+
+
+def imported(words: tuple[str, ...], folder: Path) -> set[str]:
+    program = [sys.executable, "-X", "importtime", str(ROOT / "run.py"), *words]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "command.main" in names
+    return {name.split(".")[0] for name in names}
+
+
 @pytest.mark.parametrize("words", [(), ("recipe=teuken7b", "scale=full", "action=show")])
 def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path: Path) -> None:
-    program = [sys.executable, "-X", "importtime", str(ROOT / "run.py"), *words]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "command.main" in imported
-    heavy = {name for name in imported if name.split(".")[0] in {"torch", "lightning", "numpy"}}
-    assert heavy == set()
+    assert not imported(words, tmp_path) & {"torch", "lightning", "numpy"}
+
+
+def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
+    lock = "file=./made.lock.yaml"
+    for words in (
+        ("recipe=mula1b", "action=lock", lock),
+        ("action=verify", lock),
+        ("action=diff", "a=mula1b", "b=made.lock.yaml"),
+    ):
+        assert not imported(words, tmp_path) & {"torch", "lightning"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +138,6 @@ def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path:
         (("hydra.run.dir=x",), "hydra.run.dir: Hydra's own settings are not a recipe's"),
         (("model.dim=[1",), "model.dim: "),
         (("budget.seed=1", "budget.seed=2"), "budget.seed: given twice"),
-        (("action=evaluate",), "action: 'evaluate' does not exist yet"),
         (("action=plan",), "cluster.hardware: nobody has measured the cluster 'local'"),
         (("action=trian",), "action: 'trian' is not known\n  did you mean train?"),
         (("output=xml",), "output: 'xml' is not known"),
@@ -132,7 +151,7 @@ def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path:
         (("action=train", "optimizer.beta1=1.5"), "optimizer.beta1: 1.5 is out of range"),
         (("action=train", "schedule.phases.first.start=2.0"), "2.0 is no share of the peak"),
         (("action=train", "model.attention.head_dim=33"), "33 is odd, but rotary positions"),
-        (("action=report",), "runs: no run is named"),
+        (("action=report",), "run: no run is named"),
         (("action=report", "run=nowhere"), "nowhere: is no run folder"),
         (("resume=nowhere",), "resume: nowhere is no run folder"),
     ],

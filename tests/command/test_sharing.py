@@ -1,6 +1,7 @@
 """``lock``, ``verify``, ``diff`` and ``pack`` as a user meets them, without a run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
 from components.sharing.lock import is_sealed
+from components.train import software
 
 Json = Callable[..., dict[str, Any]]
 MADE: dict[str, str] = {}
@@ -93,6 +95,17 @@ def test_these_keys_change_the_mathematics(word: str, key: str, answer: Json) ->
     assert tree["same_layout"]
 
 
+@pytest.mark.parametrize(
+    "word", ["why=another", "evaluation.every_tokens=8_192", "checkpoint.keep=7"]
+)
+def test_what_is_said_measured_and_saved_is_the_same_mathematics(
+    word: str, answer: Json
+) -> None:
+    tree = answer("action=diff", "a=bloom7b1", f"b=bloom7b1 {word}")
+    assert (tree["same_mathematics"], tree["same_layout"]) == (True, True)
+    assert {word.partition("=")[0]} == keys(tree, "record") | keys(tree, "machine")
+
+
 def test_microbatches_of_experts_are_mathematics(answer: Json) -> None:
     b = "b=mula7b_a1b parallelism.microbatch_sequences=2"
     tree = answer("action=diff", "scale=mini", "a=mula7b_a1b", b)
@@ -143,6 +156,24 @@ def _unquoted(text: str) -> str:
     return "\n".join(
         line.rstrip('"') if line.count('"') == 1 else line for line in text.splitlines()
     )
+
+
+def test_a_byte_of_the_code_is_named_by_its_room(
+    folder: Path, answer: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = folder / "clone"
+    for name in (*software.ROOMS, "requirements"):
+        copy = shutil.copytree if (software.ROOT / name).is_dir() else shutil.copy
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(software.ROOT / name, clone / name)
+    monkeypatch.setattr(software, "ROOT", clone)
+    give("x.lock.yaml")
+    assert answer("action=verify", "file=x.lock.yaml")["same_mathematics"]
+    file = clone / "components" / "model" / "mlp.py"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b" ")
+    found = answer("action=verify", "file=x.lock.yaml", status=1)
+    assert keys(found, "mathematics") == {"code.components/model"}
 
 
 def test_every_byte_below_the_seal_is_sealed() -> None:

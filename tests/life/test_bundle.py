@@ -1,10 +1,14 @@
 """A bundle made in one clone runs in another: the same losses; a changed byte is named."""
 
 import json
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -23,10 +27,12 @@ WORDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def bundle(home: Path) -> Path:
-    """Train in a clone of this repository, pack the run, and remove the clone."""
-    clone, file = home / "clone", home / "first.recipe.yaml"
+NOBODY = 65534  # the user of no rights, on every Linux
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+
+def clone_to(clone: Path) -> None:
+    """Copy what a run needs of this repository."""
     clone.mkdir()
     for name in CLONED:
         place = ROOT / name
@@ -35,6 +41,13 @@ def bundle(home: Path) -> Path:
             shutil.copytree(place, clone / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(place, clone / name)
+
+
+@pytest.fixture(scope="module")
+def bundle(home: Path) -> Path:
+    """Train in a clone of this repository, pack the run, and remove the clone."""
+    clone, file = home / "clone", home / "first.recipe.yaml"
+    clone_to(clone)
     recipe = (ROOT / "recipes" / "teuken7b.yaml").read_text("utf-8")
     (clone / "recipes" / "first.yaml").write_text(
         recipe.replace("name: teuken7b", "name: first")
@@ -67,6 +80,49 @@ def test_another_clone_finds_the_same_losses_bit_for_bit(
     assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
     assert "same mathematics, same layout, same machine as where it was packed" in done.stderr
     program("action=verify", f"file={bundle}", f"run={ran}")
+
+
+@pytest.fixture
+def elsewhere(bundle: Path) -> Iterator[Path]:
+    """Give a folder to another user, with a clone and the bundle; pytest's are root's alone."""
+    with TemporaryDirectory(prefix="elsewhere-") as name:
+        place = Path(name)
+        clone_to(place / "clone")
+        shutil.copy(bundle, place)
+        os.chown(place, NOBODY, NOBODY)
+        yield place
+
+
+def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Act as a user of no rights; the shell has none left when it starts the program."""
+    return subprocess.run(
+        [*AS_NOBODY, "sh", "-c", shlex.join(words)],
+        cwd=folder,
+        env=environment() | {"HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root can act as another user",
+)
+def test_another_user_finds_the_same_losses_bit_for_bit(
+    bundle: Path, home: Path, elsewhere: Path
+) -> None:
+    if as_nobody(sys.executable, "-c", "import torch", folder=elsewhere).returncode:
+        pytest.skip("this Python lies where no other user can run it")
+    assert "Permission denied" in as_nobody("ls", str(home), folder=elsewhere).stderr
+    words = (f"recipe={bundle.name}", "run=ran")
+    done = as_nobody(sys.executable, "clone/run.py", *words, folder=elsewhere)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (elsewhere / "ran" / "results.json").stat().st_uid == NOBODY
+    there, here = entries(home / "made", "step"), entries(elsewhere / "ran", "step")
+    assert [one["loss"].hex() for one in here] == [one["loss"].hex() for one in there]
+    assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
 
 
 def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Program) -> None:

@@ -1,6 +1,12 @@
 """A run whose newest checkpoint is damaged, and one that cannot save: what a user sees."""
 
+import json
+import os
+import pickle
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 from components.checkpoint.faults import fill_up, truncate_newest
-from components.checkpoint.marker import newest_checkpoint, tokens_of
+from components.checkpoint.marker import MARKER, newest_checkpoint, tokens_of
+from tests.components.checkpoint import damage_cases as damages
 from tests.life.conftest import TINY, Program, act, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
@@ -19,6 +26,7 @@ WORDS = (
     "checkpoint.weights_every_tokens=4_608",
     "evaluation.every_tokens=4_608",
     "evaluation.max_windows_per_source=4",
+    "checkpoint.retry_seconds=0",
 )
 STEPS, SAVED_STEPS = 9, 3
 NO_LARGER_BYTES = 150_000  # than what is no checkpoint: these have 370,000
@@ -63,6 +71,7 @@ def test_every_checkpoint_has_its_line_with_what_it_took(whole: Path) -> None:
     for line, one in zip(lines, evidence, strict=True):
         assert 0 <= one["waited_seconds"] <= line["seconds"] < one["seconds"]
         assert one["bytes"] > 0
+        assert one["reasons"] == []  # to wait for the disk
     assert [Path(one["folder"]).name[:7] for one in evidence[-2:]] == ["tokens-", "weights"]
     assert all(Path(one["folder"]).is_dir() for one in evidence[1:])
 
@@ -87,12 +96,171 @@ def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
     assert [entry["step"] for entry in entries(run, "resume")] == [2 * SAVED_STEPS] * 2
 
 
+def test_a_run_that_cannot_note_its_steps_ends_with_one_message(
+    whole: Path, tmp_path: Path, program: Program
+) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "results.json").unlink()
+    newest = newest_checkpoint(run / "checkpoints")
+    assert newest is not None
+    shutil.rmtree(newest)
+    with (run / "metrics.jsonl").open("ab") as stream:
+        stream.write(b"\n" * NO_LARGER_BYTES)
+    with fill_up(NO_LARGER_BYTES):
+        said = program(f"resume={run}", status=2).stderr
+    assert f"{run / 'metrics.jsonl'}: cannot be written: File too large\n  raise the" in said
+    assert "Traceback" not in said
+
+
 def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     (run / "results.json").unlink()
     (run / "checkpoints").rename(tmp_path / "away")
-    said = program(f"resume={run}", "checkpoint.retry_seconds=0", status=2).stderr
+    said = program(f"resume={run}", status=2).stderr
     assert "cannot be written: No such file or directory" in said
     assert not (run / "checkpoints").exists()
+
+
+def early(whole: Path, folder: Path) -> Path:
+    """Copy the run as it was before its last checkpoint."""
+    run = Path(shutil.copytree(whole, folder / "run"))
+    (run / "results.json").unlink()
+    for one in [*(run / "checkpoints").glob("weights-*"), damages.newest(run / "checkpoints")]:
+        shutil.rmtree(one)
+    return run
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB: what it says when full or read-only is the kernel's own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("only root may mount a file system, and not in every container")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_on_a_full_disk_a_run_ends_before_it_writes_and_goes_on_where_there_is_room(
+    whole: Path, disk: Path, program: Program
+) -> None:
+    run = early(whole, disk)
+    before = contents(run / "checkpoints")
+    filler, free = disk / "filler", shutil.disk_usage(disk).free
+    filler.write_bytes(bytes(free - NO_LARGER_BYTES))
+    said = program(f"resume={run}", status=2).stderr
+    assert f"{run / 'checkpoints'}: cannot be written: a checkpoint has " in said
+    assert "make room or lower checkpoint.keep or checkpoint.files, then resume" in said
+    assert "Traceback" not in said
+    assert contents(run / "checkpoints") == before
+    filler.unlink()
+    program(f"resume={run}")
+    expected, found = weights(whole), weights(run)
+    assert all(tensor.equal(found[name]) for name, tensor in expected.items())
+
+
+def test_a_read_only_run_folder_is_said_and_left_alone(
+    whole: Path, disk: Path, program: Program
+) -> None:
+    run = early(whole, disk)
+    before = contents(run)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    said = program(f"resume={run}", status=2).stderr
+    assert f"{run}/" in said
+    assert "cannot be written: Read-only file system" in said
+    assert "put the run on a file system that can be written" in said
+    assert "Traceback" not in said
+    assert contents(run) == before
+
+
+def change_the_recipe(run: Path) -> None:
+    tree = json.loads((run / "recipe.json").read_text())
+    tree["optimizer"]["lr"] *= 2
+    (run / "recipe.json").write_text(json.dumps(tree))
+
+
+def write_a_newer_format(run: Path) -> None:
+    marker = damages.newest(run / "checkpoints") / MARKER
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "format": 2}))
+
+
+def flip_a_byte(run: Path) -> None:
+    damages.flip(damages.first_file(run / "checkpoints"), -1)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "is of the recipe ": (change_the_recipe, "resume with the recipe that wrote it"),
+    "format 2, but this program": (write_a_newer_format, "resume with the version that wrote"),
+    "was changed after it was written": (flip_a_byte, "put one back from a copy"),
+    "is missing": (lambda run: damages.lose_a_file(run / "checkpoints"), "put one back from"),
+    "were written": (
+        lambda run: damages.put_a_pickle(run / "checkpoints"),
+        "put one back from",
+    ),
+    "is no safetensors file of a checkpoint": (
+        lambda run: damages.put_a_pickle_and_mark_it(run / "checkpoints"),
+        "remove ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("problem", "damage", "remedy"), [(k, *v) for k, v in REFUSED.items()])
+def test_a_checkpoint_that_cannot_be_taken_is_refused_and_nothing_of_it_is_lost_or_run(
+    problem: str,
+    damage: Callable[[Path], None],
+    remedy: str,
+    whole: Path,
+    tmp_path: Path,
+    program: Program,
+    unpickled: list[tuple[str, str]],
+) -> None:
+    run = early(whole, tmp_path)
+    damage(run)
+    before = contents(run / "checkpoints")
+    assert before
+    said = program(f"resume={run}", status=2).stderr
+    assert problem in said
+    assert remedy in said
+    assert "Traceback" not in said
+    assert contents(run / "checkpoints") == before
+    assert FUNCTION not in unpickled
+
+
+FUNCTION = (os.mkdir.__module__, "mkdir")  # which the planted pickle calls
+
+
+@pytest.fixture(scope="module")
+def trace() -> list[tuple[str, str]]:
+    """What any pickle of this process asks for by name, as Python's audit hooks tell it."""
+    found: list[tuple[str, str]] = []
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "pickle.find_class":
+            found.append(arguments)
+
+    sys.addaudithook(hear)  # none can be taken off: it costs a comparison an event
+    return found
+
+
+@pytest.fixture
+def unpickled(
+    trace: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, str]]:
+    """The trace, after it was seen to catch the pickle that the tests plant."""
+    monkeypatch.chdir(tmp_path)
+    trace.clear()
+    pickle.loads(pickle.dumps(damages.Bomb()))
+    assert trace == [FUNCTION]
+    trace.clear()
+    return trace

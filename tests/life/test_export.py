@@ -1,6 +1,7 @@
 """A run becomes a folder that ``transformers`` loads by itself and generates text from."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -27,9 +29,10 @@ FEW = tuple(word for word in TINY if not word.startswith("budget.total_tokens"))
 
 @pytest.fixture(scope="module")
 def trained(home: Path) -> Path:
-    """Four steps, which end in a checkpoint."""
+    """Four steps, which end in a checkpoint; weights alone after two of them and after all."""
     run = home / "few"
-    assert act(home, *FEW, "budget.total_tokens=2_048", f"run={run}") == 0
+    words = ("budget.total_tokens=2_048", "checkpoint.weights_every_tokens=1_024")
+    assert act(home, *FEW, *words, f"run={run}") == 0
     return run
 
 
@@ -109,6 +112,33 @@ def test_a_folder_that_exists_is_refused(
     assert "file: hf exists" in done.stderr
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_weights_alone_give_the_same_bytes_as_the_full_checkpoint(
+    exported: Path, trained: Path, tmp_path: Path, program: Program
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints" / f"tokens-{2_048:015d}")
+    program("action=export", f"run={run}", f"file={tmp_path / 'alone'}")
+    assert contents(tmp_path / "alone") == contents(exported)
+
+
+def test_an_earlier_snapshot_is_exported_by_its_tokens(
+    exported: Path, trained: Path, program: Program
+) -> None:
+    done = program("action=export", f"run={trained}", "at_tokens=1_024")
+    folder = trained / "export" / f"weights-{1_024:015d}"
+    assert done.stdout == f"{folder}\n"
+    assert "1,024 of 2,048 tokens, 2 steps" in (folder / "README.md").read_text()
+    early, last = (load_file(one / "model.safetensors") for one in (folder, exported))
+    (snapshot,) = (trained / "checkpoints" / folder.name).glob("*.safetensors")
+    kept = load_file(snapshot)["model.final_norm.weight"]
+    assert torch.equal(early["model.norm.weight"], kept)
+    assert not torch.equal(kept, last["model.norm.weight"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -116,6 +146,11 @@ def test_a_folder_that_exists_is_refused(
         ((), "run: no run is named"),
         (("run=nowhere",), "run: nowhere is no run folder"),
         (("run=few", "rows=all"), "rows: 'all' is not known"),
+        (
+            ("run=few", "at_tokens=512"),
+            "at_tokens: few has no complete checkpoint of 512 tokens",
+        ),
+        (("run=few", "at_tokens=many"), "at_tokens: 'many' is no number of tokens"),
         (("run=few", "model.dim=64"), "model.dim: an export takes its recipe from its run"),
         (("run=few", "recipe=teuken7b"), "recipe: an export takes its recipe from its run"),
     ],

@@ -70,8 +70,9 @@ def test_the_last_weights_are_those_of_a_run_that_nothing_struck(
 
 def test_the_journal_tells_why_the_ranks_started_again(struck: Path) -> None:
     killed, hung, flipped = events(struck, "restart")
-    assert "rank 1" not in killed["cause"]  # it could say nothing
-    assert killed["evidence"]["without_a_word"] == [1]
+    silent = killed["evidence"]["without_a_word"]
+    assert 1 in silent  # the agent may end others before they say that they lost it
+    assert killed["cause"].startswith(f"rank {', '.join(map(str, silent))} left no word; rank ")
     assert hung["cause"].startswith("rank 2: Hang: step 6 took more than 2 s; rank 2 on ")
     assert flipped["cause"].startswith("rank ")
     assert "ReplicasDifferError: in step 8 embedding.weight is not the same" in flipped["cause"]

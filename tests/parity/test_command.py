@@ -18,6 +18,7 @@ RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
 SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
 
 
+@pytest.mark.long
 def test_a_layout_of_a_recipe_holds(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 3}]", "action=parity", "output=json")
     done = subprocess.run(
@@ -52,6 +53,7 @@ def test_deepspeed_holds_against_our_engine(capsys: pytest.CaptureFixture[str]) 
     assert tree["weight"]["largest_relative_difference"] < 1e-3
 
 
+@pytest.mark.long
 def test_asked_to_end_it_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     words = (*SMALL, "layouts=[{data: 2}]", "action=parity")
     process = subprocess.Popen(

@@ -19,6 +19,8 @@ from components.parity.prover import RANK, on_one_process, start_ranks
 from components.spec.recipe import Recipe
 from components.train.run_folder import create_run_folder
 
+pytestmark = pytest.mark.long
+
 MUTANT = str(Path(__file__).with_name("mutant.py"))
 # Three steps of two layers: what is wrong is wrong in the first.
 SMALL = ("model.num_layers=2", "budget.total_tokens=4_608")

@@ -6,5 +6,5 @@ from components.spec.guard import FilesGone
 
 
 def fire(fault: FilesGone, reach: Reach) -> None:
-    """Hide the folder; this process puts it back, so nothing should kill it meanwhile."""
+    """Hide the folder; it comes back whatever becomes of this rank."""
     take_away(reach.checkpoints, fault.seconds)

@@ -1,8 +1,10 @@
 """Ranks that save while they go on, while the disk is full, or while it is away."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,19 @@ def save_where_it_is_full(folder: Path, full: tuple[int, ...]) -> str:
         return said_by(saver, state)
 
 
+def save_where_room_comes_back(folder: Path, full_seconds: float) -> tuple[str, ...]:
+    """Save while one rank has no room for so long; return what was waited for."""
+    state = Counted(1, LARGE)
+    with saving(folder, retry_seconds=60.0) as saver, ExitStack() as full:
+        if dist.get_rank() == 1:
+            full.enter_context(fill_up(1_000_000))
+            room_again = threading.Timer(full_seconds, full.close)
+            room_again.start()
+        begin(saver, state, 1)
+        (finished,) = saver.wait()
+        return finished.reasons
+
+
 def said_by(saver: Saver, state: Counted) -> str:
     begin(saver, state, 2)
     try:
@@ -85,7 +100,8 @@ def save_while_it_is_away(folder: Path, away_seconds: float, retry_seconds: floa
         begin(saver, state, 1)
         saver.wait()
         dist.barrier()
-        back = take_away(folder, away_seconds) if dist.get_rank() == 0 else None
+        if dist.get_rank() == 0:
+            take_away(folder, away_seconds)
         dist.barrier()
         try:
             for step in (2, 3):
@@ -96,8 +112,8 @@ def save_while_it_is_away(folder: Path, away_seconds: float, retry_seconds: floa
         except RecipeError as error:
             return str(error)
         finally:
-            if back is not None:
-                back.join()
+            while not folder.exists():  # the next case begins with it
+                time.sleep(0.01)
             dist.barrier()
 
 

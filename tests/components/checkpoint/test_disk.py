@@ -1,16 +1,21 @@
-"""What a file system refuses is said in words; one that is away is waited for."""
+"""What a file system refuses is said in words; one that is away or full is waited for."""
 
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from components.checkpoint.disk import GONE, REMEDIES, check_room, patiently
+from components.checkpoint.disk import FULL, GONE, REMEDIES, Patience, check_room
 from components.errors import RecipeError
 
 FILE = Path("runs/x/checkpoints")
 
 
-def failing(number: int, times: int) -> tuple[list[int], object]:
+def failing(number: int, times: int) -> tuple[list[int], Callable[[], str]]:
     calls: list[int] = []
 
     def task() -> str:
@@ -22,31 +27,73 @@ def failing(number: int, times: int) -> tuple[list[int], object]:
     return calls, task
 
 
-@pytest.mark.parametrize("number", sorted(set(REMEDIES) - GONE))
+@pytest.mark.parametrize("number", sorted(set(REMEDIES) - GONE - FULL))
 def test_what_the_user_has_to_mend_is_said_at_once(number: int) -> None:
     calls, task = failing(number, times=1)
     with pytest.raises(RecipeError, match="cannot be written: as the kernel") as caught:
-        patiently(FILE, task, seconds=60.0)  # type: ignore[arg-type]  # it is a callable
+        Patience(seconds=60.0)(FILE, task)
     assert calls == [number]
     assert str(FILE) in str(caught.value)
     assert f"{REMEDIES[number]}, then resume" in caught.value.remedy
 
 
-@pytest.mark.parametrize("number", sorted(GONE))
-def test_a_file_system_that_comes_back_is_waited_for(
-    number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", sorted(GONE | FULL))
+def test_a_file_system_that_comes_back_or_has_room_again_is_waited_for(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("components.checkpoint.disk.PAUSE_SECONDS", 0.001)
     calls, task = failing(number, times=3)
-    assert patiently(FILE, task, seconds=60.0) == "done"  # type: ignore[arg-type]  # as above
+    patience = Patience(seconds=60.0)
+    with caplog.at_level(logging.WARNING):
+        assert patience(FILE, task) == "done"
     assert len(calls) == 4
+    assert caplog.messages == [f"{FILE}: as the kernel calls it; trying again for 60 s"]
+    assert patience.take_reasons() == ["as the kernel calls it"]
+    assert patience.take_reasons() == []
     with pytest.raises(RecipeError, match="cannot be written"):
-        patiently(FILE, failing(number, times=99)[1], seconds=0.01)  # type: ignore[arg-type]  # as above
+        Patience(seconds=0.01)(FILE, failing(number, times=99)[1])
 
 
 def test_a_checkpoint_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
     check_room(tmp_path, needed_bytes=1, files=1)
-    with pytest.raises(RecipeError, match=r"has 1_000_000_000_000_000_000 bytes, but .* free"):
+    with pytest.raises(OSError, match=r"has 1_000_000_000_000_000_000 bytes, but .* free"):
         check_room(tmp_path, needed_bytes=10**18, files=1)
-    with pytest.raises(RecipeError, match=r"has 1000000000000 files, but .* inodes are free"):
+    with pytest.raises(OSError, match=r"has 1000000000000 files, but .* inodes are free"):
         check_room(tmp_path, needed_bytes=1, files=10**12)
+
+
+def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand ranks that write gigabytes twice a second would keep a full disk full."""
+    clock, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with pytest.raises(RecipeError, match="cannot be written"):
+        Patience(seconds=100.0)(FILE, failing(28, times=99)[1])
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]
+
+
+def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "file").touch()
+    program = (
+        "import os, signal, sys; from pathlib import Path; "
+        "from components.checkpoint.faults import take_away; "
+        "take_away(Path(sys.argv[1]), 0.3); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)
+    assert done.returncode == -9
+    assert not (folder / "file").exists()
+    end = time.monotonic() + 10
+    while not (folder / "file").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)

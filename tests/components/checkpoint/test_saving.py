@@ -129,6 +129,15 @@ def test_without_room_all_ranks_say_so_and_the_checkpoint_before_is_whole(
     assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
+def test_where_room_comes_back_nothing_is_lost_and_all_hear_why_it_took_so_long(
+    four: Ranks, tmp_path: Path
+) -> None:
+    began = time.perf_counter()
+    assert four(cases.save_where_room_comes_back, tmp_path, 1.0) == [("File too large",)] * 4
+    assert time.perf_counter() - began > 1.0
+    assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"

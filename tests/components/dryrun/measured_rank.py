@@ -3,19 +3,23 @@
 It takes steps of each run folder's recipe on real tensors and real gloo, and writes the most
 that torch's own CPU allocator had given out in one, as the profiler logs every allocation and
 release from the start; and what collectives and FLOPs a step made. Of three steps after the
-first the leanest counts: gloo's threads give back what they were lent when they come to it.
+first the leanest counts: what gloo's threads give back within one the profiler does not see.
 """
 
+import gc
 import json
 import sys
 import tempfile
+import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.dryrun.collectives import CollectiveLedger
 from components.dryrun.products import FlopLedger
@@ -25,6 +29,24 @@ from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
 
 STEP, STEPS = "a later step", 3
+PAUSE_SECONDS = 0.02
+
+
+class Unhurried(TorchDispatchMode):
+    """Wait between a collective and its end: gloo's threads then let go of it first.
+
+    The profiler sees only what this thread gives back.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if "wait_tensor" in str(func):
+            time.sleep(PAUSE_SECONDS)
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            time.sleep(PAUSE_SECONDS)
+        return found
 
 
 def measure(folder: RunFolder, rank: int) -> None:
@@ -32,58 +54,74 @@ def measure(folder: RunFolder, rank: int) -> None:
     module = Pretraining(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
     module.trainer = trainer_of(recipe)
     microbatches = recipe.derived.microbatches_per_step
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+        Unhurried(),
+    ):
         module.configure_model()
         module.configure_optimizers()
         module.train_dataloader()
         module.training_step(empty_batch(recipe, microbatches).zero_())
+        kept = []
         for _ in range(STEPS):
             batch = empty_batch(recipe, microbatches).zero_()
+            kept.append(addresses_in_use())
             with record_function(STEP):
                 module.training_step(batch)
             del batch
     with CollectiveLedger(module.mesh) as calls, FlopLedger() as flops:
         module.training_step(empty_batch(recipe, microbatches).zero_())
     written = {
-        "peak_bytes": peak_of(profiler),
+        "peak_bytes": peak_of(profiler, kept),
         "calls": [[*kind, count, calls.bytes[kind]] for kind, count in calls.calls.items()],
         "flops": dict(flops.flops),
     }
     folder.write_json(f"measured-{rank}.json", written)
 
 
-def peak_of(profiler: profile) -> int:
+def addresses_in_use() -> set[int]:
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
+    return {one.untyped_storage().data_ptr() for one in local}
+
+
+def peak_of(profiler: profile, kept: list[set[int]]) -> int:
     with tempfile.TemporaryDirectory() as path:
         file = Path(path) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text("utf-8"))["traceEvents"]
     steps = [one for one in events if one.get("name") == STEP and one.get("ph") == "X"]
-    assert len(steps) == STEPS
     given = [one for one in events if one.get("name") == "[memory]"]
     given.sort(key=lambda one: one["ts"])
-    # Both are too high at times: by gloo's copies, or by what another thread has given back.
-    whole = [(one["ts"], one["args"]["Total Allocated"]) for one in given]
-    totals = (whole, totals_of(given, thread=steps[0]["tid"]))
-    return min(
-        max(total for at, total in kind if step["ts"] <= at <= step["ts"] + step["dur"])
-        for step in steps
-        for kind in totals
-    )
+    return min(peak_in(step, given, before) for step, before in zip(steps, kept, strict=True))
 
 
-def totals_of(given: list[dict[str, Any]], thread: int) -> list[tuple[float, int]]:
-    """Add up what this thread took: gloo's threads make copies that no device has."""
+def peak_in(step: dict[str, Any], given: list[dict[str, Any]], kept: set[int]) -> int:
+    """Add up what lives, by addresses: the profiler's own total misses what gloo gives back.
+
+    An address given out again was given back before; and what no tensor held when the step
+    began was too.
+    """
     held: dict[int, int] = {}
-    total, totals = 0, []
     for one in given:
-        address, size = one["args"]["Addr"], one["args"]["Bytes"]
-        if size > 0 and one["tid"] == thread:
-            held[address] = size
-            total += size
-        elif size < 0:
-            total -= held.pop(address, 0)
-        totals.append((one["ts"], total))
-    return totals
+        if one["ts"] >= step["ts"]:
+            break
+        note(held, one)
+    held = {address: size for address, size in held.items() if address in kept}
+    peak = 0
+    for one in given:
+        if step["ts"] <= one["ts"] <= step["ts"] + step["dur"]:
+            note(held, one)
+            peak = max(peak, sum(held.values()))
+    return peak
+
+
+def note(held: dict[int, int], given: dict[str, Any]) -> None:
+    address, size = given["args"]["Addr"], given["args"]["Bytes"]
+    held.pop(address, None)
+    if size > 0:
+        held[address] = size
 
 
 def connect_and_measure(folder: RunFolder, rank: int, ranks: int) -> None:

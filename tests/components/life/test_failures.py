@@ -35,6 +35,14 @@ def test_the_earliest_error_that_is_the_ranks_own_comes_first(tmp_path: Path) ->
     assert silent == [2, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
+def test_who_left_no_word_comes_before_those_who_only_lost_it(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "RuntimeError: Connection closed by peer", at=100)
+    errors = read_errors(tmp_path)
+    closed = "rank 0: RuntimeError: Connection closed by peer"
+    assert describe_end(errors, ranks=3) == (f"rank 1, 2 left no word; {closed}", [1, 2])
+    assert describe_end(errors, ranks=1) == (closed, [])
+
+
 def test_without_errors_every_rank_is_silent(tmp_path: Path) -> None:
     assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank said why", [0, 1])
 

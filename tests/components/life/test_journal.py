@@ -1,10 +1,14 @@
 """Lines that a kill may cut anywhere."""
 
 import json
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from components.checkpoint.faults import fill_up
 from components.errors import RecipeError
 from components.life.journal import Journal, append_line, read_lines
 
@@ -17,7 +21,7 @@ def note(journal: Journal, step: int) -> None:
 
 def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
-    note(Journal(file=file, writes=True), 7)
+    note(Journal(file=file, writes=True, retry_seconds=0.0), 7)
     (event,) = read_lines(file)
     assert event.pop("time") > 1.7e9
     assert event == {
@@ -31,7 +35,7 @@ def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_write_leave_no_file(tmp_path: Path) -> None:
-    note(Journal(file=tmp_path / "journal.jsonl", writes=False), 7)
+    note(Journal(file=tmp_path / "journal.jsonl", writes=False, retry_seconds=0.0), 7)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -50,4 +54,33 @@ def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be written: Is a directory\n  mend the fi"):
-        note(Journal(file=tmp_path, writes=True), 7)
+        note(Journal(file=tmp_path, writes=True, retry_seconds=0.0), 7)
+
+
+def test_an_event_that_found_no_room_is_whole_once_there_is_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fits of the line is written at first, as a disk takes it that fills up within."""
+    file = tmp_path / "journal.jsonl"
+    journal = Journal(file=file, writes=True, retry_seconds=60.0)
+    note(journal, 1)
+    one = file.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with fill_up(one + one // 2), ThreadPoolExecutor(1) as beside:
+        noted = beside.submit(note, journal, 2)
+        while not caplog.messages:
+            time.sleep(0.01)
+        assert file.stat().st_size == one + one // 2
+        assert [event["step"] for event in read_lines(file)] == [1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        noted.result()
+    assert [event["step"] for event in read_lines(file)] == [1, 2]
+
+
+def test_an_event_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+    journal = Journal(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0)
+    with (
+        fill_up(10),
+        pytest.raises(RecipeError, match=r"File too large\n  raise the limit of a file's size"),
+    ):
+        note(journal, 1)

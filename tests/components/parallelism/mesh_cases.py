@@ -1,12 +1,11 @@
 """Meshes of worlds that do not exist: a process plays one rank after another of any number."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from components.dryrun.world import fake_world
 from components.parallelism.mesh import AXES, Degrees, Mesh, build_mesh
 
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
@@ -25,15 +24,6 @@ class Seen(NamedTuple):
 
 def degrees_of(sizes: Mapping[str, int]) -> Degrees:
     return Degrees(**dict.fromkeys(AXES, 1) | dict(sizes))
-
-
-@contextmanager
-def fake_world(rank: int, ranks: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def look_around(rank: int, sizes: Mapping[str, int], order: Sequence[str]) -> Seen:

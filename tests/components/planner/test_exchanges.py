@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from components.dryrun.world import fake_world
 from components.model.attention import AttentionCore
 from components.model.masks import Scope
 from components.model.positions import Placement
@@ -16,7 +17,7 @@ from components.planner.exchanges import context_seconds, key_value_bytes
 from components.planner.job import Job
 from components.planner.time import plan_time
 from components.spec.shape import AttentionShape
-from tests.components.parallelism.mesh_cases import ORDER, degrees_of, fake_world
+from tests.components.parallelism.mesh_cases import ORDER, degrees_of
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64

@@ -69,7 +69,8 @@ def loss_at(step: int) -> float:
 def step_line(step: int, **changed: float) -> dict[str, Any]:
     line = {
         "kind": "step", "step": step, "tokens": step * TOKENS_PER_STEP, "loss": loss_at(step),
-        "lr": 3e-4 * min(1, step / 10), "gradient_norm": 1 + 3 / step, "seconds": 0.5,
+        "auxiliary_loss": 0.0, "expert_load": 1.0, "lr": 3e-4 * min(1, step / 10),
+        "gradient_norm": 1 + 3 / step, "loss_scale": 1.0, "seconds": 0.5,
         "tokens_per_second": 2 * TOKENS_PER_STEP,
     }  # fmt: skip
     return line | changed
@@ -80,6 +81,21 @@ def held_out_line(step: int) -> dict[str, Any]:
     return {
         "kind": "held_out", "step": step, "tokens": step * TOKENS_PER_STEP,
         "loss": loss_at(step) + 0.1, "by_source": by_source, "seconds": 0.1,
+    }  # fmt: skip
+
+
+def energy_line(
+    step: int,
+    *,
+    devices: tuple[float | None, float, float],
+    hosts: tuple[float | None, float, float],
+) -> dict[str, Any]:
+    """Write joules, the seconds that were counted and those that passed, so far."""
+    names = ("joules", "counted_seconds", "passed_seconds")
+    return {
+        "kind": "energy", "step": step, "tokens": step * TOKENS_PER_STEP,
+        "devices": dict(zip(names, devices, strict=True)),
+        "hosts": dict(zip(names, hosts, strict=True)),
     }  # fmt: skip
 
 
@@ -94,7 +110,7 @@ def write_journal(folder: Path, lines: Sequence[dict[str, Any]], tail: str = "")
     """Deal the lines to the two files, a second apart; ``tail`` ends the measurements."""
     texts = {"metrics.jsonl": "", "journal.jsonl": ""}
     for time, line in enumerate(lines):
-        measured = line["kind"] in {"step", "held_out"}
+        measured = line["kind"] in {"step", "held_out", "energy"}
         name = "metrics.jsonl" if measured else "journal.jsonl"
         texts[name] += json.dumps({"time": float(time), **line}) + "\n"
     texts["metrics.jsonl"] += tail

@@ -8,12 +8,13 @@ import pytest
 
 from components.errors import RecipeError
 from components.report.journal import read_journal
-from tests.components.report.conftest import mark_line, write_journal
+from tests.components.report.conftest import energy_line, mark_line, write_journal
 
 
 def _step(step: int, loss: float) -> dict[str, Any]:
     return {
         "kind": "step", "step": step, "tokens": step * 100, "loss": loss, "lr": 1e-3,
+        "auxiliary_loss": 0.0, "expert_load": 1.0, "loss_scale": 1.0,
         "gradient_norm": 1.0, "seconds": 0.5, "tokens_per_second": 200.0,
     }  # fmt: skip
 
@@ -36,6 +37,27 @@ def test_reads_measurements_and_events(tmp_path):
         ("checkpoint", 1, "due")
     ]
     assert (journal.repeated_steps, journal.half_written_lines) == (0, 0)
+
+
+def test_energy_of_steps_thrown_away_was_used_and_takes_no_time(tmp_path):
+    used = [
+        energy_line(step, devices=(10.0 * turn, turn, 2 * turn), hosts=(None, 0, turn))
+        for turn, step in enumerate((1, 2, 2), start=1)
+    ]
+    lines = (
+        _step(1, 5.0),
+        used[0],
+        _step(2, 4.0),
+        used[1],
+        mark_line("resume", 1),
+        _step(2, 3.5),
+    )
+    without, journal = _read(tmp_path, *lines), _read(tmp_path, *lines, used[2])
+    devices, hosts = journal.energy["devices"], journal.energy["hosts"]
+    assert (devices.joules, devices.counted_seconds, devices.passed_seconds) == (30, 3, 6)
+    assert hosts.kwh is None
+    assert journal.goodput == without.goodput
+    assert _read(tmp_path, _step(1, 5.0)).energy == {}
 
 
 @pytest.mark.parametrize("kind", ["resume", "roll_back"])
@@ -111,10 +133,12 @@ def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
         _step(1, 5.0) | {"time": 105.0, "seconds": 3.0},
         mark_line("checkpoint", 1) | {"time": 106.0, "seconds": 1.0},
         _step(2, 5.0) | {"time": 109.0, "seconds": 3.0},
+        mark_line("job_end", 1) | {"time": 118.0, "seconds": 0.0},  # by the job after it
         mark_line("resume", 1) | {"time": 123.0, "seconds": 4.0},
         _held_out(1, 5.0) | {"time": 124.0, "seconds": 1.0},
         mark_line("skip", 1) | {"time": 126.0, "seconds": 2.0},
         _step(2, 5.0) | {"time": 130.0, "seconds": 3.5},
+        mark_line("job_end", 2) | {"time": 150.0, "seconds": 0.0},
     )
     account = journal.goodput
     assert account.wall_seconds == 30.0

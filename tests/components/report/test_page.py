@@ -2,12 +2,13 @@
 
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from components.errors import RecipeError
-from components.report import load_run, summary_table, write_report
+from components.report import document, load_run, summary_table, write_report
 from tests.components.report.conftest import mark_line
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -144,3 +145,46 @@ def test_refuses_a_folder_as_destination(write_run, tmp_path):
 
 def test_the_package_offers_its_three_functions(write_run):
     assert summary_table([write_run()]).row_count == 1
+
+
+def test_headings_skip_no_level_and_there_is_one_first(write_run, tmp_path):
+    runs = [write_run(name) for name in ("a", "b")]
+    for chosen in (runs[:1], runs):
+        levels = [int(t[1]) for t in _page(chosen, tmp_path).tags if re.fullmatch(r"h\d", t)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_charts_and_tables_say_what_they_are_and_scroll_by_themselves(write_run, tmp_path):
+    html = write_report([write_run()], tmp_path / "report.html").read_text()
+    main = html[html.index("<main>") :]
+    assert main.count('<figure role="img" aria-label="') == main.count("<figure") == 5
+    boxes = re.findall(
+        r'<div class="scroll" role="region" tabindex="0" aria-label="Table: .', main
+    )
+    assert len(boxes) == main.count("<table") > 4
+    assert main.count("<thead") == main.count("<table")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(scheme):
+    """WCAG 2.1, success criterion 1.4.3: 4.5 to 1 for text of this size."""
+    style = (Path(document.__file__).parent / "page.css").read_text()
+    block = style.split(":root {")[{"light": 1, "dark": 2}[scheme]].split("}")[0]
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
+    for ink in ("ink", "soft", "link", "good", "bad"):
+        for ground in ("paper", "panel"):
+            assert _contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def _contrast(one, other):
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour):
+    """WCAG 2.1, definition of relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

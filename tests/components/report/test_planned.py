@@ -1,4 +1,4 @@
-"""A run's report shows the plan's step beside the measured one, where there is a plan."""
+"""A run's report shows the plan beside what was measured, where there is a plan."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,18 @@ from command.actions.plan import as_json
 from components.planner.plan import plan_recipe
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.report.planned import planned_grid, planned_step
-from tests.components.report.conftest import WriteRun
+from components.report.planned import parts_grid, plan_of, planned_grid
+from tests.components.report.conftest import (
+    WriteRun,
+    energy_line,
+    journal_lines,
+    results_tree,
+)
 from tests.recipes.test_plans import at_home
+
+STEP, TOKENS, MEMORY = "step, median", "tokens per second", "memory of the first rank"
+HOURS, ENERGY = "device-hours of the whole run", "energy of the devices, whole run"
+COUNTED, POWER = "energy of the devices, as counted", "power of a device, mean"
 
 
 def on_juwels() -> dict[str, Any]:
@@ -19,52 +28,118 @@ def on_juwels() -> dict[str, Any]:
     return tree
 
 
-def rows(*runs: Path) -> dict[str, tuple[str, ...]]:
-    return {row.cells[0]: row.cells[1:] for row in planned_grid(load_entries(runs)).rows}
-
-
-def test_the_planned_step_is_the_plan_s() -> None:
+def said_by_the_plan() -> dict[str, Any]:
     recipe = at_home("teuken7b")
-    time = as_json(recipe, plan_recipe(recipe))["time"]
-    step = planned_step(on_juwels())
-    assert step is not None
-    assert step.seconds == time["step_seconds"]
-    assert (step.low, step.high) == (time["step_seconds_low"], time["step_seconds_high"])
+    return as_json(recipe, plan_recipe(recipe))
 
 
-def test_the_report_sets_it_beside_the_median_of_the_steps(
-    write_run: WriteRun, tmp_path: Path
+def rows(*runs: Path) -> dict[str, list[tuple[str, ...]]]:
+    entries = load_entries(runs)
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for row in planned_grid(entries, [plan_of(one.run.recipe) for one in entries]).rows:
+        found.setdefault(row.cells[0], []).append(row.cells[1:])
+    return found
+
+
+def test_planned_figures_are_those_that_the_plan_prints(write_run: WriteRun) -> None:
+    results = results_tree(60) | {"device": "cuda:0", "peak_memory_bytes": 33 * 2**30}
+    shown = rows(write_run(recipe=on_juwels(), results=results))
+    plan = said_by_the_plan()
+    time, rate = plan["time"], results["tokens_per_second"]
+    assert shown[STEP] == [
+        (
+            f"{time['step_seconds']:.3g} s",
+            f"{time['step_seconds_low']:.3g} and {time['step_seconds_high']:.3g} s",
+            "0.5 s",
+            f"{0.5 / time['step_seconds'] - 1:+.1%}",
+        )
+    ]
+    planned = time["tokens_per_second"]
+    assert shown[TOKENS] == [
+        (f"{planned:,.0f}", "", f"{rate:,.0f}", f"{rate / planned - 1:+.1%}")
+    ]
+    first = plan["memory"]["by_stage"][0]["peak_bytes"] / 2**30
+    assert shown[MEMORY] == [(f"{first:.1f} GiB", "", "33.0 GiB", f"{33 / first - 1:+.1%}")]
+    # From one second before the first record's end, 0.5 s in, to the last of 70 records.
+    assert shown[HOURS][0][2] == f"{69.5 * 4 / 3600:,.4g}"
+
+
+def test_energy_that_nothing_counted_is_not_measured(write_run: WriteRun) -> None:
+    energy = said_by_the_plan()["bill"]["energy_kwh"]
+    lines = [*journal_lines(60), energy_line(60, devices=(None, 0, 240), hosts=(None, 0, 60))]
+    for shown in (
+        rows(write_run("silent", recipe=on_juwels())),
+        rows(write_run("uncounted", recipe=on_juwels(), lines=lines)),
+    ):
+        assert shown[ENERGY] == [(f"{energy:,.0f} kWh", "", "not measured", "—")]
+        assert not shown.keys() & {COUNTED, POWER}
+
+
+def test_energy_stands_beside_the_rated_power_of_the_time_that_was_counted(
+    write_run: WriteRun,
 ) -> None:
+    # 4 devices of 400 W at the most, for an hour, of which half was counted: 600 Wh are 300 W.
+    half = energy_line(60, devices=(2_160_000, 7_200, 14_400), hosts=(None, 0, 3_600))
+    whole = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(None, 0, 3_600))
+    shown = rows(write_run("half", recipe=on_juwels(), lines=[*journal_lines(60), half]))
+    assert shown[ENERGY][0][2] == "not measured"
+    assert shown[COUNTED] == [("0.8 kWh", "", "0.6 kWh", "-25.0%")]
+    assert shown[POWER] == [("400 W", "", "300 W", "-25.0%")]
+    planned = said_by_the_plan()["bill"]["energy_kwh"]
+    shown = rows(
+        write_run("whole", recipe=on_juwels(), lines=[*journal_lines(60), half, whole])
+    )
+    assert shown[ENERGY][0][2:] == ("1.2 kWh", f"{1.2 / planned - 1:+.1%}")
+    killed = [*journal_lines(60), whole]
+    assert (
+        rows(write_run("killed", recipe=on_juwels(), lines=killed, killed=True))[ENERGY][0][2]
+        == "not measured"
+    )
+
+
+def test_the_memory_of_a_whole_process_is_not_set_beside_that_of_tensors(
+    write_run: WriteRun,
+) -> None:
+    results = results_tree(60) | {"peak_memory_bytes": 2**30}
+    assert rows(write_run(recipe=on_juwels(), results=results))[MEMORY][0][2] == "not measured"
+
+
+def test_the_parts_of_the_planned_step_add_up(write_run: WriteRun) -> None:
+    entries = load_entries([write_run(recipe=on_juwels())])
+    grid = parts_grid(entries, [plan_of(on_juwels())])
+    shares = [float(row.cells[1].partition("(")[2].rstrip("%)")) for row in grid.rows]
+    assert grid.rows[0].cells[0] == "microbatches"
+    assert abs(sum(shares) - 100) < 0.3
+
+
+def test_the_page_has_both_tables(write_run: WriteRun, tmp_path: Path) -> None:
     run = write_run(recipe=on_juwels())
-    step = planned_step(on_juwels())
-    assert step is not None
-    shown = rows(run)
-    assert shown["planned step"] == (f"{step.seconds:.3g} s",)
-    assert shown["measured step, median"] == ("0.5 s",)
-    assert shown["measured against planned"] == (f"{0.5 / step.seconds - 1:+.1%}",)
     html = write_report([run], tmp_path / "report.html").read_text("utf-8")
-    assert "Planned beside measured" in html
-    assert f"<td>{step.seconds:.3g} s</td>" in html
+    assert f"<td>{said_by_the_plan()['time']['step_seconds']:.3g} s</td>" in html
+    assert "part of the planned step" in html
+    assert "No plan" not in html
 
 
-def test_a_machine_without_figures_leaves_the_report_as_it_was(
+def test_a_machine_without_figures_has_no_plan_and_the_page_says_so(
     write_run: WriteRun, tmp_path: Path
 ) -> None:
     assert json.loads((write_run("a") / "recipe.json").read_text())["cluster"]["name"]
     assert rows(tmp_path / "a") == {}
     html = write_report([tmp_path / "a"], tmp_path / "report.html").read_text("utf-8")
-    assert "Planned beside measured" not in html
+    assert "No plan: the profile of this machine has no figures" in html
 
 
-def test_of_several_runs_those_without_a_plan_have_a_dash(write_run: WriteRun) -> None:
-    shown = rows(write_run("here"), write_run("there", recipe=on_juwels(), lines=[]))
-    assert shown["planned step"][0] == "—" != shown["planned step"][1]
-    assert shown["measured step, median"] == ("0.5 s", "—")
-    assert shown["measured against planned"] == ("—", "—")
+def test_of_several_runs_each_that_has_a_plan_has_a_row(write_run: WriteRun) -> None:
+    there = write_run("there", recipe=on_juwels(), lines=[])
+    shown = rows(write_run("here"), there)
+    assert [cells[0] for cells in shown[STEP]] == ["there"]
+    assert shown[STEP][0][3:] == ("not measured", "—")
 
 
 def test_a_recipe_of_another_version_or_an_unmeasured_device_has_no_planned_step() -> None:
-    assert planned_step(on_juwels() | {"no_such_key": 1}) is None
-    assert planned_step(at_home("bloom1b7").model_dump(mode="json")) is None
+    assert plan_of(on_juwels() | {"no_such_key": 1}) is None
+    unmeasured = plan_of(at_home("bloom1b7").model_dump(mode="json"))
+    assert unmeasured is not None
+    assert unmeasured.time is None
     local = at_home("teuken7b", "cluster.hardware=none").model_dump(mode="json")
-    assert planned_step(local) is None
+    assert plan_of(local) is None

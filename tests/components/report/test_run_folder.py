@@ -46,6 +46,7 @@ def test_losses_that_are_no_number_are_counted(write_run):
     folder = write_run(lines=[])
     line = (
         '{"kind": "step", "step": 1, "tokens": 1, "loss": NaN, "lr": 0, "gradient_norm": 0,'
+        ' "auxiliary_loss": 0, "expert_load": 1, "loss_scale": 1,'
         ' "seconds": 1, "tokens_per_second": 1, "time": 1}\n'
     )
     (folder / "metrics.jsonl").write_text(line)
@@ -86,7 +87,8 @@ def test_refuses_results_that_are_no_mapping(write_run, text, problem):
 def test_refuses_a_recipe_without_its_heading(write_run):
     folder = write_run()
     (folder / "recipe.json").write_text('{"name": "x", "why": "y", "scale": {}, "cluster": {}}')
-    with pytest.raises(RecipeError, match=r"recipe\.json: has no published, assumed"):
+    missing = "model, parallelism, published, assumed"
+    with pytest.raises(RecipeError, match=rf"recipe\.json: has no {missing}"):
         load_run(folder)
 
 

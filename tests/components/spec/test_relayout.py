@@ -135,8 +135,8 @@ def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
         (
             {"optimizer.lr": 1e-4},
             r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
-            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, guard\.\*, watchdog\.\*\n"
-            r"  drop optimizer",
+            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, guard\.\*, watchdog\.\*, "
+            r"profiler\.\*\n  drop optimizer",
         ),
         (
             {"parallelism.tensr": 2},

@@ -97,6 +97,13 @@ def test_nodes_or_the_data_degree_derive_the_other(compose: Compose) -> None:
     assert compose("cluster=juwels", "parallelism.data=32").cluster.nodes == 32
 
 
+def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks(compose: Compose) -> None:
+    words = ("cluster=juwels", "scale=mini")
+    assert degrees(compose, *words, "cluster.nodes=2") == (2, 2, 2)
+    assert compose(*words).cluster.nodes == 1
+    assert degrees(compose, *words) == degrees(compose, "cluster.ranks=4")
+
+
 def test_ranks_that_the_other_degrees_do_not_divide_are_refused(compose: Compose) -> None:
     with pytest.raises(
         RecipeError, match=r"cluster\.ranks: 6 are no multiple .* = 4\n.*4 and 8"

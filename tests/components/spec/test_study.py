@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import yaml
 
-from command.arguments import ROOT
 from components.errors import RecipeError
 from components.spec.study import check_study
 
@@ -24,6 +23,12 @@ objective: {measured: held_out.final, planned: null, direction: minimize}
 search: {sampler: tpe, trials: 4, at_once: 1, seed: 1, poll_seconds: 1}
 published: {}
 """
+
+
+PRODUCTS = {
+    "budget.global_batch_tokens": [64, "parallelism.microbatch_sequences", "microbatches"],
+    "tiles": [8, "microbatches"],
+}
 
 
 def tree(**changes: Any) -> dict[str, Any]:
@@ -84,11 +89,15 @@ def test_no_key_is_set_twice(changes: dict[str, Any]) -> None:
     refused(key, "is set twice", **changes)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "studies").glob("*.yaml")), ids=str)
-def test_shipped_studies_are_read_under_their_own_name(file: Any) -> None:
-    study = check_study(yaml.safe_load(file.read_text("utf-8")), file.name)
-    assert study.name == file.stem
-    assert study.published.keys() == study.space.keys()
+def test_a_study_tries_one_kind_of_points() -> None:
+    with pytest.raises(RecipeError, match=r"has space and points\n.*keep one of space, points"):
+        check_study(tree(points=[]), "rates.yaml")
+    with pytest.raises(RecipeError, match="has nothing to try"):
+        check_study({"name": "rates"}, "rates.yaml")
+
+
+def test_a_search_counts_nothing_for_a_figure() -> None:
+    refused("products.tiles", "'tiles' is no key that a study may set", products=PRODUCTS)
 
 
 @pytest.mark.parametrize("key", ["cluster.site.queue", "run", "hydra.run.dir", "site.account"])

@@ -21,16 +21,18 @@ from components.errors import RecipeError
         ),
         (
             "cluster.ranks=2 watchdog.restarts=1 cluster.spare_nodes=1",
-            r"cluster\.spare_nodes: 1, but under none no job outlives a node",
+            r"cluster\.spare_nodes: 1, but without a scheduler there is no job to have them",
         ),
         (
-            "recipe=mula1b cluster=aurora watchdog.restarts=1 cluster.spare_nodes=1",
-            r"cluster\.spare_nodes: 1, but under pbs no job outlives a node",
+            "recipe=mula1b cluster=aurora watchdog.restarts=1 cluster.spare_nodes=1 "
+            "cluster.preflight=none",
+            r"cluster\.spare_nodes: 1, but under pbs no job outlives a node, and none is(.|\n)*"
+            r"leave cluster\.preflight as it is, or set cluster\.spare_nodes=0",
         ),
         (
-            "cluster=juwels cluster.spare_nodes=2",
-            r"cluster\.spare_nodes: 2, but a run that never starts again(.|\n)*"
-            r"set watchdog\.restarts=3, or cluster\.spare_nodes=0",
+            "cluster=juwels cluster.spare_nodes=2 cluster.preflight=none",
+            r"cluster\.spare_nodes: 2, but a run that neither looks at its nodes nor(.|\n)*"
+            r"leave cluster\.preflight as it is, or set watchdog\.restarts=3",
         ),
         ("watchdog.slow_ratio=1.0", r"watchdog\.slow_ratio: input should be greater than 1"),
     ],

@@ -28,12 +28,13 @@ from components.train import devices
 from components.train.accelerators import XPUAccelerator, register_xpu
 from components.train.devices import (
     check_devices,
+    compute_dtype,
     device_type,
     group_backend,
     peak_memory_bytes,
 )
 from components.train.launch import ROOT
-from components.train.strategy import MeshStrategy, compute_dtype
+from components.train.strategy import MeshStrategy
 from components.train.trainer import make_trainer
 
 Plant = Callable[..., list[torch.device]]
@@ -81,6 +82,8 @@ def cluster(
         "smoke": False,
         "site": "none",
         "spare_nodes": 0,
+        "preflight": "none",
+        "imports": "shared",
     })
 
 
@@ -292,7 +295,7 @@ def test_a_rank_takes_the_device_of_its_number_and_the_backend_of_its_kind(
     monkeypatch.setattr(dist, "init_process_group", connect)
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     trainer = make_trainer(
-        recipe=recipe_on(kind, "cluster.ranks=2"), logger=None, callbacks=[], most_steps=1
+        recipe=recipe_on(kind, "cluster.ranks=2"), callbacks=[], most_steps=1
     )
     with pytest.raises(Connected):
         trainer.strategy.setup_environment()
@@ -314,7 +317,7 @@ def test_alone_on_an_xpu_lightning_asks_nothing_of_the_group(
 
     chosen = plant(xpu=1)
     monkeypatch.setattr(dist, "all_reduce", refuse)
-    trainer = make_trainer(recipe=recipe_on("xpu"), logger=None, callbacks=[], most_steps=1)
+    trainer = make_trainer(recipe=recipe_on("xpu"), callbacks=[], most_steps=1)
     assert isinstance(trainer.accelerator, XPUAccelerator)
     strategy = trainer.strategy
     assert isinstance(strategy, MeshStrategy)
@@ -333,7 +336,7 @@ def test_a_machine_without_the_device_is_refused_before_the_trainer_is_made(
 ) -> None:
     plant()
     with pytest.raises(RecipeError, match=r"cluster\.device: xpu, but torch .* sees no such"):
-        make_trainer(recipe=recipe_on("xpu"), logger=None, callbacks=[], most_steps=1)
+        make_trainer(recipe=recipe_on("xpu"), callbacks=[], most_steps=1)
 
 
 def test_the_program_refuses_a_missing_device_before_it_writes_anything(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from components.train.agent import describe, first_failure
+from components.life.failures import MENDABLE
+from components.train.agent import describe, first_failure, run_ranks
 
 SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11
 NOW = int(time.time())
@@ -75,3 +76,21 @@ def test_what_the_agent_ended_counts_last(raised: Raised) -> None:
 def test_an_exit_status_alone_is_said() -> None:
     assert describe(ended(0, 3, at=NOW))["message"] == "ended with exit status 3"
     assert describe(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
+
+
+def test_where_nothing_can_be_written_the_status_tells(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves a rank's error file empty, and takes none of the agent's."""
+    monkeypatch.setattr("components.train.agent.logging.disable", lambda level: None)
+    # This rank needs nothing of what ranks that train are forked with.
+    monkeypatch.setattr("components.train.agent.set_forkserver_preload", lambda names: None)
+    (tmp_path / ".first_failure.json").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys; from pathlib import Path; "
+        f"(Path(sys.argv[1]) / 'error-0.json').touch(); sys.exit({MENDABLE})"
+    )
+    assert run_ranks(tmp_path, 1, 0, [str(program), str(tmp_path)]) == MENDABLE
+    assert "first_failure.json: cannot be written: Is a directory" in capfd.readouterr().err
+    assert not (tmp_path / "first_failure.json").exists()

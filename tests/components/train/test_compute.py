@@ -6,10 +6,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.dryrun.world import fake_world
 from components.parallelism.mesh import Mesh, build_mesh
 from components.train.compute import StageCompute
 from components.train.strategy import degrees_of
-from tests.components.parallelism.mesh_cases import fake_world
 
 RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
 

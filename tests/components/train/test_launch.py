@@ -1,11 +1,15 @@
 """What the loop cannot train is refused before anything is written; the rest passes."""
 
+from pathlib import Path
+
 import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.errors import RecipeError
-from components.train.launch import check_trainable
+from components.life.failures import MENDABLE
+from components.train.launch import check_trainable, how_it_ended
+from components.train.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,10 @@ def test_what_is_not_here_says_so(words: str, message: str) -> None:
     composed = compose_recipe(read_point([f"recipe={recipe}", *keys]))
     with pytest.raises(RecipeError, match=message):
         check_trainable(composed)
+
+
+def test_ranks_that_could_not_write_their_error_are_no_failure_of_ours(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert how_it_ended(folder, 1) == "failed"
+    with pytest.raises(RecipeError, match="has no room for the error that the first rank"):
+        how_it_ended(folder, MENDABLE)

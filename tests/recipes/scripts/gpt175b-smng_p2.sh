@@ -29,6 +29,9 @@ export PSM3_RDMA=1  # libfabric over InfiniBand (U)
 export PSM3_GPUDIRECT=0  # does not work there yet (U)
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_CACHE_DIR SYCL_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
 run=/path/to/kochbuch/runs/gpt175b-full
 mkdir -p "$run/ranks"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
@@ -42,8 +45,17 @@ export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 840 s before the wall: the run saves and stops
 
+# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+timeout --kill-after=10 360 srun --export=ALL --kill-on-bad-exit=1 --nodes=16 --ntasks=16 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
+  --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
+timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+nodes=$(wc -l < "$run/preflight/nodes")
+MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+
 # One task a rank. Network ports: two ports for eight tiles; PSM3 chooses.
 srun --export=ALL --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" \
+  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
   python -m components.train "$run" &
 wait $!
 status=$?

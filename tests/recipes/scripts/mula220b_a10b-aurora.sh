@@ -30,6 +30,9 @@ export TMPDIR=/tmp  # the path of a socket has 107 bytes (ALCF)
 export http_proxy=http://proxy.alcf.anl.gov:3128 https_proxy=http://proxy.alcf.anl.gov:3128  # the one way out
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-${PBS_JOBID%%.*}
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR NEO_CACHE_DIR SYCL_CACHE_DIR; do export "$cache=${!cache:-$node/cache/$cache}"; done
 run=/path/to/kochbuch/runs/mula220b_a10b-full
 mkdir -p "$run/ranks"
 
@@ -46,12 +49,20 @@ export MASTER_ADDR MASTER_PORT
 
 # PBS gives no warning: 960 s before the wall the run is told to save and stop.
 (sleep 42240 && touch "$run/stop") &> /dev/null & alarm=$!
+trap 'kill "$alarm" 2> /dev/null' EXIT
+
+# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+timeout --kill-after=10 360 mpiexec -n 256 --ppn 1 --hostfile "$run/preflight/hosts" --pmi=pmix --label --line-buffer --cpu-bind none --no-abort-on-failure \
+  &> "$run/ranks/${PBS_JOBID%%.*}-preflight.log" python -m components.preflight "$run" & looking=$!
+python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
+timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+nodes=$(wc -l < "$run/preflight/nodes")
+MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
 
 # Network ports: eight ports for twelve tiles; libfabric takes the nearest to a rank's cores.
-mpiexec -n 3072 --ppn 12 --pmi=pmix --label --line-buffer \
+mpiexec -n $((nodes * 12)) --ppn 12 --hostfile "$run/preflight/nodes" --pmi=pmix --label --line-buffer \
   --cpu-bind list:2-4:10-12:18-20:26-28:34-36:42-44:54-56:62-64:70-72:78-80:86-88:94-96 \
   python -m components.train "$run" &>> "$run/ranks/${PBS_JOBID%%.*}.log"
 status=$?
-kill "$alarm" 2> /dev/null
 
 python -m cluster.end "$run" "$status"  # says what happened; its status is the job's

@@ -16,6 +16,9 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1  # the campaign's setting, for tensor ranks
 export NCCL_DEBUG=WARN  # the campaign's setting (NT)
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
 run=/path/to/kochbuch/runs/playbook8b-full
 mkdir -p "$run/ranks"
 
@@ -28,8 +31,17 @@ export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 360 s before the wall: the run saves and stops
 
+# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
+  --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
+timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+nodes=$(wc -l < "$run/preflight/nodes")
+MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+
 # One task a rank. Network ports: EFA; NCCL's plugin chooses.
 srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" \
+  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
   python -m components.train "$run" &
 wait $!
 status=$?

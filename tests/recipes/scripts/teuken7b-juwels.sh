@@ -26,6 +26,9 @@ export GLOO_SOCKET_IFNAME=ib0  # as for NCCL (SB)
 export CUDA_VISIBLE_DEVICES=0,1,2,3  # the scheduler would show each rank one device, called 0 (JUB, ITW)
 source /path/to/kochbuch/.venv/bin/activate
 cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
 run=/path/to/kochbuch/runs/teuken7b-full
 mkdir -p "$run/ranks"
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
@@ -39,8 +42,17 @@ export MASTER_ADDR MASTER_PORT
 
 trap 'touch "$run/stop"' USR1  # 660 s before the wall: the run saves and stops
 
+# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --nodes=128 --ntasks=128 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
+  --output="$run/ranks/%j-preflight-%t.log" python -m components.preflight "$run" & looking=$!
+python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
+timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+nodes=$(wc -l < "$run/preflight/nodes")
+MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")i
+
 # One task a rank. Network ports: each device shares a PCIe switch with one of four ports; NCCL finds it.
 srun --kill-on-bad-exit=1 --output="$run/ranks/%j-%t.log" \
+  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 4)) \
   python -m components.train "$run" &
 wait $!
 status=$?

@@ -1,0 +1,60 @@
+"""What a proof leaves behind: of which recipe it is, on what, with what and when it was found.
+
+A row speaks of the recipe of today while its fingerprints are those of that recipe at the row's
+scale, as ``action=show`` prints the one of the mathematics; the ledger says where they are not.
+"""
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from components.spec.groups import Group, fingerprint_of
+from components.spec.recipe import Recipe
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "lightning")
+
+Row = dict[str, Any]
+
+
+def stamp(recipe: Recipe, *groups: Group, packages: Sequence[str] = ()) -> Row:
+    """Describe what was proved of which groups' keys here and now.
+
+    ``packages`` name what computed beside torch and Lightning.
+    """
+    versions = {name: version(name) for name in (*PACKAGES, *packages)}
+    return {
+        "scale": recipe.scale.name,
+        "fingerprint": fingerprints(recipe.model_dump(mode="json"), groups),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+
+
+def fingerprints(tree: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, str]:
+    """Hash each of a settled recipe's groups by itself, as a lock does."""
+    return {group.value: fingerprint_of(tree, group) for group in groups}
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Read what was kept; nothing where nothing was."""
+    if not file.exists():
+        return []
+    rows: list[Row] = json.loads(file.read_text("utf-8"))["rows"]
+    return rows
+
+
+def keep_rows(
+    file: Path, convention: str, rows: Sequence[Row], key: Callable[[Row], Sequence[object]]
+) -> None:
+    """Put rows beside those that are kept; one of the same key takes the older one's place."""
+    kept = {tuple(key(row)): row for row in [*read_rows(file), *rows]}
+    ordered = [kept[one] for one in sorted(kept, key=repr)]
+    tree = {"convention": convention, "rows": ordered}
+    file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")

@@ -1,0 +1,160 @@
+"""Write the ledger: what of every recipe is published, predicted, rehearsed, proved, measured.
+
+    python -m benchmarks.ledger
+
+Three places take their tables from the same rows: `recipes/README.md` the verdicts and plans,
+`docs/ledger.md` everything, `README.md` the counts.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.ledger_proofs import (
+    FILES,
+    GIB,
+    NOT_DONE,
+    Entry,
+    Proof,
+    read_entries,
+)
+from benchmarks.ledger_sections import section, table_line
+from command.arguments import ROOT
+
+PAGE, DETAILS, FRONT = (
+    ROOT / name for name in ("recipes/README.md", "docs/ledger.md", "README.md")
+)
+PARTS = {
+    PAGE: ("verdicts", "plans"),
+    DETAILS: ("sections",),
+    FRONT: ("counts",),
+}
+VERDICTS = """\
+| Recipe | Published | Predicted | Dry run | Parity | Miniature | Measured |
+|---|---|---|---|---|---|---|
+"""
+HEAD_OF_PLANS = """\
+| Recipe | Cluster | Nodes | Memory, GiB | Verdict | Step | MFU, full | Hours |
+|---|---|---:|---:|---|---:|---:|---:|
+"""
+NAMES = re.compile(r"`(\w+)`")
+
+
+def write() -> None:
+    """Put each table into its page, between its marks."""
+    for page, text in pages().items():
+        page.write_text(text, "utf-8")
+
+
+def pages() -> dict[Path, str]:
+    """Lay out each page as it should be today."""
+    entries = read_entries()
+    made = {}
+    for page, parts in PARTS.items():
+        text = page.read_text("utf-8")
+        for part in parts:
+            text = _put(text, part, entries)
+        made[page] = text
+    return made
+
+
+def _put(text: str, part: str, entries: Sequence[Entry]) -> str:
+    begin = f"<!-- {part}: written by `make golden` -->\n"
+    end = f"<!-- end of {part} -->\n"
+    head, begun, rest = text.partition(begin)
+    inside, ended, tail = rest.partition(end)
+    assert begun, f"no mark for {part}"
+    assert ended, f"no end of {part}"
+    table = _counts(inside, entries) if part == "counts" else MADE[part](entries)
+    return f"{head}{begin}{table}{end}{tail}"
+
+
+def _verdicts(entries: Sequence[Entry]) -> str:
+    return VERDICTS + "".join(map(_verdict_row, entries))
+
+
+def _verdict_row(entry: Entry) -> str:
+    cells = [
+        f"[`{entry.name}`](../docs/ledger.md#{entry.name})",
+        f"{len(entry.plan['published'])} figures",
+        _predicted(entry),
+        *(cell(entry, kind) for kind in FILES),
+    ]
+    return table_line(cells)
+
+
+def _predicted(entry: Entry) -> str:
+    seconds = entry.plan["time"]["step_seconds"]
+    step = "no step" if seconds is None else f"{seconds:.3g} s"
+    return f"{step}, {entry.plan['memory']['verdict'].replace('_', ' ')}"
+
+
+def cell(entry: Entry, kind: str) -> str:
+    """Say in a few words what the rows of one kind come to."""
+    proofs = entry.of(kind)
+    current = [proof for proof in proofs if not proof.stale]
+    if not proofs:
+        return NOT_DONE[kind]
+    if not current:
+        return f"stale, {max(proof.row['date'] for proof in proofs)}"
+    stale = len(proofs) - len(current)
+    return _summary(current) + (f"; {stale} stale" if stale else "")
+
+
+def _summary(proofs: Sequence[Proof]) -> str:
+    verdicts = list(dict.fromkeys(proof.verdict for proof in proofs))
+    count = f", {len(proofs)} layouts" if len(proofs) > 1 else ""
+    return ", ".join(verdicts) + count
+
+
+def _plans(entries: Sequence[Entry]) -> str:
+    return HEAD_OF_PLANS + "".join(map(_plan_row, entries))
+
+
+def _plan_row(entry: Entry) -> str:
+    plan = entry.plan
+    memory, time, bill = plan["memory"], plan["time"], plan["bill"]
+    cells = [
+        f"`{plan['recipe']}`",
+        plan["cluster"],
+        f"{plan['layout']['nodes']:,}",
+        f"{memory['peak_bytes'] / GIB:.1f} of {memory['usable_bytes'] / GIB:.1f}",
+        memory["verdict"].replace("_", " "),
+        "-" if time["step_seconds"] is None else f"{time['step_seconds']:.3g} s",
+        "-" if time["mfu_full"] is None else f"{time['mfu_full']:.0%}",
+        "-" if bill["device_hours"] is None else f"{bill['device_hours']:,.3g}",
+    ]
+    return table_line(cells)
+
+
+def _sections(entries: Sequence[Entry]) -> str:
+    return "\n".join(map(section, entries))
+
+
+def _counts(table: str, entries: Sequence[Entry]) -> str:
+    """Count, for each line of a table that names recipes, how many have a proof of today."""
+    by_name = {entry.name: entry for entry in entries}
+    return "".join(_counted(line, by_name) for line in table.splitlines(keepends=True))
+
+
+def _counted(line: str, entries: Mapping[str, Entry]) -> str:
+    cells = [one.strip() for one in line.strip().strip("|").split("|")]
+    named = [entries[name] for name in NAMES.findall(cells[0]) if name in entries]
+    if not named:
+        return line
+    kept = cells[: -len(FILES)]
+    return table_line([*kept, *(_share(named, kind) for kind in FILES)])
+
+
+def _share(entries: Sequence[Entry], kind: str) -> str:
+    """Count those of which every kept row stands."""
+    proofs = [entry.of(kind) for entry in entries]
+    done = [rows for rows in proofs if rows and all(proof.stands for proof in rows)]
+    return f"{len(done)} of {len(entries)}"
+
+
+MADE = {"verdicts": _verdicts, "plans": _plans, "sections": _sections}
+
+
+if __name__ == "__main__":
+    write()

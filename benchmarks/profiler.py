@@ -1,0 +1,141 @@
+"""What does a profile cost? Steps without, beside an idle one, and profiled take turns.
+
+The recipe's miniature trains on drawn tokens by the real path, in one process. In each round
+one step is as in a run that asks for no profile, one has the callback of a profile that is not
+due, and one is profiled; their order rotates. A step is timed from its batch until its record
+is kept; starting the profiler and writing what it saw lie outside. What an idle callback does
+in a step is timed alone, too: on a busy host the intervals of the ratios are wide. Exit status
+1 unless that is below 1 % of a step and the idle ratio's interval has 1 in it, or less.
+
+    python -m benchmarks.profiler recipe=NAME [key=value ...]
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from typing_extensions import override
+
+from benchmarks.machine import machine
+from benchmarks.paired import paired_ratio
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.parity.data import draw_data
+from components.train.callback import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.profiling import Profiling
+from components.train.run_folder import RunFolder, create_run_folder
+from components.train.trainer import make_trainer
+
+RESULT = Path(__file__).parent / "results" / "profiler.json"
+ROUNDS, WARMUP_STEPS, ALONE = 40, 3, 2_000
+MOST_FRACTION = 0.01
+KINDS = ("off", "idle", "profiled")
+WORDS = (
+    *("cluster.ranks=1", "profiler.steps=1", "budget.sequence_length=128"),
+    *("budget.global_batch_tokens=512", "parallelism.microbatch_sequences=4"),
+)
+
+
+class TakeTurns(RunCallback):
+    """Give each step its kind, and keep what the steps took."""
+
+    def __init__(self, *, folder: RunFolder) -> None:
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self._folder = folder
+        self._kind = KINDS[0]
+        self._profiling: Profiling | None = None
+        self.last: Profiling | None = None
+        self._began = 0.0
+
+    @override
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        turn, place = divmod(module.progress.step, len(KINDS))
+        self._kind = KINDS[(turn + place) % len(KINDS)]
+        self._profiling = None if self._kind == "off" else self._make(module)
+        if self._profiling is not None:
+            self._profiling.on_begin(module)
+            self.last = self._profiling
+        self._began = time.perf_counter()
+        if self._profiling is not None:
+            self._profiling.before_step(module, batch)
+
+    @override
+    def on_step(self, module: Pretraining) -> None:
+        if self._profiling is not None and self._kind == "idle":
+            self._profiling.on_step(module)
+        seconds = time.perf_counter() - self._began
+        if self._profiling is not None and self._kind == "profiled":
+            self._profiling.on_step(module)
+        if module.progress.step > WARMUP_STEPS:
+            self.seconds[self._kind].append(seconds)
+
+    def _make(self, module: Pretraining) -> Profiling:
+        """Profile the next step, or one that is a long way off."""
+        distance = 1 if self._kind == "profiled" else 1_000_000
+        first = module.progress.step + distance
+        settings = module.recipe.profiler.model_copy(update={"first_step": first})
+        return Profiling(settings=settings, folder=self._folder, rank=0, say=lambda text: None)
+
+
+def alone_seconds(profiling: Profiling, module: Pretraining) -> float:
+    """Time what a callback that is not due does in a step, without any step around it."""
+    batch = torch.zeros(1)
+    began = time.perf_counter()
+    for _ in range(ALONE):
+        profiling.before_step(module, batch)
+        profiling.on_step(module)
+    return (time.perf_counter() - began) / ALONE
+
+
+def measure(words: list[str]) -> dict[str, Any]:
+    """Train, and put the times of the three kinds of steps side by side."""
+    given = {word.partition("=")[0] for word in words}
+    defaults = [word for word in WORDS if word.partition("=")[0] not in given]
+    recipe = compose_recipe(read_point([*defaults, *words]))
+    with tempfile.TemporaryDirectory() as path:
+        folder = create_run_folder(recipe, Path(path) / "run")
+        draw_data(recipe, Path(path) / "data")
+        folder.write_json("data.json", {"folder": str(Path(path) / "data"), "unigram": {}})
+        turns = TakeTurns(folder=folder)
+        module = load_module(folder)
+        most_steps = WARMUP_STEPS + len(KINDS) * ROUNDS
+        make_trainer(recipe=recipe, callbacks=[turns], most_steps=most_steps).fit(module)
+    idle, profiled = (
+        paired_ratio(turns.seconds[kind], turns.seconds["off"]) for kind in KINDS[1:]
+    )
+    off = statistics.median(turns.seconds["off"])
+    assert turns.last is not None
+    alone = alone_seconds(turns.last, module)
+    return {
+        "device": str(module.device),
+        "rounds": ROUNDS,
+        "step_seconds": {kind: statistics.median(turns.seconds[kind]) for kind in KINDS},
+        "idle_seconds_alone": alone,
+        "idle_fraction_alone": alone / off,
+        "idle_ratio": idle,
+        "profiled_ratio": profiled,
+        "holds": alone / off < MOST_FRACTION and idle["low"] <= 1.0,
+    }
+
+
+def main(words: list[str]) -> int:
+    """Measure, keep the result, print it and say whether it holds."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    found = {**machine(), **measure(words)}
+    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Console().print_json(data=found)
+    return 0 if found["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""What does a run take beside its bare steps, and how long until the first one?
+
+The recipe's miniature trains on its own prepared data by the real path, with all that a run has
+(guards, watchdog, metrics, display), in this process. From the first step on, the time within
+the engine's steps (forward, backward, averaging, judging, update) is set against the whole, and
+so is the time of reading batches. Evaluations and checkpoints are put at the end and do not
+count: their cadence is the recipe's choice. The time to the first step is that of the command
+itself, in a process of its own, from its start until its first step is noted; imports are timed
+apart.
+
+    python -m benchmarks.whole_run recipe=NAME [key=value ...]
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.machine import machine
+from command.actions.prepare import prepare_data
+from command.arguments import ROOT, read_point
+from command.compose import compose_recipe
+from components.train.batches import StepBatches
+from components.train.engine import MeshEngine
+from components.train.fit import fit
+from components.train.run_folder import create_run_folder
+
+RESULT = Path(__file__).parent / "results" / "whole_run.json"
+STEPS, STARTS = 100, 3
+IMPORTS = "import components.train.fit"
+MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
+
+
+class Clock:
+    """Time the calls of some functions, and note when the engine's steps ended."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self.ends: list[float] = []
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` so that its calls are timed under ``name``."""
+        kept = self.seconds.setdefault(name, [])
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                end = time.perf_counter()
+                kept.append(end - began)
+                if name == "step":
+                    self.ends.append(end)
+
+        return call
+
+
+def own_words(words: list[str], steps: int, home: Path) -> list[str]:
+    """Let the recipe take ``steps`` steps, look at held-out text and save at the end alone."""
+    tokens = compose_recipe(read_point(words)).budget.global_batch_tokens * steps
+    cadences = ("evaluation.every_tokens", "checkpoint.every_tokens")
+    return [
+        *words,
+        f"budget.total_tokens={tokens}",
+        *(f"{key}={tokens}" for key in cadences),
+        "evaluation.max_windows_per_source=1",
+        f"data.folder={home}/prepared",
+    ]
+
+
+def steady(words: list[str], home: Path) -> dict[str, Any]:
+    """Train in this process and say where its time went, from the second step on."""
+    arguments = read_point(own_words(words, STEPS, home))
+    recipe = compose_recipe(arguments)
+    folder = create_run_folder(recipe, home / "run")
+    folder.write_json("data.json", prepare_data(recipe, arguments.site))
+    clock = Clock()
+    plain = MeshEngine.step, StepBatches.__getitem__
+    MeshEngine.step = clock.timed("step", plain[0])  # type: ignore[method-assign]  # a stopwatch
+    StepBatches.__getitem__ = clock.timed("batch", plain[1])  # type: ignore[method-assign]  # a stopwatch
+    try:
+        fit(folder.path)
+    finally:
+        MeshEngine.step, StepBatches.__getitem__ = plain  # type: ignore[method-assign]  # as before
+    whole = clock.ends[-1] - clock.ends[0]
+    inside, loading = (sum(clock.seconds[name][1:]) for name in ("step", "batch"))
+    return {
+        "steps": len(clock.ends) - 1,
+        "whole_seconds": whole,
+        "step_seconds": inside,
+        "outside_fraction": 1 - inside / whole,
+        "loading_fraction": loading / whole,
+        "device": recipe.cluster.device,
+        "tokens_per_step": recipe.budget.global_batch_tokens,
+    }
+
+
+def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
+    """Start the command some times, on data that are prepared already."""
+    firsts, imports = [], []
+    for number in range(STARTS):
+        run = home / f"start-{number}"
+        command = [sys.executable, "run.py", *own_words(words, 2, home), f"run={run}"]
+        began = time.time()
+        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+        lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+        steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
+        firsts.append(steps[0]["time"] - began)
+        began = time.time()
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=ROOT)
+        imports.append(time.time() - began)
+    return {"first_step_seconds": firsts, "imports_seconds": imports}
+
+
+def main(words: list[str]) -> int:
+    """Measure, keep the result, print it and say whether it holds."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    with tempfile.TemporaryDirectory() as place:
+        found = {**steady(words, Path(place)), **to_the_first_step(words, Path(place))}
+    found["holds"] = (
+        found["outside_fraction"] < MOST_OUTSIDE
+        and found["loading_fraction"] < MOST_LOADING
+        and max(found["first_step_seconds"]) < MOST_FIRST_SECONDS
+    )
+    names = ("torch", "lightning")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    found |= {
+        "convention": "wall clock; outside is the time between the engine's steps",
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Console().print_json(data=found)
+    return 0 if found["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Copies of Python's packages and of this code on each node, made before the ranks start."""

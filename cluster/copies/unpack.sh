@@ -1,0 +1,46 @@
+#!/bin/bash
+# One task a node, before the ranks start: put what RUN/copies/archives lists into FOLDER, or note
+# in RUN/copies/NODE.failed why that cannot be. It needs no Python.
+#   bash unpack.sh RUN FOLDER
+# FOLDER.NAME is what was broadcast of the archive NAME; where it is not whole the archive is read.
+run=$1
+folder=$2
+partial=$folder.partial
+node=${SLURMD_NODENAME:-$(hostname)}
+node=${node%%.*}
+began=$(date +%s.%N)
+umask 077  # other users of the node may look into /tmp
+
+fail() {
+  rm -rf "$folder".*  # what was broadcast, too
+  echo "$*" | tail -n 1 > "$run/copies/$node.failed"
+  echo "copies: $node: $*" >&2
+  exit 1
+}
+
+size() {
+  stat --dereference --format %s "$1"
+}
+
+rm -rf "$partial" "$folder"  # of an attempt of this job that was interrupted
+said=$(mkdir "$partial" 2>&1) || fail "$said"
+mapfile -t archives < "$run/copies/archives"
+needed=0
+for archive in "${archives[@]}"; do
+  bytes=$(size "$archive" 2>&1) || fail "$bytes"
+  needed=$((needed + bytes))
+done
+free=$(($(df --output=avail --block-size=1 "$partial" | tail -n 1)))
+[ "$free" -ge "$needed" ] || fail "$(dirname "$folder"): $free bytes are free, $needed are needed"
+
+for archive in "${archives[@]}"; do
+  copy=$folder.${archive##*/}
+  [ -O "$copy" ] && [ "$(size "$copy")" = "$(size "$archive")" ] || copy=$archive
+  case $archive in
+    *.tar) said=$(tar --extract --no-same-owner --file "$copy" --directory "$partial" 2>&1) ;;
+    *) said=$(cp "$copy" "$partial/image" 2>&1) ;;
+  esac || fail "$said"
+  rm -f "$folder.${archive##*/}"
+done
+said=$(mv --no-target-directory "$partial" "$folder" 2>&1) || fail "$said"
+LC_ALL=C awk "BEGIN { printf \"%.2f\n\", $(date +%s.%N) - $began }" > "$run/copies/$node.seconds"

@@ -1,0 +1,178 @@
+"""An archive of a virtual environment that runs wherever it is unpacked.
+
+Python finds an environment by the ``pyvenv.cfg`` above its own program, so ``bin/python`` works
+from any folder. What names the old one is changed on the way in: the first lines of scripts,
+and ``.pth`` files. The interpreter that the environment was made with stays where it is.
+"""
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from components.data.files import replace_atomically
+from components.errors import RecipeError
+
+FOLDER = "copies"  # in the environment, of which it is no part
+FORMAT = 1  # of the archive: another one makes all anew
+# The first lines of pip's scripts; the second form is for paths that the kernel would cut.
+SHEBANG = re.compile(rb"#!(?P<program>/[^ \n]+)\n")
+LONG_SHEBANG = re.compile(
+    rb"#!/bin/sh\n'''exec' \"?(?P<program>/[^ \"\n]+)\"? \"\$0\" \"\$@\"\n' '''\n"
+)
+# The interpreter beside the script, as `uv venv --relocatable` writes it.
+RELOCATABLE = """#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")"/'{name}' "$0" "$@"
+' '''
+"""
+
+
+def archive_venv(venv: Path) -> Path:
+    """Return the archive of ``venv`` as it is now, below the environment itself.
+
+    One that is there is taken if no file has since been added, removed or touched.
+
+    Raises:
+        RecipeError: it is no environment, part of it is elsewhere, or there is no room.
+    """
+    check_venv(venv)
+    archive = venv / FOLDER / f"venv-{key_of(venv)}.tar"
+    if not archive.exists():
+        try:
+            archive.parent.mkdir(exist_ok=True)
+            with replace_atomically(archive) as stream:
+                _write(venv, stream)
+        except OSError as error:
+            raise RecipeError(
+                str(archive), f"cannot be written: {error.strerror}", "make room there"
+            ) from None
+        for other in archive.parent.glob("venv-*.tar"):
+            if other != archive:
+                other.unlink()
+    return archive
+
+
+def check_venv(venv: Path) -> None:
+    """Refuse what would still be read from its old place by every rank.
+
+    Raises:
+        RecipeError: this is no virtual environment, or packages of it are elsewhere.
+    """
+    if not (venv / "pyvenv.cfg").is_file():
+        raise RecipeError(
+            "cluster.imports",
+            f"node_local, but {venv} has no pyvenv.cfg: it is no virtual environment",
+            "name one by site.venv, or set cluster.imports=shared",
+        )
+    for record in sorted(venv.glob("lib/*/site-packages/*.dist-info/direct_url.json")):
+        if json.loads(record.read_text("utf-8")).get("dir_info", {}).get("editable"):
+            raise _elsewhere(venv, f"{record.parent.stem} is installed in editable mode")
+    for file in sorted(venv.glob("lib/*/site-packages/*.pth")):
+        for line in _places(file):
+            if not line.is_relative_to(venv):
+                raise _elsewhere(venv, f"{file.name} adds {line}")
+
+
+def key_of(venv: Path) -> str:
+    """Digest names, sizes and times of all files but those that Python compiles by itself."""
+    digest = sha256(f"{FORMAT}\n".encode())
+    for file in _files(venv):
+        if "__pycache__" not in file.parts:
+            found = file.lstat()
+            name = file.relative_to(venv)
+            digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _files(venv: Path) -> Iterator[Path]:
+    """List all that is no folder, in an order that stays; links to folders are not followed."""
+    for parent, folders, names in os.walk(venv):
+        here = Path(parent)
+        if here == venv:
+            folders[:] = [name for name in folders if name != FOLDER]
+        folders.sort()
+        links = [name for name in folders if (here / name).is_symlink()]
+        yield from (here / name for name in sorted([*names, *links]))
+
+
+def _write(venv: Path, stream: BinaryIO) -> None:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for file in _files(venv):
+            # It says where the environment was; a job script sets what it would.
+            if file.parent != venv / "bin" or not file.name.lower().startswith("activate"):
+                _add(tar, venv, file)
+
+
+def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
+    """Add a file as it is, as it has to be elsewhere, or what a link out of here leads to."""
+    name = f"venv/{file.relative_to(venv)}"
+    if file.is_symlink() and _leads_away(venv, file):
+        if file.is_dir():
+            raise _elsewhere(venv, f"{file.relative_to(venv)} is a link to {file.resolve()}")
+        file = file.resolve()
+    info = tar.gettarinfo(file, arcname=name)
+    if info.issym():
+        info.linkname = _link(venv, file)
+        tar.addfile(info)
+    elif (text := _changed(venv, file)) is not None:
+        info.type, info.size = tarfile.REGTYPE, len(text)
+        tar.addfile(info, io.BytesIO(text))
+    elif info.isreg():
+        with file.open("rb") as content:
+            tar.addfile(info, content)
+    else:  # a hard link to what is in the archive
+        tar.addfile(info)
+
+
+def _leads_away(venv: Path, link: Path) -> bool:
+    """Tell a link out of the environment from one inside it, and from the interpreter's."""
+    interpreter = link.parent == venv / "bin" and link.name.startswith("python")
+    return not interpreter and not link.resolve().is_relative_to(venv.resolve())
+
+
+def _link(venv: Path, link: Path) -> str:
+    """Return where a link leads, from its own folder if it is inside."""
+    target = link.readlink()
+    if target.is_absolute() and target.is_relative_to(venv):
+        return os.path.relpath(target, link.parent)
+    return str(target)
+
+
+def _changed(venv: Path, file: Path) -> bytes | None:
+    """Return what a script or a list of places has to say elsewhere, None if it says it."""
+    if file.suffix == ".pth" and file.parent.name == "site-packages":
+        return _relative_places(file).encode()
+    if file.parent != venv / "bin" or file.is_symlink():
+        return None
+    text, own = file.read_bytes(), str(venv / "bin" / "python").encode()
+    for form in (SHEBANG, LONG_SHEBANG):
+        if (found := form.match(text)) and found["program"].startswith(own):
+            name = Path(os.fsdecode(found["program"])).name
+            return RELOCATABLE.format(name=name).encode() + text[found.end() :]
+    return None
+
+
+def _relative_places(file: Path) -> str:
+    text = file.read_text("utf-8")
+    for place in _places(file):
+        text = text.replace(str(place), os.path.relpath(place, file.parent))
+    return text
+
+
+def _places(file: Path) -> list[Path]:
+    """List the absolute folders that a ``.pth`` file adds; other lines are code or relative."""
+    lines = (line.strip() for line in file.read_text("utf-8").splitlines())
+    return [Path(line) for line in lines if line.startswith("/")]
+
+
+def _elsewhere(venv: Path, problem: str) -> RecipeError:
+    return RecipeError(
+        "cluster.imports",
+        f"node_local, but of {venv} {problem}: every rank would read there",
+        "install it into the environment as any other, or set cluster.imports=shared",
+    )

@@ -1,0 +1,106 @@
+"""Collect all that a machine without internet needs for a run, in one folder."""
+
+import sys
+from pathlib import Path
+
+from cluster.staging.code import bundle_code
+from cluster.staging.folder import close_stage, copy_tree, open_stage
+from cluster.staging.install import write_installer
+from cluster.staging.packages import fetch_packages
+from cluster.staging.target import Target, target_of
+from cluster.user import read_user
+from command.arguments import ROOT, Arguments
+from command.compose import compose_recipe
+from command.outcome import Outcome
+from components.data.files import replace_atomically
+from components.errors import RecipeError
+from components.sharing.prepared import note_staged
+from components.spec.recipe import Recipe
+
+COMMAND_ONLY = ("action=", "file=", "site.", "output=")
+
+
+def run(arguments: Arguments) -> Outcome:
+    """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
+    recipe = compose_recipe(arguments)
+    user = read_user(recipe.cluster.name, arguments.site)
+    target = target_of(recipe, user)
+    stem = f"{recipe.name}-{recipe.scale.name}-{recipe.cluster.name}.stage"
+    folder = arguments.folders.get("file", Path(stem))
+    open_stage(folder)
+    commit = bundle_code(ROOT, folder)
+    _say(f"code: {commit[:12]}")
+    wheels = fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
+    _say(f"packages: {len(wheels)} wheels for Python {target.python}{_provided(target)}")
+    without = _stage_data(recipe, arguments, folder)
+    image = stage_image(user.image, folder)
+    words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
+    write_installer(folder, recipe, target, commit=commit, image=image, words=words)
+    facts = {
+        "recipe": recipe.name,
+        "scale": recipe.scale.name,
+        "cluster": recipe.cluster.name,
+        "python": target.python,
+        "provided": list(target.provided),
+        "commit": commit,
+        "without": without,
+    }
+    files = close_stage(folder, facts)
+    _say(f"{len(files):,} files, {sum(file.bytes for file in files) / 1e9:.2f} GB")
+    _say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
+    _say(f"there: bash {folder.name}/install.sh FOLDER")
+    sys.stdout.write(f"{folder}\n")
+    return Outcome()
+
+
+def locks_of(recipe: Recipe) -> list[str]:
+    """Name the locks of what the ranks import, and of what sends their run afterwards."""
+    optional = {
+        "deepspeed.lock": recipe.parallelism.engine == "deepspeed",
+        "tracking.lock": not recipe.tracking.is_empty,
+    }
+    return ["run.lock", *(lock for lock, wanted in optional.items() if wanted)]
+
+
+def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:
+    """Copy the prepared data, or say what the run will lack."""
+    from command.actions.prepare import prepare_data  # imports numpy and tokenizers
+
+    try:
+        prepared = Path(prepare_data(recipe, arguments.site)["folder"])
+    except RecipeError as error:
+        if not error.path.startswith("data.sources."):
+            raise
+        _say(f"without data: {error}")
+        return {"data": f"{error.path}: {error.problem}"}
+    staged = folder / "prepared" / prepared.name
+    copy_tree(prepared, staged)
+    note_staged(recipe, staged)
+    return {}
+
+
+def stage_image(image: str | None, folder: Path) -> str | None:
+    """Copy the container image that Python is in, if there is one, and return its name.
+
+    Raises:
+        RecipeError: there is no such file.
+    """
+    if image is None:
+        return None
+    source = Path(image)
+    if not source.is_file():
+        raise RecipeError(
+            "site.image", f"there is no file {image}", "name an image that is here"
+        )
+    with source.open("rb") as read, replace_atomically(folder / source.name) as write:
+        while block := read.read(1 << 20):
+            write.write(block)
+    return source.name
+
+
+def _provided(target: Target) -> str:
+    return f"; {', '.join(target.provided)} by its modules" if target.provided else ""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")

@@ -1,0 +1,49 @@
+"""What an evaluation found, in the terminal: a line for each source, text and metric."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from components.report import numbers
+from components.report.evaluation import task_grid, text_grid
+from components.report.tables import Grid
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print every section of the result file that there is."""
+    console = Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False
+    )
+    console.print(_title(result), markup=False)
+    for grid in (text_grid([((), result)], lead=()), task_grid([((), result)], lead=())):
+        if grid.rows:
+            console.print(_table(grid))
+    if "held_out" in result:
+        console.print(_compared(result["held_out"]), markup=False)
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    if "folder" in result:
+        return str(result["folder"])
+    step, checkpoint = result["step"], result["checkpoint"]
+    return f"{result['recipe']}, scale {result['scale']}, step {step:,}: {checkpoint}"
+
+
+def _compared(section: Mapping[str, Any]) -> str:
+    mean, logged = section["mean_over_sources"], section["logged_in_training"]
+    return (
+        f"mean loss over sources {numbers.loss(mean)}, training logged {numbers.loss(logged)}; "
+        f"{section['compute']} on {section['device']}"
+    )
+
+
+def _table(grid: Grid) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(grid.columns):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
+    return table

@@ -1,0 +1,167 @@
+"""What a study's file says, with the user's words over it."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from command.arguments import ROOT, Arguments, read_point
+from command.data_file import read_data
+from command.labels import as_folder, folder_of_runs
+from command.points import STUDY, submits
+from command.study_runs import Point
+from components.errors import RecipeError
+from components.spec.recipe import read_section
+from components.spec.study import check_study, varied
+from components.spec.study_cited import Cited, cite
+from components.spec.study_fields import RECIPE
+from components.spec.study_listed import Listed
+from components.spec.study_searched import Searched
+from components.spec.targets import nearest
+
+OVER = "study."  # keys of the study's own file
+MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
+TABLES = ROOT / "benchmarks" / "data"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One study as the command line asks for it; ``words`` are what every point has.
+
+    ``changed`` are those of them that the study's file does not say itself.
+    """
+
+    study: Searched | Listed
+    words: tuple[str, ...]
+    changed: tuple[str, ...]
+    action: str
+    output: str
+    folder: Path
+    page: Path
+
+    def words_of(self, point: Point) -> list[str]:
+        """Write a point as the command line would; a key that the user names stays as it is."""
+        named = {word.partition("=")[0] for word in self.words}
+        values = {RECIPE: self.study.recipe, **self.study.values(point)}
+        own = [_word(key, value) for key, value in values.items() if key not in named]
+        here = [] if self.action == "plan" else [f"run={self.folder_of(point)}"]
+        return [*self.words, *own, *here]
+
+    def folder_of(self, point: Point) -> Path:
+        """Name the keys in the study's order: a journal gives them back in another."""
+        keys = varied(self.study)
+        return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
+
+
+def _word(key: str, value: object) -> str:
+    """Quote as JSON does, but for a recipe: the command line takes its name as it is."""
+    return f"{key}={value if key == RECIPE else json.dumps(value)}"
+
+
+def find_study(name: str) -> tuple[Path, dict[str, Any]]:
+    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``.
+
+    Raises:
+        RecipeError: there is none of that name, or it is no plain YAML.
+    """
+    file = Path(name).expanduser()
+    if file.suffix != ".yaml":
+        known = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
+        if name not in known:
+            raise RecipeError("study", f"there is no study {name!r}", nearest(name, known))
+        file = ROOT / "studies" / f"{name}.yaml"
+    return file, read_data(file, "study").tree
+
+
+def ask(words: Sequence[str]) -> Asked:
+    """Read the study that the words name, and what they change of it.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
+    file, tree = find_study(name)
+    arguments = read_point([w for w in words if not w.startswith((STUDY, OVER))])
+    over = read_point([word for word in words if word.startswith(OVER)]).values
+    if arguments.at_most is not None:
+        over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
+    for key, value in over.items():
+        _put(tree, key.removeprefix(OVER).split("."), value, key)
+    study = check_study(with_cited(tree, file.name), file.name)
+    for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
+        if key in varied(study):
+            remedy = f"leave {key} out, or change it in a file of your own"
+            raise RecipeError(key, f"the study {study.name} varies it", remedy)
+    changed = tuple(word for word in words if not word.startswith(MINE))
+    return _asked(study, arguments, changed)
+
+
+def _asked(study: Searched | Listed, arguments: Arguments, changed: tuple[str, ...]) -> Asked:
+    own = [word for word in changed if not word.startswith(OVER)]
+    if "cluster" not in arguments.choices:
+        own.insert(0, f"cluster={study.cluster}")
+    tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
+    said = json.dumps([tried, own])
+    return Asked(
+        study=study,
+        words=tuple(own),
+        changed=changed,
+        action=_action(arguments.action, own),
+        output=arguments.output,
+        folder=folder_of_runs(arguments, study.name, said),
+        page=arguments.folders.get("file", Path(f"{study.name}.html")),
+    )
+
+
+def with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """Write the points that a study takes from a table, and what is published of them.
+
+    Raises:
+        RecipeError: the table's section is wrong, or it repeats what the table says.
+    """
+    if "table" not in tree:
+        return tree
+    rest = {key: value for key, value in tree.items() if key != "table"}
+    published = tree.get("published")
+    if not isinstance(tree["table"], dict) or not isinstance(published, dict):
+        raise RecipeError(f"{where}.table", "no mapping", "see studies/playbook_best.yaml")
+    for holder, key in ((rest, "points"), (rest, "grid"), (published, "values")):
+        if key in holder:
+            raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
+    table = read_section(Cited, tree["table"], f"{where}.table")
+    cited = cite(table, _rows(table.file, where), f"{where}.table")
+    return {
+        **rest,
+        "points": cited["points"],
+        "published": {**published, "values": cited["values"]},
+    }
+
+
+def _rows(name: str, where: str) -> list[dict[str, str]]:
+    known = sorted(path.name for path in TABLES.glob("*.csv"))
+    if name not in known:
+        problem = f"there is no table {name!r}"
+        raise RecipeError(f"{where}.table.file", problem, nearest(name, known))
+    with (TABLES / name).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) -> None:
+    """Change a key that the study's file has."""
+    *before, last = steps
+    for step in before:
+        tree = tree.get(step, {}) if isinstance(tree, dict) else {}
+    if not isinstance(tree, dict) or last not in tree:
+        raise RecipeError(key, "the study's file has no such key", "see studies/")
+    tree[last] = value
+
+
+def _action(action: str, own: list[str]) -> str:
+    if action == "auto":
+        return "submit" if submits([own]) else "train"
+    if action not in {"plan", "train", "submit", "report"}:
+        remedy = "action=plan compares plans; without action= its points are run"
+        raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
+    return action

@@ -1,0 +1,169 @@
+"""A study that lists its points: all are planned, run where asked, and set beside the work."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from command.outcome import Status
+from command.study_asked import Asked
+from command.study_runner import runner_of
+from command.study_runs import Ended, Planned, Point, Runner, result_in
+from components.errors import RecipeError
+from components.report.study_rows import Tried, median_deviation, relative, study_grid, summary
+from components.spec.study_listed import Listed
+
+NOT_YET = Ended(None, "")
+
+
+def try_points(asked: Asked, study: Listed) -> Status:
+    """Plan all points, run them unless plans are all that is asked for, and say what came out.
+
+    Raises:
+        RecipeError: the page has no place, or a result lacks what is compared.
+    """
+    plans = [plan_point(asked, study, point) for point in study.points]
+    try:
+        runs = _measured(asked, study)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"stopped; the same command goes on. Kept in {asked.folder}\n")
+        return Status.STOPPED
+    tried = [
+        Tried(
+            point=point,
+            planned=plan.figure,
+            fits=plan.figure is not None and not plan.why,
+            measured=run.figure,
+            why="; ".join(why for why in (plan.why, run.why) if why),
+            quotes=study.quotes(point),
+        )
+        for point, plan, run in zip(study.points, plans, runs, strict=True)
+    ]
+    _tell(asked, study, relative(study, tried))
+    found = [*plans, *runs] if asked.action in {"plan", "report"} else runs
+    return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
+
+
+def plan_point(asked: Asked, study: Listed, point: Point) -> Ended:
+    """Plan a point; what the recipe refuses, or nobody can predict, has no figure.
+
+    A layout that does not fit has one: the work may have run it.
+    """
+    key = study.objective.planned
+    if key is None:
+        return NOT_YET
+    planner = Planned(words=asked.words_of, key=key)
+    try:
+        planner.start(point)
+        return Ended(planner.figure(point), planner.look(point).why)
+    except RecipeError as error:
+        return _refused(error)
+
+
+def _refused(error: RecipeError) -> Ended:
+    return Ended(None, f"{error.path}: {error.problem}")
+
+
+def _measured(asked: Asked, study: Listed) -> list[Ended]:
+    """Run the points, or read what is there; a plan needs no run."""
+    points = study.points
+    if asked.action == "plan":
+        runner_of(asked)  # refuses what no plan knows
+        return [NOT_YET for _ in points]
+    if asked.action == "report":
+        key = study.objective.measured
+        return [result_in(asked.folder_of(point), key) or NOT_YET for point in points]
+    ended = run_points(study, runner_of(asked))
+    return [ended[place] for place in range(len(points))]
+
+
+def run_points(study: Listed, runner: Runner) -> dict[int, Ended]:
+    """Keep as many runs under way as the study wants until every point has ended."""
+    queue, points = study.queue, study.points
+    waiting, under_way, ended = list(range(len(points))), list[int](), dict[int, Ended]()
+    while waiting or under_way:
+        for place in list(under_way):
+            if (found := runner.look(points[place])) is not None:
+                under_way.remove(place)
+                ended[place] = found
+                _say(points[place], found, len(ended))
+        if waiting and len(under_way) < queue.at_once:
+            place = waiting.pop(0)
+            try:
+                runner.start(points[place])
+                under_way.append(place)
+            except RecipeError as error:
+                ended[place] = _refused(error)
+                _say(points[place], ended[place], len(ended))
+        elif under_way:
+            time.sleep(queue.poll_seconds)
+    return ended
+
+
+def _say(point: Point, ended: Ended, count: int) -> None:
+    text = ", ".join(f"{key}={value}" for key, value in point.items())
+    figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
+    sys.stderr.write(f"[{count}] {text}: {figure}\n")
+
+
+def _tell(asked: Asked, study: Listed, tried: list[Tried]) -> None:
+    if asked.action == "report":
+        from components.report.study_page import write_study  # plotly: only where a page is
+
+        sys.stdout.write(f"{write_study(study, tried, asked.changed, asked.page)}\n")
+    elif asked.output == "json":
+        sys.stdout.write(json.dumps(_tree(study, tried)) + "\n")
+    else:
+        _print(asked, study, tried)
+
+
+def _tree(study: Listed, tried: list[Tried]) -> Mapping[str, Any]:
+    """Return what ``output=json`` prints; figures are in the published unit."""
+    return {
+        "study": study.name,
+        "objective": study.objective.model_dump(mode="json"),
+        "source": study.published.source,
+        "unit": study.published.unit,
+        "convention": study.published.convention,
+        "points": [
+            {
+                "point": study.shown(one.point),
+                "planned": one.planned,
+                "fits": one.fits,
+                "measured": one.measured,
+                "why": one.why,
+                "published": [
+                    {
+                        "value": quote.value,
+                        "deviation": one.deviation(quote),
+                        "place": quote.place,
+                    }
+                    for quote in one.quotes
+                ],
+            }
+            for one in tried
+        ],
+        "median_deviation": median_deviation(tried),
+    }
+
+
+def _print(asked: Asked, study: Listed, tried: list[Tried]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = study_grid(study, tried)
+    table = Table(box=None)
+    for column in grid.columns:
+        left = column in {"note", "place"}
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    console.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
+    console.print(table)
+    console.print(f"published by {study.published.source}")
+    console.print(f"counted: {study.published.convention}")
+    if asked.changed:
+        console.print(f"changed by {' '.join(asked.changed)}: published is the file's study")
+    console.print(summary(tried))

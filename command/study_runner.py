@@ -1,0 +1,54 @@
+"""Who makes the runs of a study's points: the planner, this machine, or a batch cluster."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from command.actions import auto
+from command.arguments import read_point
+from command.outcome import Status
+from command.study_asked import Asked
+from command.study_runs import Planned, Runner, Trained
+from components.errors import RecipeError
+from components.spec.study_listed import Listed
+from components.spec.study_searched import Searched
+
+
+def runner_of(asked: Asked) -> Runner:
+    """Choose by the action.
+
+    Raises:
+        RecipeError: plans are asked for, and none knows what the study compares.
+    """
+    key = asked.study.objective.measured
+    if asked.action == "plan":
+        return Planned(words=asked.words_of, key=planned_key(asked.study))
+    if asked.action == "train":
+        return Trained(words=asked.words_of, folder=asked.folder_of, key=key, train=_train)
+    from command.study_queue import Submitted  # imports torch
+
+    return Submitted(words=asked.words_of, folder=asked.folder_of, key=key)
+
+
+def planned_key(study: Searched | Listed) -> str:
+    """Name what a plan calls that which the study compares.
+
+    Raises:
+        RecipeError: no plan knows it.
+    """
+    if study.objective.planned is None:
+        remedy = "run it: leave action=plan out"
+        raise RecipeError("action", f"no plan knows {study.objective.measured}", remedy)
+    return study.objective.planned
+
+
+def _train(words: Sequence[str]) -> None:
+    """Train a point, or go on with it; who interrupts a run interrupts the study."""
+    folder = next(word for word in words if word.startswith("run="))
+    if Path(folder.removeprefix("run=")).exists():
+        words = [folder.replace("run=", "resume=", 1)]
+    with redirect_stdout(sys.stderr):  # standard output is the study's
+        ended = auto.run(read_point(words))
+    if ended.status == Status.STOPPED:
+        raise KeyboardInterrupt

@@ -1,0 +1,108 @@
+"""What a run has trained so far: its folder, and one of its checkpoints."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from command.arguments import Arguments
+from components.checkpoint.loading import Chosen, newest_weights
+from components.checkpoint.marker import complete_checkpoints, tokens_of
+from components.convert.card import write_card
+from components.convert.family import Family
+from components.convert.folder import Rows, write_folder
+from components.convert.weights import load_weights
+from components.errors import RecipeError
+from components.spec.frozen import thaw
+from components.spec.recipe import Recipe, read_recipe
+from components.spec.targets import nearest
+from components.train.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run and the checkpoint of it that was asked for, found whole."""
+
+    folder: RunFolder
+    recipe: Recipe
+    chosen: Chosen
+
+
+def open_trained(arguments: Arguments) -> Trained:
+    """Open ``run=FOLDER`` at its newest whole checkpoint, or at that of ``at_tokens=N``.
+
+    Raises:
+        RecipeError: no run is named, it is none, or it has no such checkpoint that is whole.
+    """
+    if "run" not in arguments.folders:
+        remedy = "write run=FOLDER"
+        raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
+    folder = RunFolder(arguments.folders["run"])
+    if not folder.recipe.is_file():
+        raise RecipeError("run", f"{folder.path} is no run folder", "it needs a recipe.json")
+    recipe = read_recipe(folder.recipe)
+    return Trained(folder, recipe, _choose(folder, _read_tokens(arguments)))
+
+
+def _choose(folder: RunFolder, tokens: int | None) -> Chosen:
+    """Choose a full checkpoint or weights alone: the newest, or that of ``tokens``."""
+    chosen = newest_weights(folder.checkpoints, tokens)
+    if chosen is not None:
+        for damaged in chosen.damaged:
+            sys.stderr.write(f"another checkpoint is taken: {damaged.path} {damaged.problem}\n")
+        return chosen
+    kinds = (complete_checkpoints(folder.checkpoints, kind) for kind in ("tokens", "weights"))
+    there = sorted({tokens_of(one) for found in kinds for one in found})
+    if tokens is None or not there:
+        remedy = f"let it train to its first: python run.py resume={folder.path}"
+        raise RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
+    problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
+    raise RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")
+
+
+def _read_tokens(arguments: Arguments) -> int | None:
+    tokens = arguments.values.get("at_tokens")
+    if tokens is None or type(tokens) is int:
+        return tokens
+    remedy = "write them as in a checkpoint's name, or leave it out for the newest"
+    raise RecipeError("at_tokens", f"{tokens!r} is no number of tokens", remedy)
+
+
+def check_words(arguments: Arguments, known: Iterable[str], action: str) -> None:
+    """Refuse any other key, which would be ignored: the run has its recipe.
+
+    Raises:
+        RecipeError: the first such key.
+    """
+    for word in arguments.words:
+        key = word.partition("=")[0]
+        if key not in known:
+            remedy = nearest(key, sorted(known))
+            problem = f"an {action} takes its recipe from its run folder"
+            raise RecipeError(key, problem, remedy)
+
+
+def export_trained(trained: Trained, target: Path, *, rows: Rows) -> Family:
+    """Write the checkpoint as a folder of Hugging Face.
+
+    Raises:
+        RecipeError: the folder exists, or no class of Hugging Face computes this model.
+    """
+    folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
+    progress = marker.progress
+    results = folder.read_json("results.json") if folder.results.exists() else None
+    return write_folder(
+        target,
+        model=load_weights(trained.chosen.checkpoint, marker, recipe.model),
+        section=thaw(recipe.model),
+        tokenizer=Path(folder.read_json("data.json")["folder"]),
+        tokenizer_section=recipe.tokenizer,
+        context_tokens=recipe.budget.sequence_length,
+        rows=rows,
+        card=write_card(recipe, step=progress.step, tokens=progress.tokens, results=results),
+    )
+
+
+def export_place(trained: Trained) -> Path:
+    """Say where the export of a checkpoint lies unless the user says otherwise."""
+    return trained.folder.path / "export" / trained.chosen.marker.name

@@ -1,0 +1,1 @@
+"""What a node is asked before ranks start on it."""

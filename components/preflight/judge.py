@@ -1,0 +1,144 @@
+"""Compare the nodes with one another and with the profile, once all have answered."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median, median_low
+
+from components.preflight.links import Rates
+from components.preflight.verdict import ANSWER, Finding, Judged, Report, Verdict
+from components.spec.preflight import Preflight
+from components.spec.sections import Cluster
+
+FEWEST = 3  # of two that differ nobody knows which is wrong
+
+
+def judge(
+    cluster: Cluster,
+    rules: Preflight,
+    names: Sequence[str],
+    reports: Mapping[str, Report],
+    links: Mapping[str, Rates],
+    *,
+    needed: int,
+    seconds: float,
+) -> Verdict:
+    """Put each node's own findings and those of the comparison together."""
+    own = list(reports.values())
+    product, ahead = _product_limit(cluster, rules, own), _common_clock(names, reports)
+    nodes = []
+    for name in names:
+        if (report := reports.get(name)) is None:
+            nodes.append(Judged(node=name, findings=(_silent(rules),)))
+            continue
+        found = [*report.findings, _cores(report, own), _product(report, *product)]
+        if report.clock is not None:
+            found.append(_clock(report, ahead, rules))
+        if name in links:
+            found.append(_link(cluster, rules, links[name]))
+        nodes.append(Judged(node=name, findings=tuple(found)))
+    return Verdict(needed=needed, nodes=tuple(nodes), seconds=seconds)
+
+
+def _silent(rules: Preflight) -> Finding:
+    return Finding(
+        check=ANSWER,
+        found="silent",
+        expected=f"an answer within {rules.answer_seconds:g} s",
+        rule="cluster.preflight.answer_seconds",
+        verdict="bad",
+        remedy="what its task said is in the run's ranks/, in JOB-preflight*.log",
+    )
+
+
+def _cores(report: Report, reports: Sequence[Report]) -> Finding:
+    """Expect as many cores as half of the nodes have: a profile says of none how many."""
+    usual = median_low(one.cores for one in reports)
+    known, enough = len(reports) >= FEWEST, report.cores >= usual
+    return Finding.model_validate({
+        "check": "cores",
+        "found": f"{report.cores}",
+        "expected": f"{usual}, the nodes' median" if known else "no figure",
+        "rule": "the other nodes",
+        "verdict": "unknown" if not known else "ok" if enough else "bad",
+        "remedy": "tell the site: cores are offline there, or its tasks are confined to a few",
+    })
+
+
+def _product_limit(
+    cluster: Cluster, rules: Preflight, reports: Sequence[Report]
+) -> tuple[float | None, str]:
+    """Return the least rate and its reason: the profile's figure, or else the nodes' median."""
+    fraction = rules.product_fraction
+    dtype = reports[0].dtype if reports else ""
+    if not isinstance(cluster.hardware, str) and dtype in cluster.hardware.gemm_teraflops:
+        known = cluster.hardware.gemm_teraflops[dtype]
+        return fraction * known, f"{fraction:g} of the profile's {known:g}"
+    rates = [one.product_teraflops for one in reports if one.product_teraflops is not None]
+    if len(rates) < FEWEST:
+        return None, "no figure"
+    return fraction * median(rates), f"{fraction:g} of the nodes' median {median(rates):.3g}"
+
+
+def _product(report: Report, limit: float | None, reason: str) -> Finding:
+    rate = report.product_teraflops
+    if rate is None:
+        verdict = "bad"
+    else:
+        verdict = "unknown" if limit is None else "ok" if rate >= limit else "bad"
+    return Finding.model_validate({
+        "check": "product",
+        "found": "none could be made" if rate is None else f"{rate:.3g} TFLOP/s {report.dtype}",
+        "expected": reason if limit is None else f"at least {limit:.3g}, {reason}",
+        "rule": "cluster.preflight.product_fraction",
+        "verdict": verdict,
+        "remedy": "who else computes here? are its clocks held down?",
+    })
+
+
+def _common_clock(names: Sequence[str], reports: Mapping[str, Report]) -> float:
+    """Return what most clocks agree on; of two the first node's is believed."""
+    clocks = [reports[name].clock for name in names if name in reports]
+    ahead = [clock.ahead_seconds for clock in clocks if clock is not None]
+    return median(ahead) if len(ahead) >= FEWEST else ahead[0] if ahead else 0.0
+
+
+def _clock(report: Report, common: float, rules: Preflight) -> Finding:
+    assert report.clock is not None
+    behind = report.clock.ahead_seconds - common  # as far as the others are ahead of it
+    sure = abs(behind) - report.clock.uncertain_seconds
+    return Finding(
+        check="clock",
+        found=f"{-behind:+.3f} s from the others",
+        expected=f"within {rules.clock_seconds:g} s",
+        rule="cluster.preflight.clock_seconds",
+        verdict="bad" if sure > rules.clock_seconds else "ok",
+        remedy="tell the site: its time service does not run there",
+    )
+
+
+def _link(cluster: Cluster, rules: Preflight, rates: Rates) -> Finding:
+    """Judge a node by the better of its two links: a slow other is that one's fault."""
+    best = max((rate for rate in rates.values() if rate is not None), default=None)
+    limit, reason = _link_limit(cluster, rules)
+    if best is None:
+        verdict = "bad"
+    else:
+        verdict = "unknown" if limit is None else "ok" if best >= limit else "bad"
+    return Finding.model_validate({
+        "check": "link",
+        "found": f"{best:.3g} GB/s" if best is not None else f"no answer of {', '.join(rates)}",
+        "expected": reason if limit is None else f"at least {limit:.3g}, {reason}",
+        "rule": "cluster.preflight.link_fraction",
+        "verdict": verdict,
+        "remedy": "is the right interface named (NCCL_SOCKET_IFNAME)? else tell the site",
+    })
+
+
+def _link_limit(cluster: Cluster, rules: Preflight) -> tuple[float | None, str]:
+    """Have no figure for a link that was not measured between the profile's devices."""
+    if isinstance(cluster.hardware, str) or cluster.device == "xpu":
+        return None, "no figure"
+    across, fraction = cluster.hardware.across, rules.link_fraction
+    known = across.all_reduce_gigabytes_per_second or across.peak_gigabytes_per_second
+    if known is None:
+        return None, "no figure"
+    return fraction * known, f"{fraction:g} of the profile's {known:g}"

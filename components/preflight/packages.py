@@ -1,0 +1,59 @@
+"""Are the packages on this node those that the run was made with, or else those of the lock?"""
+
+import platform
+import re
+from collections.abc import Iterator, Mapping
+
+from packaging.requirements import Requirement
+
+from components.preflight.verdict import Finding
+from components.train.run_folder import RunFolder
+from components.train.software import ABSENT, ROOT, required, version_of
+
+_PIN = re.compile(r"^([A-Za-z0-9][^\\\n]*)", re.MULTILINE)
+_SHOWN = 3
+
+
+def check_packages(folder: RunFolder, engine: str) -> Finding:
+    """Compare versions; what the run was made without may be here all the same."""
+    expected, where = expected_versions(folder, engine)
+    other = list(_differences(expected))
+    shown = ", ".join(other[:_SHOWN]) + (f" and {len(other) - _SHOWN} more" * (len(other) > 3))
+    return Finding(
+        check="packages",
+        found=shown or f"{len(expected)} as expected",
+        expected="the versions listed",
+        rule=where,
+        verdict="bad" if other else "ok",
+        remedy="make setup again, or load the modules with which the run was made",
+    )
+
+
+def expected_versions(folder: RunFolder, engine: str) -> tuple[dict[str, str], str]:
+    """Read what the run was made with, or the lock, and say where that stands.
+
+    The lock leaves torch to the site.
+    """
+    if (folder.path / "software.json").exists():
+        software = folder.read_json("software.json")
+        made = {"python": software["python"], **software["packages"]}
+        kept = {name: version for name, version in made.items() if version != ABSENT}
+        return kept, "software.json"
+    parts = ("run", "deepspeed") if engine == "deepspeed" else ("run",)
+    pinned = {key: version for part in parts for key, version in _pins(part).items()}
+    return {name: pinned[name] for name in required(parts) if name in pinned}, "requirements"
+
+
+def _pins(part: str) -> Mapping[str, str]:
+    """Read the lines of a lock that are meant for this interpreter and system."""
+    text = (ROOT / "requirements" / f"{part}.lock").read_text("utf-8")
+    lines = [Requirement(found.group(1).strip()) for found in _PIN.finditer(text)]
+    here = [one for one in lines if one.marker is None or one.marker.evaluate()]
+    return {one.name: str(one.specifier).removeprefix("==") for one in here}
+
+
+def _differences(expected: Mapping[str, str]) -> Iterator[str]:
+    for name, wanted in expected.items():
+        found = platform.python_version() if name == "python" else version_of(name)
+        if found != wanted:
+            yield f"{name} {found}, not {wanted}"

@@ -1,0 +1,94 @@
+"""FLOPs and least memory traffic of an operator, from the shapes that a trace has of it.
+
+FLOPs are those of ``torch.utils.flop_counter``: products and attention, the whole of its
+matrix. The least traffic reads each input once and writes each output once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import addmm_flop, flop_registry, sdpa_backward_flop, sdpa_flop
+
+from components.profiling.trace import Event
+
+aten = torch.ops.aten
+
+
+def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
+    """Count a grouped product, in which each row meets one matrix of the ``stack``.
+
+    That is (pairs, depth) by (experts, depth, columns); for the gradient of the stack it is
+    (depth, pairs) by (pairs, columns), where pairs are dealt to experts.
+    """
+    return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
+
+
+# Three operators have no formula in torch and get one here.
+FORMULAS: Mapping[Any, Callable[..., int]] = {
+    **flop_registry,
+    aten.addmm_: addmm_flop,
+    aten._grouped_mm: _grouped,
+    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+_BY_NAME = {
+    str(packet).replace("aten.", "aten::"): formula for packet, formula in FORMULAS.items()
+}
+_ITEM_BYTES = {
+    "double": 8,
+    "float": 4,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "long int": 8,
+    "int": 4,
+    "bool": 1,
+    "unsigned char": 1,
+}
+
+
+class Counted(NamedTuple):
+    """What one operator computes, and what it moves at least."""
+
+    flops: int
+    bytes: int
+
+
+def has_formula(event: Event) -> bool:
+    """Whether an event is an operator that is counted, with the shapes to do it."""
+    return event.name in _BY_NAME and "Input Dims" in event.args
+
+
+def count(event: Event) -> Counted:
+    """Count an operator that has a formula."""
+    shapes = _operands(event)
+    flops = _BY_NAME[event.name](*(torch.empty(shape, device="meta") for shape in shapes))
+    item_bytes = [_ITEM_BYTES.get(kind, 1) for kind in event.args["Input type"]]  # 1: float8
+    read = sum(prod(shape) * item for shape, item in zip(shapes, item_bytes, strict=False))
+    return Counted(flops, read + _outputs(event.name, shapes, flops) * item_bytes[0])
+
+
+def _operands(event: Event) -> list[Sequence[int]]:
+    """List the shapes of the tensors that an operator begins with; the formulas ask no other.
+
+    Of a product written to a given place that place is left out.
+    """
+    dims: list[Any] = event.args["Input Dims"]
+    shapes = list(takewhile(lambda shape: shape and isinstance(shape[0], int), dims))
+    return shapes[: 3 if "add" in event.name else 2] if "mm" in event.name else shapes
+
+
+def _outputs(name: str, shapes: Sequence[Sequence[int]], flops: int) -> int:
+    """Count the numbers that come out.
+
+    A product takes two FLOPs for each of them and its depth. Attention gives as many as there
+    are queries, its backward pass the gradients of queries, keys and values.
+    """
+    if "attention" in name:
+        given = shapes[1:4] if "backward" in name else shapes[:1]
+        return sum(map(prod, given))
+    first = shapes[1] if "add" in name else shapes[0]
+    return flops // (2 * first[-1]) if first[-1] else 0

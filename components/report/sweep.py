@@ -1,0 +1,169 @@
+"""A sweep: what came out of each run over the keys that the user gave several values.
+
+A swept key is one that the words of the runs' commands differ in, not one that merely follows:
+with ``parallelism.tensor=2,4`` other degrees change too, and nobody asked for these.
+"""
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import plotly.graph_objects as go
+
+from components.report import numbers
+from components.report.figures import colour, empty_figure
+from components.report.outcome import Entry
+from components.report.run_folder import flat
+
+# Words that say where and how, not what.
+_NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "force"})
+# Where values span more than this, equal ratios get equal distances.
+_LOG_RATIO = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A number that came out of a run, what its axis is called, and whether that has a zero."""
+
+    title: str
+    of: Callable[[Entry], float | None]
+    from_zero: bool
+
+
+RESULTS: Mapping[str, Result] = {
+    "swept_loss": Result(
+        title="held-out loss, nats per token",
+        of=lambda entry: entry.outcome.held_out_final,
+        from_zero=False,
+    ),
+    "swept_training": Result(
+        title="training loss, nats per token",
+        of=lambda entry: entry.outcome.training_loss,
+        from_zero=False,
+    ),
+    "swept_rate": Result(
+        title="tokens per second",
+        of=lambda entry: entry.outcome.tokens_per_second,
+        from_zero=True,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The value of the swept key in each run, and what the other swept keys are there."""
+
+    key: str
+    values: tuple[Any, ...]
+    series: tuple[str, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        return _numeric(self.values)
+
+
+def sweep_of(entries: Sequence[Entry]) -> Sweep | None:
+    """Find what the runs sweep over; ``None`` where fewer than three runs differ by words.
+
+    The key with the most values is the axis, numbers before names; the others tell series
+    apart.
+    """
+    swept = _swept_values(entries)
+    if len(entries) < 3 or not swept:
+        return None
+    key = max(swept, key=lambda one: (_numeric(swept[one]), len(set(map(str, swept[one])))))
+    others = {one: values for one, values in swept.items() if one != key}
+    series = tuple(
+        ", ".join(f"{one}={numbers.exact(values[place])}" for one, values in others.items())
+        for place in range(len(entries))
+    )
+    return Sweep(key=key, values=swept[key], series=series)
+
+
+def _swept_values(entries: Sequence[Entry]) -> dict[str, tuple[Any, ...]]:
+    words = [_words(entry) for entry in entries]
+    differing = {
+        key: None
+        for one in words
+        for key in one
+        if key not in _NOT_SWEPT and len({other.get(key) for other in words}) > 1
+    }
+    # As the recipe has it: one point may name what is another's default.
+    trees = [flat(entry.run.recipe) for entry in entries]
+    return {
+        key: tuple(
+            tree.get(key, one.get(key, "")) for tree, one in zip(trees, words, strict=True)
+        )
+        for key in differing
+    }
+
+
+def _words(entry: Entry) -> Mapping[str, str]:
+    command = entry.run.environment.get("command", [])
+    pairs = (str(word).partition("=") for word in command)
+    return {key: value for key, equals, value in pairs if equals}
+
+
+def named_by_values(entries: Sequence[Entry], sweep: Sweep | None) -> Sequence[Entry]:
+    """Label each run of a sweep by its values, where these tell all runs apart."""
+    if sweep is None:
+        return entries
+    labels = [
+        ", ".join(filter(None, (f"{sweep.key}={numbers.exact(value)}", series)))
+        for value, series in zip(sweep.values, sweep.series, strict=True)
+    ]
+    if len(set(labels)) < len(labels):
+        return entries
+    return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
+
+
+def sweep_figure(entries: Sequence[Entry], sweep: Sweep, result: Result) -> go.Figure | None:
+    """Draw one result over the swept key, a colour a series; ``None`` if no run has it."""
+    results = [result.of(entry) for entry in entries]
+    if all(value is None for value in results):
+        return None
+    figure = empty_figure(html.escape(sweep.key), result.title, height=320)
+    figure.update_yaxes(
+        exponentformat="B", rangemode="tozero" if result.from_zero else "normal"
+    )
+    _set_axis(figure, sweep)
+    for index, name in enumerate(dict.fromkeys(sweep.series)):
+        points = [
+            (x if sweep.is_numeric else str(x), y, entry.label)
+            for x, y, series, entry in zip(
+                sweep.values, results, sweep.series, entries, strict=True
+            )
+            if series == name and y is not None
+        ]
+        if sweep.is_numeric:
+            points.sort()
+        figure.add_scatter(
+            x=[x for x, _, _ in points], y=[y for _, y, _ in points],
+            text=[html.escape(label) for _, _, label in points],
+            mode="lines+markers" if sweep.is_numeric else "markers",
+            name=html.escape(name), showlegend=bool(name),
+            line={"color": colour(index), "width": 2}, marker={"size": 9},
+        )  # fmt: skip
+    return figure
+
+
+def _set_axis(figure: go.Figure, sweep: Sweep) -> None:
+    if not sweep.is_numeric:
+        figure.update_xaxes(type="category")
+        return
+    values = sorted(set(sweep.values))
+    figure.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
+    if values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:
+        figure.update_xaxes(type="log")
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(_is_number(value) for value in values)
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )

@@ -1,0 +1,56 @@
+"""Which steps of a run are profiled, and on which ranks."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from components.errors import RecipeError
+from components.spec.section import Count, Section
+
+if TYPE_CHECKING:
+    from components.spec.recipe import Recipe
+
+Rank = Annotated[int, Field(ge=0)]
+
+
+class Profiler(Section):
+    """Profile ``steps`` steps from ``first_step`` on, counted from 1, on these ``ranks``.
+
+    No steps: no profile. With ``stacks`` the trace says which line of Python asked for what,
+    which takes longer.
+    """
+
+    steps: Annotated[int, Field(ge=0)]
+    first_step: Count
+    ranks: Annotated[tuple[Rank, ...], Field(strict=False, min_length=1)]
+    stacks: bool
+
+
+def check_profiler(recipe: "Recipe") -> None:
+    """Hold a profile to the steps and ranks that there are.
+
+    Raises:
+        RecipeError: a step or a rank beyond the last.
+    """
+    profiler = recipe.profiler
+    if not profiler.steps:
+        return
+    # Of a copy: who goes through layouts gives the recipe other degrees yet.
+    steps = recipe.model_copy().derived.steps
+    last = profiler.first_step + profiler.steps - 1
+    if last > steps:
+        raise RecipeError(
+            "profiler.first_step",
+            f"{profiler.first_step} and profiler.steps {profiler.steps} end with step {last}, "
+            f"but the last step is {steps}",
+            f"set profiler.first_step={max(1, steps - profiler.steps + 1)} or less"
+            if profiler.steps <= steps
+            else f"set profiler.first_step=1 profiler.steps={steps} or less",
+        )
+    ranks = recipe.cluster.ranks
+    if max(profiler.ranks) >= ranks:
+        raise RecipeError(
+            "profiler.ranks",
+            f"there is no rank {max(profiler.ranks)}: the last rank is {ranks - 1}",
+            f"choose ranks up to {ranks - 1}",
+        )

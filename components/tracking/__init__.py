@@ -1,0 +1,1 @@
+"""A run's own record, sent to trackers afterwards: nothing of it is part of training."""

@@ -1,0 +1,80 @@
+"""A run as the folder of an offline run of W&B, and its upload by ``wandb sync``.
+
+The folder is written anew each time, whole, by W&B's own library: what a run threw away is not
+in it, and it replaces what was uploaded under the same id before. Steps are the run's own; so
+are times, but for W&B's ``_runtime`` and start, which it sets itself.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from components.errors import RecipeError
+from components.spec.tracking import Wandb
+from components.tracking.story import Told
+
+FOLDER = "wandb"  # below the run folder; W&B chooses the name
+TAG_DIGITS = 12  # of fingerprint and commit; a tag has 64 characters at most
+SYNCED = "*.wandb.synced"  # left where an upload is complete; the status is 0 in any case
+
+
+def write(told: Told, section: Wandb, folder: Path) -> Path:
+    """Write the offline run below ``folder`` in place of an earlier one; no network is used."""
+    import wandb
+
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    quiet = wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        disable_code=True,
+        x_disable_stats=True,  # this machine is not the run's
+        x_disable_meta=True,
+        x_save_requirements=False,
+    )
+    run = wandb.init(
+        mode="offline",
+        dir=str(folder),
+        id=told.id,
+        name=told.name,
+        project=section.project,
+        entity=section.entity,
+        tags=_tags(told, section),
+        config={**told.recipe, "kochbuch": dict(told.facts)},
+        settings=quiet,
+    )
+    for row in told.rows:
+        run.log({**row.values, "_timestamp": row.time}, step=row.step)
+    run.finish(exit_code=0)
+    return Path(run.settings.sync_dir)
+
+
+def upload(written: Path) -> None:
+    """Let ``wandb sync`` upload the folder; what it says goes to standard error.
+
+    Raises:
+        RecipeError: it did not come to its end.
+    """
+    command = [sys.executable, "-m", "wandb", "sync", str(written.resolve())]
+    subprocess.run(
+        command,
+        check=False,
+        cwd=written,  # where it leaves a log of its own
+        stdin=subprocess.DEVNULL,  # no question
+        stdout=sys.stderr,
+    )
+    if not any(written.glob(SYNCED)):
+        raise RecipeError(
+            "tracking.wandb",
+            f"W&B has not got {written}; wandb sync has said above why",
+            "log in (wandb login, or WANDB_API_KEY), or copy that folder to where there is a "
+            "network and wandb sync it there",
+        )
+
+
+def _tags(told: Told, section: Wandb) -> tuple[str, ...]:
+    facts = told.facts
+    names = (facts["recipe"], facts["scale"], facts["cluster"])
+    hashes = (f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit"))
+    return tuple(dict.fromkeys([*names, *hashes, *section.tags]))

@@ -1,0 +1,110 @@
+"""The words of a stage: for which machine, from which commit, with which installer."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.staging.code import bundle_code
+from cluster.staging.install import FILE, write_installer
+from cluster.staging.target import target_of
+from cluster.user import User
+from command.actions.stage import locks_of, stage_image
+from components.errors import RecipeError
+from tests.cluster.jobs import recipe_of
+
+HOMES = ("teuken7b cluster=juwels", "mula7b_a1b cluster=aurora", "gpt20b cluster=smng_p2")
+
+
+def git(folder: Path, *words: str) -> str:
+    own = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+    command = ["git", "-C", str(folder), *own, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    (folder / "run.py").write_text("1\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "--quiet", "-m", "first")
+    return folder
+
+
+def test_the_bundle_is_the_commit(repository: Path, tmp_path: Path) -> None:
+    commit = bundle_code(repository, tmp_path)
+    git(tmp_path, "clone", "--quiet", "repository.bundle", "clone")
+    assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == commit
+    assert (tmp_path / "clone" / "run.py").read_text() == "1\n"
+
+
+def test_what_is_not_committed_is_not_left_behind_silently(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "mine.py").touch()
+    with pytest.raises(RecipeError, match=r"1 files differ from the commit, mine.py for one"):
+        bundle_code(repository, tmp_path)
+    assert not (tmp_path / "repository.bundle").exists()
+
+
+def test_without_git_there_is_no_stage(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match=r"repository: git rev-parse in .*\n  stage from a clone"
+    ):
+        bundle_code(tmp_path, tmp_path)
+
+
+def test_the_version_is_the_users_then_the_profiles() -> None:
+    recipe = recipe_of("recipe=teuken7b", "cluster=juwels")
+    assert target_of(recipe, User()).python == "3.12"
+    assert target_of(recipe, User(python="3.13")).python == "3.13"
+    assert "--python-version=3.13" in target_of(recipe, User(python="3.13")).pip_options
+
+
+def test_a_module_that_brings_torch_is_respected() -> None:
+    recipe = recipe_of("recipe=mula7b_a1b", "cluster=aurora")
+    assert target_of(recipe, User(python="3.12")).provided == ("torch",)
+
+
+@pytest.mark.parametrize("version", ["3.10", "2.7", "3.12.1", "new"])
+def test_what_is_no_version_or_too_old_is_refused(version: str) -> None:
+    recipe = recipe_of("recipe=teuken7b", "cluster=juwels")
+    with pytest.raises(RecipeError, match=r"site.python: '.*' is not a version of Python from"):
+        target_of(recipe, User(python=version))
+
+
+@pytest.mark.parametrize("words", HOMES)
+def test_installers_are_shell_without_a_fault(words: str, tmp_path: Path) -> None:
+    recipe = recipe_of(*f"recipe={words}".split())
+    target = target_of(recipe, User(python="3.12"))
+    write_installer(
+        tmp_path, recipe, target, commit="c0ffee", image=None, words=tuple(words.split())
+    )
+    text = (tmp_path / FILE).read_text("utf-8")
+    assert 'git -C "$home" checkout --quiet --detach c0ffee' in text
+    assert ("--system-site-packages" in text) == ("torch" in target.provided)
+    assert subprocess.run(["bash", "-n", str(tmp_path / FILE)], check=False).returncode == 0
+    if shutil.which("shellcheck"):
+        command = ["shellcheck", "--exclude=SC1090,SC1091", str(tmp_path / FILE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_libraries_of_a_tracker_are_staged_if_the_recipe_names_one() -> None:
+    own = ("recipe=teuken7b", "cluster=juwels")
+    assert locks_of(recipe_of(*own)) == ["run.lock"]
+    assert locks_of(recipe_of(*own, "tracking=mlflow")) == ["run.lock", "tracking.lock"]
+    both = (own[0], "tracking=wandb", "parallelism.engine=deepspeed")
+    assert locks_of(recipe_of(*both)) == ["run.lock", "deepspeed.lock", "tracking.lock"]
+
+
+def test_an_image_is_copied_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "torch.sif").write_bytes(b"image")
+    (tmp_path / "stage").mkdir()
+    assert stage_image(str(tmp_path / "torch.sif"), tmp_path / "stage") == "torch.sif"
+    assert (tmp_path / "stage" / "torch.sif").read_bytes() == b"image"
+    with pytest.raises(RecipeError, match=r"site.image: there is no file"):
+        stage_image(str(tmp_path / "none.sif"), tmp_path / "stage")

@@ -1,0 +1,213 @@
+"""The verdict on a job's nodes: who is left out now, and whom the next job avoids."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+from cluster.allocation import look_at_allocation
+from cluster.chain import begin, end
+from cluster.preflight import look_at_nodes
+from cluster.records import Jobs, now
+from components.errors import RecipeError
+from components.life.journal import read_lines
+from components.preflight.verdict import (
+    Judged,
+    Report,
+    Verdict,
+    read_verdict,
+    write_verdict,
+)
+from components.spec.recipe import read_recipe
+from components.train.run_folder import RunFolder
+from tests.cluster.jobs import job_of, recipe_of
+from tests.cluster.programs import Programs
+from tests.cluster.slurm import free_ports
+from tests.components.preflight.conftest import finding, report
+
+NODES = tuple(f"jwb{number:04d}" for number in range(1, 5))
+SMALL = (
+    *("scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1", "cluster.device=cpu"),
+    *("cluster.hardware=none", "cluster.preflight.answer_seconds=20", "cluster.spare_nodes=2"),
+)
+SEEN = {
+    "SLURM_JOB_ID": "81",
+    "SLURM_JOB_NODELIST": "jwb[0001-0004]",
+    "SLURM_RESTART_COUNT": "0",
+}
+
+
+@pytest.fixture
+def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
+    """A job of two nodes and two to spare has begun."""
+    programs.add("scontrol", says="\n".join(NODES))
+    programs.add("scancel")
+    programs.add("squeue", says="77_4|PENDING|Dependency|\n")
+    jobs = run_on("juwels", *SMALL)
+    jobs.add_submission("81", at=now(), words=[], jobs=4)
+    begin(jobs.folder.path, SEEN)
+    return jobs
+
+
+def speak(port: int, reports: list[Report]) -> None:
+    """Say what nodes say, in their place; their links are all of one speed."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+    for one in reports:
+        store.set(f"report/{one.node}", one.model_dump_json())
+    for name in json.loads(store.get("roster")):
+        store.set(f"links/{name}", json.dumps({"other": 1.0}))
+
+
+def look(run: Path, reports: list[Report], seen: Mapping[str, str] = SEEN) -> int:
+    (port,) = free_ports(1)
+    speaker = threading.Thread(target=speak, args=(port, reports))
+    speaker.start()
+    try:
+        return look_at_nodes(run, {**seen, "MASTER_PORT": str(port)})
+    finally:
+        speaker.join()
+
+
+def with_bad(name: str, check: str) -> Report:
+    return report(name).model_copy(update={"findings": (finding(check, "bad"),)})
+
+
+def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = [with_bad(NODES[0], "run folder"), *map(report, NODES[1:])]
+    assert look(jobs.folder.path, said) == 0
+    err = capfd.readouterr().err
+    assert f"preflight: {NODES[0]}: run folder: x, expected y" in err
+    assert "3 of 4 nodes are good, 2 are needed" in err
+    chosen = (jobs.folder.path / "preflight" / "nodes").read_text().split()
+    assert chosen == [NODES[1], NODES[2]]  # as many as there are ranks for
+    (event,) = read_lines(jobs.folder.journal)
+    assert event["kind"] == "preflight"
+    assert event["evidence"]["excluded"] == {NODES[0]: ["run folder"]}
+    jobs.folder.write_json("results.json", {"status": "stopped"})
+    assert end(jobs.folder.path, 0) == 0
+    assert jobs.all()[0].bad_nodes == (NODES[0],)
+    assert programs.calls()[-1] == f"scontrol update JobId=81 ExcNodeList={NODES[0]}"
+
+
+def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(
+    jobs: Jobs, programs: Programs
+) -> None:
+    said = [report(NODES[0]), *(with_bad(name, "packages") for name in NODES[1:])]
+    assert look(jobs.folder.path, said) == 1
+    assert end(jobs.folder.path, 1) == 1
+    (job,) = jobs.all()
+    assert job.why.startswith(f"preflight: {NODES[1]}: packages: x, expected y | ")
+    assert job.bad_nodes == NODES[1:]
+    # Three of four nodes are more than a quarter: it may be none of them.
+    assert not any("ExcNodeList" in call for call in programs.calls())
+
+
+def test_what_no_node_passes_ends_the_chain_and_blames_none(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert look(jobs.folder.path, [with_bad(name, "data") for name in NODES]) == 1
+    assert end(jobs.folder.path, 1) == 1
+    assert "no other job would mend this: the chain ends here" in capfd.readouterr().err
+    (job,) = jobs.all()
+    assert job.why.startswith("preflight: data on every node; ")
+    assert job.bad_nodes == ()
+    assert programs.calls()[-1] == "scancel --state=PENDING 81"
+
+
+def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs) -> None:
+    assert look(jobs.folder.path, [with_bad(NODES[0], "clock"), *map(report, NODES[1:])]) == 0
+    error = {"message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
+    jobs.folder.write_json("ranks/error-1.json", error)
+    assert end(jobs.folder.path, 1) == 1
+    assert jobs.all()[0].bad_nodes == (NODES[0], NODES[2])  # rank 1 is on the second of two
+
+
+def test_a_job_that_begins_forgets_the_verdict_of_the_one_before(jobs: Jobs) -> None:
+    write_verdict(jobs.folder, Verdict(needed=1, nodes=(), seconds=1.0))
+    begin(jobs.folder.path, SEEN)
+    assert read_verdict(jobs.folder) is None
+    assert (jobs.folder.path / "preflight" / "hosts").read_text().split() == list(NODES)
+
+
+def test_where_no_node_answers_the_next_job_may_be_luckier(
+    jobs: Jobs, programs: Programs
+) -> None:
+    silent = (finding("answer", "bad"),)
+    nodes = tuple(Judged(node=name, findings=silent) for name in NODES)
+    write_verdict(jobs.folder, Verdict(needed=2, nodes=nodes, seconds=1.0))
+    assert end(jobs.folder.path, 1) == 1
+    (job,) = jobs.all()
+    assert job.why.startswith("preflight: answer on every node; ")
+    assert job.bad_nodes == ()
+    assert not any(call.startswith(("scancel", "scontrol update")) for call in programs.calls())
+
+
+@pytest.fixture
+def pbs(run_on: Callable[..., Jobs], tmp_path: Path) -> dict[str, str]:
+    """A job of PBS has begun; its variables, of which one names a file of full names."""
+    # Three times each, as where a node's resources say mpiprocs=3.
+    nodefile = tmp_path / "nodefile"
+    nodefile.write_text("".join(f"{name}.hsn.example\n" * 3 for name in NODES))
+    seen = {"PBS_JOBID": "81.pbs", "PBS_NODEFILE": str(nodefile)}
+    begin(run_on("aurora", *SMALL, "watchdog.restarts=3").folder.path, seen)
+    return seen
+
+
+def test_under_pbs_ranks_start_on_as_many_nodes_as_they_need_by_the_names_in_its_file(
+    pbs: dict[str, str], tmp_path: Path
+) -> None:
+    preflight = tmp_path / "run" / "preflight"
+    full = [f"{name}.hsn.example" for name in NODES]
+    assert (preflight / "hosts").read_text().split() == full
+    said = [with_bad(NODES[1], "clock"), *(report(name) for name in NODES if name != NODES[1])]
+    assert look(tmp_path / "run", said, pbs) == 0
+    assert (preflight / "nodes").read_text().split() == [full[0], full[2]]
+    folder = RunFolder(tmp_path / "run")
+    error = {"message": "RuntimeError: NVRM: Xid 79, GPU has fallen off the bus"}
+    folder.write_json("ranks/error-1.json", error)
+    assert end(folder.path, 1) == 1
+    assert Jobs(folder).all()[0].bad_nodes == (NODES[1], NODES[2])  # rank 1 is on the second
+
+
+def test_by_hand_the_nodes_are_asked_through_the_words_of_the_job_script(
+    pbs: dict[str, str], programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in pbs.items():
+        monkeypatch.setenv(name, value)
+    programs.add("mpiexec")
+    folder = RunFolder(tmp_path / "run")
+    small = [word for word in SMALL if "answer_seconds" not in word]
+    words = ("recipe=teuken7b", "cluster=aurora", *small)
+    hasty = recipe_of(*words, "cluster.preflight.answer_seconds=1.0")
+    assert look_at_allocation(hasty, folder, "python").of_all == ("answer",)
+    on_each = " ".join(job_of(*words).on_each).replace("$run", str(folder.path))
+    assert programs.calls() == [f"{on_each} python -m components.preflight {folder.path}"]
+    assert on_each.startswith(f"mpiexec -n 4 --ppn 1 --hostfile {folder.path}/preflight/hosts ")
+
+
+def test_without_a_launcher_an_allocation_says_what_is_missing(
+    jobs: Jobs, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**SEEN, "SLURM_PROCID": "0", "PATH": str(programs.folder)}.items():
+        monkeypatch.setenv(name, value)
+    recipe = read_recipe(jobs.folder.recipe)
+    with pytest.raises(RecipeError, match=r"srun is not found, though this is a job"):
+        look_at_allocation(recipe, jobs.folder, "python")
+
+
+def test_from_a_login_node_the_nodes_of_a_job_are_not_looked_at(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_PROCID", "SLURMD_NODENAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in SEEN.items():
+        monkeypatch.setenv(name, value)
+    recipe = read_recipe(jobs.folder.recipe)
+    with pytest.raises(RecipeError, match=r"this shell is on none of its nodes"):
+        look_at_allocation(recipe, jobs.folder, "python")

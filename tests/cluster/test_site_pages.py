@@ -1,0 +1,111 @@
+"""What the pages for sites say holds for the sites as they are, before anything is changed."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.job import job_settings
+from cluster.user import read_user
+from command import arguments, compose
+from components.errors import RecipeError
+from tests.cluster.jobs import CHECKOUT, ROOT
+from tests.cluster.site_page import CHANGES, calls, changes, commands, tried
+
+PAGES = sorted((ROOT / "docs" / "sites").glob("*.md"))
+PUBLISHED = [
+    page for page in PAGES if (ROOT / "conf/cluster" / page.name).with_suffix(".yaml").exists()
+]
+SECTIONS = (
+    "What you need",
+    "Your side",
+    "Data",
+    "The first job",
+    "After a failure",
+    "Report",
+    "Traps",
+    CHANGES.removeprefix("## "),
+)
+OWN = ("run=", "file=")
+PROFILE = re.compile(r"^cat > (conf/cluster/\w+\.yaml) <<'END'\n(.*?)^END$", re.M | re.S)
+
+
+def name_of(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_goes_its_whole_way_and_says_what_was_not_tried(page: Path) -> None:
+    text = page.read_text("utf-8")
+    places = [text.find(f"\n## {section}\n") for section in SECTIONS]
+    if page not in PUBLISHED:  # one file says both what the machine is and who its user
+        del places[SECTIONS.index("Your side")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "\nNot tried: " in text[places[-1] :]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_change_has_something_to_change_and_leaves_a_script(page: Path) -> None:
+    assert commands(page) != tried(page)
+    subprocess.run(["bash", "-n", "-c", tried(page)], check=True)
+
+
+@pytest.fixture
+def add_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path], None]:
+    """Write the profile that a page writes, if it does, into a copy of the configuration."""
+
+    def add(page: Path) -> None:
+        found = PROFILE.search(commands(page))
+        if found is None:
+            return
+        for folder in ("conf", "recipes"):
+            shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
+        for module in (arguments, compose):
+            monkeypatch.setattr(module, "ROOT", tmp_path)
+        (tmp_path / found[1]).write_text(found[2], "utf-8")
+
+    return add
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_a_page_submits_is_a_complete_job_of_the_site_itself(
+    page: Path, add_profile: Callable[[Path], None]
+) -> None:
+    add_profile(page)
+    scripts = [call for call in calls(page) if "action=" not in call or "=render" in call]
+    assert len(scripts) == 3
+    for call in scripts:
+        words = [word for word in shlex.split(call)[2:] if not word.startswith(OWN)]
+        recipe = compose.compose_recipe(arguments.read_point(words))
+        user = read_user(recipe.cluster.name, {"account": "kitchen"})
+        job = job_settings(recipe, user, repository=CHECKOUT, run=CHECKOUT / "runs")
+        job.check_complete()
+        assert job.nodes == 2 or "scale=mini" not in words
+
+
+def test_a_change_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    row = "| `sleep 9` | `sleep 1` | why |"
+    page.write_text(f"```bash\nsleep 30\n```\n\n{CHANGES}\n\n{row}\n")
+    assert changes(page) == {"sleep 9": "sleep 1"}
+    with pytest.raises(RecipeError, match=r"'sleep 9' is in no command"):
+        tried(page)
+
+
+def test_a_page_that_says_nothing_of_changes_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```bash\nsleep 30\n```\n")
+    with pytest.raises(RecipeError, match="says nowhere what is changed"):
+        tried(page)
+
+
+def test_what_a_change_writes_is_not_changed_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    rows = "| `a1` | `b1` | why |\n| `b1` | `c1` | why |"
+    page.write_text(f"```bash\necho a1 b1\n```\n\n```text\na1\n```\n\n{CHANGES}\n\n{rows}\n")
+    assert tried(page) == "echo b1 c1\n"

@@ -1,0 +1,99 @@
+"""``cite=true``: the BibTeX of a recipe's works, and every entry whole."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from command.arguments import ROOT, read_point
+from command.citation import WORKS, citations
+from command.compose import compose_recipe
+from command.main import main
+from components.errors import RecipeError
+
+RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+ENTRY = re.compile(r"@(?P<kind>[a-z]+)\{(?P<key>[a-z]+\d{4}[a-z]+),\n(?P<body>.*)\n\}\n", re.S)
+FIELD = re.compile(r"  ([a-z]+) *= \{(.*)\},")
+
+
+def golden(name: str) -> str:
+    return (ROOT / "tests" / "recipes" / "golden" / f"{name}-full.yaml").read_text("utf-8")
+
+
+def read_entry(text: str) -> tuple[str, dict[str, str]]:
+    """Read one entry with a field a line; braces must balance, in every field."""
+    entry = ENTRY.fullmatch(text)
+    assert entry is not None, text
+    lines = entry["body"].splitlines()
+    fields = [FIELD.fullmatch(line) for line in lines]
+    assert all(fields), text
+    found = {field[1]: field[2] for field in fields if field}
+    assert len(found) == len(lines), "a field is given twice"
+    for value in found.values():
+        depths = [value[:end].count("{") - value[:end].count("}") for end in range(len(value))]
+        assert min(depths, default=0) >= 0
+        assert value.count("{") == value.count("}")
+    return entry["key"], found
+
+
+def test_every_work_is_one_whole_entry_with_a_key_of_its_own() -> None:
+    files = sorted(WORKS.glob("*.bib"))
+    assert len(files) >= 6
+    entries = [read_entry(file.read_text("utf-8")) for file in files]
+    assert len({key for key, _ in entries}) == len(files)
+    for key, fields in entries:
+        assert {"title", "author", "year", "url"} <= set(fields), key
+        assert fields["year"] in key
+        assert " and " in fields["author"]
+        if "eprint" in fields:
+            assert re.fullmatch(r"\d{4}\.\d{5}", fields["eprint"])
+            assert fields["url"] == f"https://arxiv.org/abs/{fields['eprint']}"
+            # Numbers of papers begin with the year and month of their first version.
+            assert fields["eprint"][:2] == fields["year"][2:]
+
+
+def test_every_recipe_cites_and_every_work_is_cited() -> None:
+    cited = {name: yaml.safe_load(golden(name))["recipe"]["works"] for name in RECIPES}
+    assert all(cited.values())
+    assert set().union(*cited.values()) == {file.stem for file in WORKS.glob("*.bib")}
+
+
+def test_prints_the_entries_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe=teuken7b", "action=show", "cite=true"]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert read_entry(first + "\n")[0] == "ali2024teuken"
+    assert read_entry(second)[0] == "penke2025opengptx"
+
+
+def test_as_json_the_entries_stand_under_the_names_of_their_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipe=gpt175b", "action=show", "cite=true", "output=json"]) == 0
+    works = json.loads(capsys.readouterr().out)["works"]
+    assert {name: read_entry(text)[0] for name, text in works.items()} == {
+        "smng_p2": "rajgopal2026scalable"
+    }
+
+
+def test_what_is_cited_changes_no_fingerprint() -> None:
+    own, other = (
+        compose_recipe(read_point(["recipe=gpt3b6", *words]))
+        for words in ([], ["works=[bloom]"])
+    )
+    assert own.works != other.works
+    assert own.fingerprint() == other.fingerprint()
+
+
+def test_a_recipe_without_works_says_how_to_name_some() -> None:
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", "works=[]"]))
+    with pytest.raises(
+        RecipeError, match=r"works: .*'gpt3b6' names no work.*\n.*works=\[bloom\]"
+    ):
+        citations(recipe)
+
+
+def test_an_unknown_work_names_the_nearest() -> None:
+    recipe = compose_recipe(read_point(["recipe=gpt3b6", "works=[smng_p3]"]))
+    with pytest.raises(RecipeError, match=r"there is no work 'smng_p3'\n.*smng_p2"):
+        citations(recipe)

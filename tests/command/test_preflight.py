@@ -1,0 +1,58 @@
+"""``action=preflight`` on this machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.train.run_folder import RunFolder
+from components.train.software import describe_software
+from tests.life.conftest import TINY
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_this_node_is_looked_at_and_nothing_is_left_of_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([*TINY, "action=preflight", "output=json"])
+    found = json.loads(capsys.readouterr().out)
+    (node,) = found["nodes"]
+    checks = {one["check"]: one for one in node["findings"]}
+    assert (status == 0) == found["holds"] == (checks["packages"]["verdict"] == "ok")
+    assert checks["run folder"]["verdict"] == "ok"
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_without_the_profiles_devices_the_table_says_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
+    assert main([*TINY, *words, "action=preflight"]) == 1
+    out = capsys.readouterr().out
+    assert "0 of 1 nodes are good, 1 needed" in out
+    assert "leave cluster.device=auto, or load a torch that was built for it" in out
+
+
+def test_a_run_that_is_named_is_held_against_what_it_was_made_with(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(home / "run")
+    folder.path.mkdir()
+    folder.write_recipe(compose_recipe(read_point(TINY)))
+    software = describe_software().model_dump(mode="json")
+    folder.write_json("software.json", software)
+    assert main(["action=preflight", "run=run"]) == 0
+    software["packages"]["numpy"] = "0.0.1"
+    folder.write_json("software.json", software)
+    assert main(["action=preflight", "run=run"]) == 1
+    assert ", not 0.0.1" in capsys.readouterr().out

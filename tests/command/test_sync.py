@@ -1,0 +1,102 @@
+"""``action=sync``: which tracker a run is sent to, and what is refused before it is sent."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from command.arguments import read_point
+from command.main import main
+from command.tracked import tracking_of
+from components.errors import RecipeError
+from components.spec.recipe import Recipe, read_recipe
+from components.tracking import installed
+from tests.components.tracking.runs import START, STEPS, write_run
+
+WANDB = "tracking=wandb"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", [*START, *STEPS])
+
+
+@pytest.fixture
+def recipe(run: Path) -> Recipe:
+    return read_recipe(run / "recipe.json")
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo, too, what the action sets for the libraries."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def asked(recipe: Recipe, *words: str) -> dict[str, object]:
+    return tracking_of(recipe, read_point(words)).model_dump()
+
+
+def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None:
+    chosen = asked(recipe, WANDB, "tracking.wandb.project=cakes", "tracking.wandb.tags=[a]")
+    assert chosen == {
+        "wandb": {"project": "cakes", "entity": None, "tags": ("a",)},
+        "mlflow": "none",
+    }
+    mixed = asked(recipe, "tracking=both", "tracking.wandb=none")
+    assert mixed == {"wandb": "none", "mlflow": {"experiment": "kochbuch"}}
+    own = recipe.model_copy(update={"tracking": tracking_of(recipe, read_point([WANDB]))})
+    assert asked(own)["wandb"] == {"project": "kochbuch", "entity": None, "tags": ()}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], r"tracking: this run's recipe names no tracker\n  add tracking=wandb"),
+        (["tracking.wandb.project=x"], r"no tracking\.wandb that could.*\n.*tracking=wandb"),
+        ([WANDB, "tracking.wandb.projet=x"], r"tracking\.wandb\.projet: unknown key; did you"),
+        (
+            [WANDB, "tracking.wandb.project=a/b"],
+            r"tracking\.wandb\.project: string should match",
+        ),
+        ([WANDB, "tracking.wandb.tags=['']"], r"tracking\.wandb\.tags\.0: string should have"),
+        (["tracking.comet=none"], r"tracking\.comet: unknown key"),
+    ],
+)
+def test_what_names_no_tracker_is_refused(
+    recipe: Recipe, words: list[str], problem: str
+) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        asked(recipe, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tracking=mlflow"], "to: nobody has said where the server of MLflow is"),
+        ([WANDB, "to=http://here:1"], "to: names a server of MLflow, which is not asked for"),
+        (["budget.seed=1"], "budget.seed: a run that is sent takes its recipe from its folder"),
+        (["tracking=comet"], "tracking: there is no tracking 'comet'"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_a_way_out(
+    run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["action=sync", f"run={run}", *words]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_library_that_is_missing_is_named_before_anything_is_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    assert main(["action=sync", f"run={run}", WANDB]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tracking.wandb: wandb is not installed\n")
+    assert "requirements/tracking.lock" in said
+    assert not (run / "wandb").exists()
+
+
+def test_a_url_is_taken_as_it_stands() -> None:
+    url = "https://me:secret@mlflow.example.org/a?b=c,d"
+    assert read_point(["action=sync", f"to={url}"]).to == url

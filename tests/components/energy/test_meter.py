@@ -1,0 +1,105 @@
+"""Joules add up over any number of wraps, and what is not known is left out with its time."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.energy.counters import FileCounter, NoCounterError
+from components.energy.meter import Meter
+
+RANGE = 1_000  # joules
+
+
+def counter(
+    file: Path, *, range_joules: float = RANGE, longest_seconds: float = math.inf
+) -> FileCounter:
+    return FileCounter(file=file, range_joules=range_joules, longest_seconds=longest_seconds)
+
+
+def show(file: Path, joules: float) -> None:
+    file.write_text(f"{round(joules * 1e6)}\n")
+
+
+@given(
+    spent=st.lists(st.tuples(*[st.integers(0, RANGE - 1)] * 2), min_size=1, max_size=30),
+    first=st.tuples(*[st.integers(0, RANGE - 1)] * 2),
+)
+def test_what_two_counters_count_adds_up_however_often_they_begin_again(
+    tmp_path_factory: pytest.TempPathFactory,
+    spent: list[tuple[int, int]],
+    first: tuple[int, int],
+) -> None:
+    folder = tmp_path_factory.mktemp("counters")
+    files, totals = [folder / "a", folder / "b"], list(first)
+    for file, total in zip(files, totals, strict=True):
+        show(file, total)
+    meter = Meter(counters=[counter(file) for file in files], units=4, now=100.0)
+    for turn, both in enumerate(spent, start=1):
+        totals = [total + joules for total, joules in zip(totals, both, strict=True)]
+        for file, total in zip(files, totals, strict=True):
+            show(file, total % RANGE)
+        counted = meter.count(100.0 + 2.0 * turn)
+    assert counted.joules == pytest.approx(sum(totals) - sum(first))
+    assert counted.counted_seconds == counted.passed_seconds == 4 * 2.0 * len(spent)
+
+
+def test_while_a_counter_cannot_be_read_neither_joules_nor_seconds_are_counted(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "energy"
+    show(file, 10)
+    meter = Meter(counters=[counter(file)], units=2, now=0.0)
+    show(file, 15)
+    meter.count(1.0)
+    file.unlink()
+    meter.count(3.0)
+    show(file, 500)
+    meter.count(7.0)
+    show(file, 507)
+    counted = meter.count(8.0)
+    assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (12, 4, 16)
+
+
+def test_a_counter_without_a_range_that_goes_back_was_set_back(tmp_path: Path) -> None:
+    file = tmp_path / "energy"
+    show(file, 90)
+    meter = Meter(counters=[counter(file, range_joules=math.inf)], units=1, now=0.0)
+    show(file, 3)
+    meter.count(1.0)
+    show(file, 5)
+    counted = meter.count(2.0)
+    assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (2, 1, 2)
+
+
+def test_readings_too_far_apart_count_nothing_and_keeping_up_prevents_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "energy"
+    found = {}
+    for keeps_up in (False, True):
+        show(file, 0)
+        meter = Meter(counters=[counter(file, longest_seconds=10.0)], units=1, now=0.0)
+        for second in range(1, 13):
+            show(file, 100 * second % RANGE)
+            if keeps_up:
+                meter.keep_up(float(second))
+        found[keeps_up] = meter.count(12.0)
+    assert (found[False].joules, found[False].counted_seconds) == (0, 0)
+    assert (found[True].joules, found[True].counted_seconds) == (1_200, 12)
+    assert found[False].passed_seconds == found[True].passed_seconds == 12
+
+
+def test_without_counters_time_passes_uncounted() -> None:
+    counted = Meter(counters=[], units=3, now=1.0).count(2.0)
+    assert (counted.joules, counted.counted_seconds, counted.passed_seconds) == (0, 0, 3)
+
+
+def test_a_file_that_does_not_tell_says_which_and_why(tmp_path: Path) -> None:
+    with pytest.raises(NoCounterError, match="away: No such file or directory"):
+        counter(tmp_path / "away").read()
+    (tmp_path / "odd").write_text("enabled\n")
+    with pytest.raises(NoCounterError, match="odd holds no number"):
+        counter(tmp_path / "odd").read()

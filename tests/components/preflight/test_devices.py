@@ -1,0 +1,59 @@
+"""A node without its devices, or with too little free memory, is bad."""
+
+import pytest
+import torch
+
+from components.preflight.devices import (
+    check_count,
+    check_memory,
+    devices_here,
+    free_bytes,
+    slowest_teraflops,
+)
+from components.spec.preflight import Preflight
+from tests.components.preflight.conftest import Compose
+
+CPU = torch.device("cpu")
+JUWELS = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_device_of_the_profile_that_torch_does_not_see_is_missed(compose: Compose) -> None:
+    cluster = compose(*JUWELS).cluster
+    found = check_count(cluster)
+    assert (found.verdict, found.rule) == ("bad", "cluster.device")
+    assert "sees no such device" in found.found
+    assert devices_here(cluster) == []
+
+
+def test_a_cpu_is_one_device_whatever_its_ranks(compose: Compose) -> None:
+    cluster = compose("cluster.ranks=2").cluster
+    assert check_count(cluster).verdict == "ok"
+    assert devices_here(cluster) == [CPU]
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.001, "ok"), (1_000.0, "bad")], ids=["little", "all of a thousand"]
+)
+def test_free_memory_is_compared_with_the_profiles(
+    compose: Compose, rules: Preflight, share: float, verdict: str
+) -> None:
+    asked = round(share * free_bytes(CPU)[1])
+    words = (*JUWELS, "cluster.device=cpu", f"cluster.hardware.memory_bytes={asked}")
+    assert check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
+
+
+def test_without_a_profile_a_cpus_memory_is_not_judged(
+    compose: Compose, rules: Preflight
+) -> None:
+    found = check_memory(compose().cluster, rules, [CPU])
+    assert (found.verdict, found.expected) == ("unknown", "no figure")
+
+
+def test_free_memory_is_less_than_all_and_more_than_none() -> None:
+    free, total = free_bytes(CPU)
+    assert 0 < free < total
+
+
+def test_a_product_is_measured() -> None:
+    assert slowest_teraflops([CPU], torch.float32) > 1e-4

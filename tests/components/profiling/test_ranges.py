@@ -1,0 +1,25 @@
+"""Ranges are on a model while it is profiled, and nothing of them stays."""
+
+from torch import nn
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.build import build
+from components.profiling.ranges import Ranges
+from tests.components.profiling.conftest import DENSE
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    decoder = build(compose_recipe(read_point(list(DENSE))).model, "model")
+    before = hooks(decoder)
+    ranges = Ranges([decoder])
+    # A layer has itself, two norms, attention and its core, an MLP; around them are the
+    # decoder, its last norm and its readouts.
+    readouts = sum(name.endswith("readout") for name, _ in decoder.named_modules())
+    assert hooks(decoder) == before + 2 * (2 * 6 + 2 + readouts)
+    ranges.remove()
+    assert hooks(decoder) == before

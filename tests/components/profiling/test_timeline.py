@@ -1,0 +1,125 @@
+"""Dealing time to parts where the answer is known: traces written by hand."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.profiling.parts import COMMUNICATION, GRADIENTS, HOST, PRODUCTS, places_of
+from components.profiling.profile import profile_of
+from components.profiling.timeline import intersect, length, times_of, total_of, union
+from components.profiling.trace import trace_of
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple))
+
+
+def entry(category: str, name: str, begin: float, end: float, **args: Any) -> dict[str, Any]:
+    """Write an event as Kineto does, in microseconds."""
+    thread = args.pop("tid", 1)
+    times = {"ts": begin, "dur": end - begin}
+    return {"ph": "X", "cat": category, "name": name, "tid": thread, "args": args, **times}
+
+
+def product(begin: float, end: float, **args: Any) -> dict[str, Any]:
+    dims, kinds = [[8, 16], [16, 4]], ["float", "float"]
+    named = {"Input Dims": dims, "Input type": kinds, "Sequence number": 3}
+    return entry("cpu_op", "aten::mm", begin, end, **named, **args)
+
+
+def range_around(name: str, begin: float, end: float) -> dict[str, Any]:
+    return entry("user_annotation", name, begin, end)
+
+
+# A step of 100 microseconds; its products take 10 forward and 20 backward.
+STEP = [
+    range_around("step 4", 0, 100),
+    range_around("part:model decoder", 5, 30),
+    product(10, 20),
+    entry(
+        "cpu_op", "autograd::engine::evaluate_function: MmBackward0", 40, 70,
+        **{"Sequence number": 3},
+    ),
+    product(45, 65),
+]  # fmt: skip
+GLOO = [
+    entry("cpu_op", "c10d::allreduce_", 71, 73),
+    entry("cpu_op", "gloo:all_reduce", 72, 90),
+    entry("cpu_op", "aten::mul_", 80, 84),
+]
+KERNELS = [
+    entry("cuda_runtime", "cudaLaunchKernel", 11, 12, correlation=7),
+    entry("cuda_runtime", "cudaLaunchKernel", 50, 51, correlation=8),
+    entry("kernel", "gemm", 20, 50, tid=90, correlation=7),
+    entry("kernel", "gemm", 55, 70, tid=90, correlation=8),
+    entry("kernel", "ncclDevKernel_AllReduce", 40, 80, tid=91),
+]
+
+
+def times(entries: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    trace = trace_of(entries)
+    places = places_of(trace)
+    found = times_of(trace, places)
+    assert sum(found.values()) == total_of(trace, places)
+    return {key: ns / 1e3 for key, ns in found.items() if ns}
+
+
+def test_on_a_cpu_the_host_has_what_no_operator_has() -> None:
+    expected = {(PRODUCTS, "forward"): 10, (PRODUCTS, "backward"): 20, (HOST, ""): 70}
+    assert times(STEP) == expected
+
+
+def test_waiting_for_gloo_is_communication_and_computing_meanwhile_is_not() -> None:
+    found = times([*STEP, *GLOO])
+    assert found[COMMUNICATION, ""] == 2 + (90 - 73) - 4
+    assert found[GRADIENTS, ""] == 4
+    assert found[HOST, ""] == 70 - 2 - 17
+
+
+def test_on_a_device_a_collective_has_what_no_other_kernel_covers() -> None:
+    assert times([*STEP, *KERNELS]) == {
+        (PRODUCTS, "forward"): 30,
+        (PRODUCTS, "backward"): 15,
+        (COMMUNICATION, ""): 5 + 10,
+        (HOST, ""): 20 + 20,
+    }
+
+
+def test_on_a_device_products_are_timed_by_their_kernels() -> None:
+    found = profile_of(trace_of([*STEP, *KERNELS]), machine="none", dtype="float32")
+    assert found["clock"] == "device"
+    figures = found["products"][PRODUCTS]
+    assert figures["flops"] == 2 * 2 * 8 * 16 * 4
+    assert figures["bytes"] == 2 * 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert figures["product_seconds"] * 1e6 == 45
+
+
+def test_what_the_profile_itself_waits_for_is_no_wait_of_the_step() -> None:
+    waits = [
+        entry("cpu_op", "aten::item", 74, 81),
+        entry("cuda_runtime", "cudaStreamSynchronize", 75, 80),
+        entry("cpu_op", "aten::_local_scalar_dense", 85, 86),  # of what the host has
+        entry("user_annotation", "profile waits", 95, 99),
+        entry("cuda_runtime", "cudaDeviceSynchronize", 96, 98),
+        entry("cuda_runtime", "cudaStreamSynchronize", 120, 130),  # after the step
+    ]
+    found = profile_of(trace_of([*STEP, *KERNELS, *waits]), machine="none", dtype="float32")
+    (wait,) = found["waits"]
+    assert (wait["call"], wait["part"]) == ("cudaStreamSynchronize in aten::item", GRADIENTS)
+
+
+def test_reading_before_a_step_counts_to_it() -> None:
+    read = range_around("enumerate(DataLoader)#_SingleProcess.__next__", -20, -5)
+    found = profile_of(trace_of([*STEP, read]), machine="none", dtype="float32")
+    assert round(found["step_seconds"] * 1e6) == 115
+    assert round(found["parts"]["data"]["seconds"] * 1e6) == 15
+
+
+@given(INTERVALS, INTERVALS)
+def test_unions_and_common_parts_are_those_of_sets(ones, others) -> None:
+    def points(intervals) -> set[int]:
+        return {point for begin, end in intervals for point in range(begin, end)}
+
+    assert points(union(ones)) == points(ones)
+    common = intersect(union(ones), union(others))
+    assert points(common) == points(ones) & points(others)
+    assert length(common) == len(points(common))

@@ -1,0 +1,72 @@
+"""What a run was trained on, from the card beside its data."""
+
+import json
+from pathlib import Path
+
+from components.report.data_section import data_sections
+from components.report.outcome import load_entries
+from components.report.page import write_report
+from tests.components.report.conftest import WriteRun
+
+KEY = "abcdef0123456789"
+
+
+def prepare(folder: Path, key: str = KEY) -> Path:
+    """Write a card as a preparation does, of one source."""
+    folder.mkdir()
+    source = {
+        "language": "de", "licence": "CC0-1.0", "origin": "the mill", "documents": 12,
+        "train_tokens": 4321, "held_out_tokens": 77, "languages": {"de": 12}, "inputs": [],
+        "mixture": {}, "samples": [],
+    }  # fmt: skip
+    totals = {
+        "train_tokens": 4321, "held_out_tokens": 77, "documents": 12, "input_bytes": 9000,
+    }  # fmt: skip
+    tokenizer = {"settings": {"_target_": "components.x.Unigram"}, "vocab_size": 4064}
+    card = {
+        "name": "walnut-mini", "key": key, "tokenizer": tokenizer, "totals": totals,
+        "sources": {"village": source}, "stages": {},
+    }  # fmt: skip
+    (folder / "card.json").write_text(json.dumps(card))
+    return folder
+
+
+def trained_on(run: Path, folder: Path) -> Path:
+    (run / "data.json").write_text(json.dumps({"folder": str(folder), "key": KEY}))
+    return run
+
+
+def test_the_page_has_the_card_s_figures_and_sources(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    run = trained_on(write_run(), prepare(tmp_path / "walnut-mini-abc"))
+    [section] = data_sections(load_entries([run]))
+    assert (section.folder, section.key) == ("walnut-mini-abc", KEY)
+    assert section.sources.rows[0].cells[:4] == ("village", "4,321", "77", "12")
+    html = write_report([run], tmp_path / "report.html").read_text("utf-8")
+    assert "the mill" in html
+    assert str(tmp_path) not in html  # paths name people
+
+
+def test_runs_on_the_same_data_share_a_section(write_run: WriteRun, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "prepared")
+    runs = [trained_on(write_run(name), folder) for name in ("a", "b")]
+    assert len(data_sections(load_entries(runs))) == 1
+
+
+def test_data_that_moved_or_changed_leave_their_key_alone(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    gone = trained_on(write_run("gone"), tmp_path / "nowhere")
+    other = trained_on(write_run("other"), prepare(tmp_path / "again", key="another"))
+    half = prepare(tmp_path / "half")
+    (half / "card.json").write_text('{"key": "abc')
+    for run in (gone, other, trained_on(write_run("half_run"), half)):
+        [section] = data_sections(load_entries([run]))
+        assert (section.key, section.cards, section.sources.rows) == (KEY, (), ())
+    html = write_report([gone], tmp_path / "report.html").read_text("utf-8")
+    assert "Its card is not there any more." in html
+
+
+def test_a_run_of_an_older_version_has_no_section(write_run: WriteRun) -> None:
+    assert data_sections(load_entries([write_run()])) == ()

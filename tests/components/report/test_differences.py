@@ -1,0 +1,65 @@
+"""What differs between runs stands under what it decides."""
+
+from typing import Any
+
+import pytest
+
+from components.report.differences import differences_by_group, verdict
+from components.report.outcome import load_entries
+from components.report.run_folder import load_run
+from tests.components.report.conftest import WriteRun, recipe_tree
+from tests.recipes.test_plans import at_home
+
+
+def grouped(*folders: Any) -> dict[str, list[str]]:
+    return {
+        part.title: [row.cells[0] for row in part.grid.rows]
+        for part in differences_by_group(load_entries(folders))
+    }
+
+
+def test_each_key_stands_under_what_it_decides(write_run: WriteRun) -> None:
+    tree = recipe_tree()
+    other = tree | {
+        "optimizer": {"lr": 1e-3, "betas": [0.9, 0.95]},
+        "parallelism": {"data": 4, "tensor": 1, "pipeline": 1},
+        "cluster": {"name": "elsewhere"},
+        "home": "elsewhere",
+        "grandmother": "unknown",
+    }
+    folders = [write_run("a"), write_run("b", recipe=other)]
+    assert grouped(*folders) == {
+        "changes the mathematics": ["optimizer.lr"],
+        "changes the layout": ["parallelism.data", "parallelism.tensor"],
+        "only the machine": ["cluster.name"],
+        "only what is said or measured": ["home"],
+        "of another version of the code": ["grandmother"],
+    }
+    parts = differences_by_group(load_entries(folders))
+    assert verdict(parts) == "mathematics: differs, layout: differs, machine: differs"
+
+
+def test_a_degree_that_changes_what_experts_compute_is_mathematics(
+    write_run: WriteRun,
+) -> None:
+    one = at_home("mula7b_a1b").model_dump(mode="json")
+    two = one | {"parallelism": one["parallelism"] | {"microbatch_sequences": 7}}
+    runs = [write_run("one", recipe=one), write_run("two", recipe=two)]
+    assert grouped(*runs) == {"changes the mathematics": ["parallelism.microbatch_sequences"]}
+
+
+def test_of_another_machine_the_profile_is_counted_not_listed(write_run: WriteRun) -> None:
+    home = at_home("teuken7b").model_dump(mode="json")
+    away = home | {"cluster": at_home("bloom7b1").model_dump(mode="json")["cluster"]}
+    runs = [write_run("home", recipe=home), write_run("away", recipe=away)]
+    [part] = differences_by_group(load_entries(runs))
+    assert not [row for row in part.grid.rows if "hardware" in row.cells[0]]
+    assert part.hidden > 20
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_equal_recipes_have_no_table(write_run: WriteRun, count: int) -> None:
+    runs = [write_run(str(place)) for place in range(count)]
+    assert load_run(runs[0]).recipe["name"] == "walnut7b"
+    assert differences_by_group(load_entries(runs)) == ()
+    assert verdict(()) == "mathematics: the same, layout: the same, machine: the same"

@@ -1,0 +1,80 @@
+"""The report's table of energy: what was counted, by whom, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from components.report.energy import energy_grid
+from components.report.outcome import load_entries
+from components.report.page import write_report
+from components.report.provenance import published_grid
+from tests.components.report.conftest import (
+    TOKENS_PER_STEP,
+    WriteRun,
+    energy_line,
+    journal_lines,
+    recipe_tree,
+    results_tree,
+)
+
+WHOLE = energy_line(60, devices=(4_320_000, 14_400, 14_400), hosts=(360_000, 1_800, 3_600))
+SOURCES = {"energy": {"devices": {"source": "NVML"}, "hosts": {"source": "RAPL <of all>"}}}
+
+
+def columns(*runs: Path) -> list[dict[str, str]]:
+    rows = [row.cells for row in energy_grid(load_entries(runs)).rows]
+    return [{cells[0]: cells[place] for cells in rows} for place in range(1, len(runs) + 1)]
+
+
+def test_runs_stand_beside_each_other_and_what_is_not_known_is_not_guessed(
+    write_run: WriteRun,
+) -> None:
+    measured = write_run(
+        "a", lines=[*journal_lines(60), WHOLE], results=results_tree(60) | SOURCES
+    )
+    first, second = columns(measured, write_run("b"))
+    tokens = 60 * TOKENS_PER_STEP
+    assert first == {
+        "energy of the devices": "1.2 kWh",
+        "mean power of a device": "300 W",
+        "part of the devices' time that was counted": "100.0%",
+        "joules per token, devices": f"{4_320_000 / tokens:.4g} J",
+        "devices, counted by": "NVML",
+        "energy of the hosts": "0.1 kWh",
+        "mean power of a host": "200 W",
+        "part of the hosts' time that was counted": "50.0%",
+        "hosts, counted by": "RAPL <of all>",
+    }
+    assert second.pop("energy of the devices") == "not measured"
+    assert second.pop("energy of the hosts") == "not measured"
+    assert set(second.values()) == {"—"}
+
+
+def test_energy_of_a_part_of_the_time_gives_no_share_of_a_token(write_run: WriteRun) -> None:
+    part = energy_line(60, devices=(4_320_000, 14_400, 28_800), hosts=(None, 0, 7_200))
+    (shown,) = columns(write_run(lines=[*journal_lines(60), part], killed=True))
+    assert shown["joules per token, devices"] == "—"
+    assert shown["part of the devices' time that was counted"] == "50.0%"
+    assert shown["part of the hosts' time that was counted"] == "0.0%"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(14_400, "1.2 kWh"), (20_000, "—")])
+def test_published_energy_stands_beside_that_of_all_devices(
+    write_run: WriteRun, seconds: float, shown: str
+) -> None:
+    line = energy_line(60, devices=(4_320_000, 14_400, seconds), hosts=(None, 0, 3_600))
+    published = {"energy_kwh": {"value": 433_196, "unit": "kWh", "source": "card"}}
+    run = write_run(
+        lines=[*journal_lines(60), line], recipe=recipe_tree() | {"published": published}
+    )
+    (row,) = published_grid(load_entries([run])).rows
+    assert row.cells == ("energy kwh", "433,196 kWh", "card", shown)
+
+
+def test_the_page_shows_the_table_and_escapes_what_a_machine_said(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    run = write_run(lines=[*journal_lines(60), WHOLE], results=results_tree(60) | SOURCES)
+    html = write_report([run], tmp_path / "report.html").read_text("utf-8")
+    assert "<td>1.2 kWh</td>" in html
+    assert "RAPL &lt;of all&gt;" in html

@@ -1,0 +1,71 @@
+"""What was evaluated, in the report: by text and by task."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.report.evaluation import evaluation_grids
+from components.report.outcome import load_entries
+from components.report.page import render
+
+FIGURES = {
+    "loss": 2.5, "perplexity": 12.182, "bits_per_byte": 1.25, "tokens": 4_100,
+    "documents": 9,
+}  # fmt: skip
+UNKNOWN = FIGURES | {"bits_per_byte": None}
+TASK = {
+    "metrics": {"acc": 0.25, "acc_stderr": 0.0433, "exact_match,strict": 0.5},
+    "samples": 100,
+    "num_fewshot": 5,
+}
+
+
+def evaluated(run: Path, tokens: int, **sections: object) -> None:
+    (run / "evaluation").mkdir(exist_ok=True)
+    tree = {"checkpoint": f"tokens-{tokens:015d}", **sections}
+    (run / "evaluation" / f"tokens-{tokens:015d}.json").write_text(json.dumps(tree))
+
+
+def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None:
+    run = write_run("a")
+    held_out = {"by_source": {"de": FIGURES}, "by_language": {"de": FIGURES}, "all": UNKNOWN}
+    evaluated(run, 2_000, held_out=held_out)
+    evaluated(run, 1_000, texts={"my.txt": FIGURES})
+    grid = evaluation_grids(load_entries([run]))["evaluated_texts"]
+    cells = ("2.500", "12.18", "1.250", "4,100", "9")
+    late = ("this run", "tokens-000000000002000")
+    assert [row.cells for row in grid.rows] == [
+        ("this run", "tokens-000000000001000", "my.txt", *cells),
+        (*late, "de", *cells),
+        (*late, "language de", *cells),
+        (*late, "all held-out tokens", "2.500", "12.18", "—", "4,100", "9"),
+    ]
+
+
+def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
+    run = write_run("a")
+    evaluated(run, 1_000, tasks={"arc": TASK})
+    rows = evaluation_grids(load_entries([run]))["evaluated_tasks"].rows
+    assert [row.cells[2:] for row in rows] == [
+        ("arc", "acc", "0.2500", "0.0433", "100", "5"),
+        ("arc", "exact_match,strict", "0.5000", "—", "100", "5"),
+    ]
+
+
+def test_the_page_has_the_section_only_where_something_was_evaluated(write_run) -> None:
+    run, other = write_run("a"), write_run("b")
+    evaluated(run, 1_000, tasks={"<arc>": TASK})
+    page = render(load_entries([run, other]))
+    assert "<h2>Evaluated</h2>" in page
+    assert "&lt;arc&gt;" in page
+    assert "<h2>Evaluated</h2>" not in render(load_entries([other]))
+
+
+def test_a_damaged_result_is_named(write_run) -> None:
+    run = write_run("a")
+    evaluated(run, 1_000)
+    (run / "evaluation" / "tokens-000000000001000.json").write_text("{")
+    with pytest.raises(RecipeError, match=r"tokens-000000000001000.json: is no JSON"):
+        evaluation_grids(load_entries([run]))

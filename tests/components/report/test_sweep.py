@@ -1,0 +1,121 @@
+"""A sweep's results over the keys that its commands named."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.report.outcome import load_entries
+from components.report.page import write_report
+from components.report.sweep import RESULTS, Result, named_by_values, sweep_figure, sweep_of
+from tests.components.report.conftest import (
+    WriteRun,
+    environment_tree,
+    recipe_tree,
+    results_tree,
+)
+
+
+def write_points(write_run: WriteRun, points: Sequence[dict[str, Any]]) -> list[Path]:
+    """Write a run a point; the words of its command are those of the point."""
+    runs = []
+    for place, point in enumerate(points):
+        tree = recipe_tree()
+        for key, value in point.items():
+            section, _, name = key.partition(".")
+            tree[section] = {**tree[section], name: value}
+        results = results_tree(60)
+        results["held_out"] = {**results["held_out"], "final": 3.0 - place / 10}
+        run = write_run(f"sweep/{place}", recipe=tree, results=results)
+        words = [f"{key}={value}" for key, value in point.items()]
+        command = ["python", "run.py", "recipe=walnut7b", *words, f"run=somewhere/{place}"]
+        (run / "environment.json").write_text(
+            json.dumps(environment_tree() | {"command": command})
+        )
+        runs.append(run)
+    return runs
+
+
+def test_one_key_is_the_axis_in_the_order_of_its_values(write_run: WriteRun) -> None:
+    runs = write_points(write_run, [{"optimizer.lr": lr} for lr in (3e-4, 1e-4, 1e-3)])
+    entries = load_entries(runs)
+    sweep = sweep_of(entries)
+    assert sweep is not None
+    assert (sweep.key, sweep.values) == ("optimizer.lr", (3e-4, 1e-4, 1e-3))
+    figure = sweep_figure(entries, sweep, RESULTS["swept_loss"])
+    assert figure is not None
+    [points] = figure.data
+    assert list(points.x) == [1e-4, 3e-4, 1e-3]
+    assert list(points.y) == [2.9, 3.0, 2.8]
+    assert figure.layout.xaxis.type == "log"
+
+
+def test_a_second_key_tells_series_apart(write_run: WriteRun) -> None:
+    points = [
+        {"optimizer.lr": lr, "model.ffn_dim": width}
+        for width in (420, 840)
+        for lr in (1e-4, 2e-4, 4e-4)
+    ]
+    entries = load_entries(write_points(write_run, points))
+    sweep = sweep_of(entries)
+    assert sweep is not None
+    figure = sweep_figure(entries, sweep, RESULTS["swept_loss"])
+    assert figure is not None
+    assert [trace.name for trace in figure.data] == ["model.ffn_dim=420", "model.ffn_dim=840"]
+    assert [len(trace.x) for trace in figure.data] == [3, 3]
+
+
+def test_what_merely_follows_from_a_key_is_not_swept(write_run: WriteRun) -> None:
+    runs = write_points(write_run, [{"parallelism.tensor": size} for size in (1, 2, 4)])
+    for place, run in enumerate(runs):
+        tree = json.loads((run / "recipe.json").read_text())
+        tree["parallelism"]["data"] = 4 // 2**place
+        (run / "recipe.json").write_text(json.dumps(tree))
+    sweep = sweep_of(load_entries(runs))
+    assert sweep is not None
+    assert (sweep.key, set(sweep.series)) == ("parallelism.tensor", {""})
+
+
+def test_names_are_categories_and_a_point_without_the_word_has_its_default(
+    write_run: WriteRun,
+) -> None:
+    runs = write_points(write_run, [{}, {"cluster.name": "b"}, {"cluster.name": "c"}])
+    entries = load_entries(runs)
+    sweep = sweep_of(entries)
+    assert sweep is not None
+    assert sweep.values == ("workbench", "b", "c")
+    figure = sweep_figure(entries, sweep, RESULTS["swept_rate"])
+    assert figure is not None
+    assert (figure.layout.xaxis.type, figure.data[0].mode) == ("category", "markers")
+
+
+def test_runs_that_differ_by_their_folders_alone_are_no_sweep(write_run: WriteRun) -> None:
+    assert sweep_of(load_entries(write_points(write_run, [{}, {}, {}]))) is None
+
+
+def test_two_runs_are_a_comparison_not_a_sweep(write_run: WriteRun) -> None:
+    runs = write_points(write_run, [{"optimizer.lr": lr} for lr in (1e-4, 1e-3)])
+    assert sweep_of(load_entries(runs)) is None
+
+
+def test_a_result_that_no_run_has_is_not_drawn(write_run: WriteRun) -> None:
+    entries = load_entries(write_points(write_run, [{"optimizer.lr": x} for x in (1, 2, 3)]))
+    sweep = sweep_of(entries)
+    assert sweep is not None
+    nothing = Result(title="nothing", of=lambda entry: None, from_zero=False)
+    assert sweep_figure(entries, sweep, nothing) is None
+
+
+def test_the_page_draws_the_sweep(write_run: WriteRun, tmp_path: Path) -> None:
+    runs = write_points(write_run, [{"optimizer.lr": lr} for lr in (1e-4, 3e-4, 1e-3)])
+    html = write_report(runs, tmp_path / "report.html").read_text("utf-8")
+    assert "Over optimizer.lr" in html
+    assert "chart-swept_loss" in html
+    assert '"name":"optimizer.lr=0.0003"' in html  # the curves, too, are told by their values
+
+
+def test_runs_of_one_point_keep_the_names_of_their_folders(write_run: WriteRun) -> None:
+    points = [{"optimizer.lr": lr} for lr in (1e-4, 1e-4, 1e-3)]
+    entries = load_entries(write_points(write_run, points))
+    named = named_by_values(entries, sweep_of(entries))
+    assert [entry.label for entry in named] == ["0", "1", "2"]

@@ -1,0 +1,51 @@
+"""What is told of a run: all that was measured, once, under one id."""
+
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.tracking.story import Told, tell
+from tests.components.report.conftest import mark_line
+from tests.components.tracking.runs import AGAIN, START, STEPS, Points, points_of, write_run
+
+
+def told_points(told: Told) -> Points:
+    return {(key, row.step, value) for row in told.rows for key, value in row.values.items()}
+
+
+def test_every_figure_of_every_line_is_told(tmp_path: Path) -> None:
+    told = tell(write_run(tmp_path / "run", [*START, *STEPS], status="finished"))
+    assert told_points(told) == points_of([*START, *STEPS])
+    assert [row.time for row in told.rows] == [1, 2, 3, 4, 5, 6]
+    assert (told.name, told.status, told.began) == ("run", "finished", 0.0)
+
+
+def test_of_steps_taken_twice_the_last_are_told_in_their_order(tmp_path: Path) -> None:
+    told = tell(write_run(tmp_path / "run", [*START, *STEPS, *AGAIN]))
+    kept = [*START, *STEPS[:3], *AGAIN]
+    assert told_points(told) == points_of(kept)
+    assert [row.step for row in told.rows] == [0, 1, 2, 3, 4, 5, 5]
+    assert told.status == "unfinished"
+
+
+def test_the_id_outlives_a_resume_in_another_layout_and_a_copy(tmp_path: Path) -> None:
+    before = tell(write_run(tmp_path / "run", [*START, *STEPS]))
+    moved = ("checkpoint.keep=9", "tracking=wandb")
+    after = tell(write_run(tmp_path / "copy", [*START, *STEPS, mark_line("resume", 5)], *moved))
+    assert after.id == before.id
+    assert after.facts["fingerprint"] == before.facts["fingerprint"]
+
+
+def test_another_seed_or_another_beginning_is_another_run(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", [*START, *STEPS])
+    seed = write_run(tmp_path / "seed", [*START, *STEPS], "budget.seed=7")
+    later = [{**line, "time": float(10 + place)} for place, line in enumerate(START)]
+    began = write_run(tmp_path / "began", later)
+    assert len({tell(folder).id for folder in (one, seed, began)}) == 3
+
+
+def test_a_run_that_has_measured_nothing_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", START[:1])
+    with pytest.raises(RecipeError, match=r"run: .*has measured nothing yet\n.*resume="):
+        tell(folder)

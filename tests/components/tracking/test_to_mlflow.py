@@ -1,0 +1,146 @@
+"""What MLflow's own client reads back, against the lines that a run wrote."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.errors import RecipeError
+from components.report.run_folder import flat
+from components.spec.tracking import Mlflow
+from components.tracking import to_mlflow
+from components.tracking.story import tell
+from tests.components.report.conftest import mark_line
+from tests.components.tracking.runs import (
+    AGAIN,
+    START,
+    STEPS,
+    Points,
+    points_of,
+    step_line,
+    write_run,
+)
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("mlflow") is None,
+        reason="MLflow is not installed: requirements/tracking.lock",
+    ),
+    # MLflow's own use of SQLAlchemy.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One database for all tests: its tables take seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'runs.db'}"
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+
+def send(folder: Path, store: str) -> Any:
+    """Send, and let MLflow's client find what it was told."""
+    from mlflow import MlflowClient
+
+    section = Mlflow(experiment=folder.parent.name)  # a test's own
+    key = to_mlflow.send(tell(folder), section, store)
+    client = MlflowClient(tracking_uri=store)
+    (found,) = client.search_runs([client.get_run(key).info.experiment_id])
+    return found
+
+
+def points(found: Any, store: str) -> list[tuple[str, int, float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=store)
+    return [
+        (name, one.step, one.value)
+        for name in found.data.metrics
+        for one in client.get_metric_history(found.info.run_id, name)
+    ]
+
+
+def once(listed: list[tuple[str, int, float]]) -> Points:
+    assert len(set(listed)) == len(listed), "something was sent twice"
+    return set(listed)
+
+
+def test_a_run_that_goes_on_gets_what_is_new(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_mlflow, "MOST_METRICS", 25)  # several requests
+    begun = [*START, *STEPS[:2]]
+    first = send(write_run(tmp_path / "run", begun), store)
+    assert once(points(first, store)) == points_of(begun)
+    assert (first.info.status, first.info.run_name) == ("RUNNING", "run")
+    again = send(tmp_path / "run", store)
+    assert once(points(again, store)) == points_of(begun)
+    last = send(write_run(tmp_path / "run", [*START, *STEPS], status="finished"), store)
+    assert last.info.run_id == first.info.run_id
+    assert once(points(last, store)) == points_of([*START, *STEPS])
+    assert (last.info.status, last.info.end_time) == ("FINISHED", 6_000)
+
+
+def test_a_request_that_breaks_off_is_made_up_for(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    whole = MlflowClient.log_batch
+
+    def breaks_off(client: Any, key: str, metrics: Any = (), **others: Any) -> None:
+        whole(client, key, metrics=metrics[:14])
+        if metrics:
+            raise ConnectionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, "log_batch", breaks_off)
+        with pytest.raises(ConnectionError):
+            send(folder, store)
+    assert once(points(send(folder, store), store)) == points_of([*START, *STEPS])
+
+
+def test_what_was_sent_and_is_taken_again_stays_beside_the_new(
+    tmp_path: Path, store: str
+) -> None:
+    send(write_run(tmp_path / "run", [*START, *STEPS]), store)
+    both = [*START, *STEPS, *AGAIN]
+    found = points(send(write_run(tmp_path / "run", both), store), store)
+    assert set(found) == points_of(both)
+    assert [value for name, step, value in found if (name, step) == ("loss", 4)] == [
+        STEPS[3]["loss"],
+        AGAIN[1]["loss"],
+    ]
+
+
+def test_the_recipe_is_there_and_what_a_move_changed(tmp_path: Path, store: str) -> None:
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    told = tell(folder)
+    found = send(folder, store)
+    assert found.data.params.keys() == flat(told.recipe).keys()
+    assert found.data.params["budget.total_tokens"] == str(
+        told.recipe["budget"]["total_tokens"]
+    )
+    assert found.data.tags["kochbuch.fingerprint"] == told.facts["fingerprint"]
+    assert found.data.tags["kochbuch.commit"] == "0123abc"
+    moved = [*START, *STEPS, mark_line("resume", 5), step_line(6)]
+    found = send(write_run(folder, moved, "checkpoint.keep=9"), store)
+    changed = {key: text for key, text in found.data.tags.items() if ".changed." in key}
+    assert changed == {"kochbuch.changed.checkpoint.keep": "9"}
+
+
+def test_names_that_mlflow_refuses_are_spelled_otherwise() -> None:
+    assert to_mlflow._name("held_out_by_source/c++ (eu)") == "held_out_by_source/c__ _eu_"
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    with pytest.raises(RecipeError, match=r"to: http://127\.0\.0\.1:9: .*\n.*MLFLOW_TRACKING"):
+        send(folder, "http://127.0.0.1:9")

@@ -1,0 +1,124 @@
+"""What W&B's own program reads in the folder and uploads, against the lines of a run."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.errors import RecipeError
+from components.report.run_folder import flat
+from components.spec.tracking import Wandb
+from components.tracking import to_wandb
+from components.tracking.story import Told, tell
+from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
+from tests.components.tracking.fake_wandb import Received, wandb_server
+from tests.components.tracking.runs import (
+    AGAIN,
+    START,
+    STEPS,
+    Line,
+    Points,
+    points_of,
+    write_run,
+)
+
+pytestmark = pytest.mark.skipif(
+    find_spec("wandb") is None, reason="W&B is not installed: requirements/tracking.lock"
+)
+SECTION = Wandb(project="cakes", entity="me", tags=("a tag",))
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this user's own keys and settings out."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "0")
+
+
+def write(folder: Path, lines: list[Line]) -> tuple[Told, Path]:
+    told = tell(write_run(folder, lines))
+    return told, to_wandb.write(told, SECTION, folder)
+
+
+def received_points(server: Received, run: str) -> Points:
+    return {
+        (key, row["_step"], value)
+        for row in server.history[run]
+        for key, value in row.items()
+        if not key.startswith("_")
+    }
+
+
+def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        told, written = write(folder, [*START, *STEPS])
+        to_wandb.upload(written)
+        assert received_points(server, told.id) == points_of([*START, *STEPS])
+        assert [row["_timestamp"] for row in server.history[told.id]] == [1, 2, 3, 4, 5, 6]
+        _, again = write(folder, [*START, *STEPS, *AGAIN])
+        to_wandb.upload(again)
+    assert [file.parent for file in folder.glob("wandb/offline-run-*/*.wandb")] == [again]
+    kept = [*START, *STEPS[:3], *AGAIN]
+    assert received_points(server, told.id) == points_of(kept)
+    assert [row["_step"] for row in server.history[told.id]] == [0, 1, 2, 3, 4, 5]
+    _check_said(server.upserts[0], told)
+
+
+def _check_said(upsert: dict[str, Any], told: Told) -> None:
+    assert (upsert["name"], upsert["project"], upsert["entity"]) == (told.id, "cakes", "me")
+    assert upsert["displayName"] == "run"
+    fingerprint = told.facts["fingerprint"][:12]
+    wanted = {"teuken7b", "mini", "local", f"fingerprint-{fingerprint}", "commit-0123abc"}
+    assert set(upsert["tags"]) == {*wanted, "a tag"}
+    config = {key: one["value"] for key, one in json.loads(upsert["config"]).items()}
+    assert config.pop("kochbuch") == dict(told.facts)
+    del config["_wandb"]
+    # W&B drops mappings without keys.
+    assert flat(config) == {key: one for key, one in flat(told.recipe).items() if one != {}}
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
+def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*START, *STEPS])
+    program = (
+        "from pathlib import Path; from components.spec.tracking import Wandb\n"
+        "from components.tracking import story, to_wandb\n"
+        f"place = Path({str(folder)!r}); section = Wandb(project='x', entity=None, tags=())\n"
+        "to_wandb.write(story.tell(place), section, place)\n"
+    )
+    command = [*OFFLINE, sys.executable, "-c", program]
+    subprocess.run(command, check=True, capture_output=True)
+    assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
+
+
+def test_who_is_not_logged_in_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY")
+    _, written = write(tmp_path / "run", [*START, *STEPS])
+    with pytest.raises(RecipeError, match=r"tracking\.wandb: .*has not got .*\n.*wandb login"):
+        to_wandb.upload(written)
+    said = capfd.readouterr()
+    assert "No API key configured" in said.err
+    assert said.out == ""
+
+
+def test_a_server_that_refuses_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, written = write(tmp_path / "run", [*START, *STEPS])
+    with wandb_server(status=404) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        with pytest.raises(RecipeError, match=r"has not got .*\n.*wandb sync it there"):
+            to_wandb.upload(written)
+    assert "not for you" in capfd.readouterr().err

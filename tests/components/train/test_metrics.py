@@ -1,0 +1,52 @@
+"""Measurements on a full disk: the run waits or says so; curves alone end no run."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]  # it has no types
+    EventAccumulator,
+)
+
+from components.checkpoint.faults import fill_up
+from components.checkpoint.marker import Progress
+from components.errors import RecipeError
+from components.life.journal import read_lines
+from components.train.curves import Curves
+from components.train.metrics import Metrics
+
+SOON_SECONDS = 10.0
+
+
+def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"\n" * 100_000)
+    curves = Curves(folder=tmp_path / "curves")
+    metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
+    with fill_up(100_000), pytest.raises(RecipeError, match=r"metrics\.jsonl: cannot be writt"):
+        metrics.held_out(Progress(step=1, tokens=10), {"de": 2.0}, 0.5)
+    metrics.held_out(Progress(step=2, tokens=20), {"de": 1.0}, 0.5)
+    curves.close()
+    assert [line["step"] for line in read_lines(file)] == [2]
+
+
+# The writer's thread ends by the error, which Python tells; that is what is looked at here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_curves_go_on_in_a_new_file_once_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    curves = Curves(folder=tmp_path)
+    with fill_up(0), caplog.at_level(logging.WARNING):
+        end = time.monotonic() + SOON_SECONDS
+        while not caplog.messages:
+            assert time.monotonic() < end
+            curves.add({"loss": 3.0}, step=1)
+            time.sleep(0.05)
+    assert caplog.messages[0] == f"{tmp_path}: File too large; some points are missing there"
+    curves.add({"loss": 2.0}, step=2)
+    curves.close()
+    newest = max(tmp_path.iterdir(), key=lambda file: file.stat().st_size)
+    found = EventAccumulator(str(newest)).Reload().Scalars("loss")
+    assert [(one.step, one.value) for one in found] == [(2, 2.0)]

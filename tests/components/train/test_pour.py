@@ -1,0 +1,29 @@
+"""What a recipe's layout asks of the layers reaches those that a rank trains."""
+
+from types import MethodType
+
+import pytest
+import torch
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.world import fake_world, trainer_of
+from components.train.pour import build_rank_model
+
+TINY = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # the compiler's own imports
+@pytest.mark.parametrize("compiles", ["none", "layers"])
+def test_layers_are_compiled_where_the_recipe_says_so(compiles: str) -> None:
+    recipe = compose_recipe(read_point([*TINY, f"parallelism.compile={compiles}"]))
+    with fake_world(0, 1):
+        (decoder,) = build_rank_model(
+            recipe,
+            trainer_of(recipe).strategy.mesh,  # type: ignore[attr-defined]  # a MeshStrategy has it
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            reduce_dtype=torch.float32,
+        ).stages
+    plain = [isinstance(layer.forward, MethodType) for layer in decoder.layers.values()]
+    assert plain == [compiles == "none"] * 2

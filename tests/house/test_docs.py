@@ -1,0 +1,96 @@
+"""The documentation is whole: every page is in the site, every link leads somewhere."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+import yaml
+
+from command import actions
+from command.arguments import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINKING = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recipes/README.md")),
+]
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+
+
+def prose(page: Path) -> str:
+    """Read a page without its code: brackets in there are no links."""
+    return CODE.sub("", FENCE.sub("", page.read_text("utf-8")))
+
+
+def links(page: Path) -> list[str]:
+    return [link for link in LINK.findall(prose(page)) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """Name the headings of a page as its links do."""
+    titles = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    plain = (re.sub(r"[^\w\s-]", "", title.lower()).strip() for title in titles)
+    return {re.sub(r"[\s-]+", "-", title) for title in plain}
+
+
+def nav_entries(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for inner in entry.values() if isinstance(entry, dict) else entry:
+            yield from nav_entries(inner)
+
+
+def test_every_action_has_a_section_in_the_docs() -> None:
+    titles = HEADING.findall((DOCS / "actions.md").read_text("utf-8"))
+    built = sorted(module.name for module in iter_modules(actions.__path__))
+    assert len(built) > 15
+    assert [name for name in built if f"`{name}`" not in titles] == []
+
+
+def test_every_page_is_in_the_site_once_and_every_entry_of_it_exists() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    shown: list[Path] = []
+    for entry in nav_entries(config["nav"]):
+        place = DOCS / entry
+        # An entry that ends with a slash is a folder: it stands for its pages.
+        shown += sorted(place.glob("*.md")) if entry.endswith("/") else [place]
+    assert sorted(shown) == PAGES
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_of_the_site_links_within_the_site(page: Path) -> None:
+    outside = [
+        link
+        for link in links(page)
+        if not (page.parent / link.partition("#")[0]).resolve().is_relative_to(DOCS)
+    ]
+    assert outside == []
+
+
+def test_the_walk_over_links_sees_them() -> None:
+    assert "docs/plan.md" in links(ROOT / "README.md")
+    assert sum(len(links(page)) for page in LINKING) > 60
+
+
+def test_the_site_asks_no_other_host_for_fonts() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    assert config["theme"]["font"] is False
+    assert not {"extra_javascript", "extra_css"} & set(config)

@@ -1,0 +1,47 @@
+"""What a run imports is among what a run installs, and not among the tools of its tests."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("command", "cluster", "components", "data_prep")
+ASKED = re.compile(r"^([A-Za-z0-9_.-]+)", re.MULTILINE)
+
+
+def asked(*names: str) -> set[str]:
+    texts = [(ROOT / "requirements" / name).read_text("utf-8") for name in names]
+    return {normal(name) for text in texts for name in ASKED.findall(text)}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imports(folder: str) -> Iterator[str]:
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def distributions(folder: str) -> set[str]:
+    """Name what must be installed for a room, by what is installed here; some may not be."""
+    uninstalled = {"pynvml": ["nvidia-ml-py"], "mlflow": ["mlflow-skinny"]}
+    homes = {**uninstalled, **packages_distributions()}
+    ours = {*ROOMS, *sys.stdlib_module_names}
+    return {normal(homes.get(name, [name])[0]) for name in set(imports(folder)) - ours}
+
+
+def test_a_run_asks_for_all_that_it_imports() -> None:
+    own = asked("run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in")
+    assert set().union(*map(distributions, ("command", "cluster", "components"))) <= own
+
+
+def test_a_preparation_asks_for_all_that_it_imports() -> None:
+    assert distributions("data_prep") <= asked("run.in", "torch.txt", "data.in")

@@ -1,0 +1,82 @@
+"""A run on a host whose counter runs at a known power finds it, also when it goes on."""
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.report.journal import read_journal
+from components.train import fit
+from tests.components.energy.sysfs import write_zone
+from tests.life.conftest import TINY, Program, entries
+
+WATTS = 150.0
+# It is written some 200 times a second, for runs of seconds, on a host that may be busy.
+TOLERANCE = 0.1
+
+
+@pytest.fixture
+def powered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the counter of a host run at so many watts."""
+    file = write_zone(tmp_path, "intel-rapl:0", "package-0")
+    monkeypatch.setattr(fit, "SYSFS", tmp_path)
+    began, over = time.monotonic(), threading.Event()
+
+    def spend() -> None:
+        while not over.wait(0.005):
+            new = file.with_suffix(".new")
+            new.write_text(f"{round(WATTS * (time.monotonic() - began) * 1e6)}\n")
+            new.replace(file)
+
+    thread = threading.Thread(target=spend)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def energy(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "results.json").read_text())["energy"]
+    return found
+
+
+def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
+    home: Path, program: Program, powered: None
+) -> None:
+    run = home / "powered"
+    program(*TINY, "watchdog.every_steps=5", f"run={run}")
+    first = energy(run)
+    assert first["hosts"]["watts"] == pytest.approx(WATTS, rel=TOLERANCE)
+    assert first["hosts"]["counted_fraction"] == pytest.approx(1)
+    assert [one["step"] for one in entries(run, "energy")] == [5, 10, 15, 20, 24]
+    # As if it had been killed after its last line and before its last checkpoint.
+    shutil.rmtree(max((run / "checkpoints").glob("tokens-*")))
+    (run / "results.json").unlink()
+    program(f"resume={run}")
+    both = energy(run)
+    assert both["hosts"]["joules"] > 1.1 * first["hosts"]["joules"]
+    assert both["hosts"]["watts"] == pytest.approx(WATTS, rel=TOLERANCE)
+    # A process that goes on begins to count anew, and its seconds are those of its steps.
+    seconds = [one["hosts"]["passed_seconds"] for one in entries(run, "energy")]
+    assert seconds == sorted(seconds)
+    assert read_journal(run).energy["hosts"].kwh == both["hosts"]["joules"] / 3.6e6
+
+
+def test_without_counters_a_run_says_not_measured(
+    home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "SYSFS", tmp_path)
+    run = home / "unmeasured"
+    said = program(*TINY, f"run={run}").stderr
+    assert "not measured" not in said  # of a CPU nobody expects it
+    found = energy(run)
+    assert (found["devices"]["joules"], found["joules_per_token"]) == (None, None)
+    assert found["devices"]["source"] == "a CPU's energy is its host's"
+    assert found["hosts"]["joules"] is None
+    assert found["hosts"]["source"] == f"no counter: no RAPL below {tmp_path}/class/powercap"
+    assert "<td>not measured</td>" in (run / "report.html").read_text("utf-8")

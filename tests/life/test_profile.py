@@ -1,0 +1,96 @@
+"""Profiled runs as a user meets them: printed, reported, on two ranks, after a resume."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.life.conftest import TINY, Program, entries
+
+ASKED = ("profiler.steps=2", "profiler.first_step=3")
+SHORT = (
+    *(word for word in TINY if not word.startswith(("budget.total_tokens", "checkpoint."))),
+    *("budget.total_tokens=3_072", "checkpoint.every_tokens=1_024"),  # six steps
+)
+EXPERTS = (
+    *(word for word in SHORT if not word.startswith("recipe=")),
+    *("recipe=mula7b_a1b", "model.mlp.num_experts=4"),
+)
+
+
+def profile_of(run: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / f"profile/rank-{rank}.json").read_text())
+    return found
+
+
+def parts_of(run: Path, rank: int = 0) -> dict[str, float]:
+    return {part: times["seconds"] for part, times in profile_of(run, rank)["parts"].items()}
+
+
+def forget_the_end(run: Path) -> None:
+    """Leave the folder as a run leaves it that was killed after step 4."""
+    shutil.rmtree(max((run / "checkpoints").glob("tokens-*")))
+    (run / "results.json").unlink()
+
+
+def test_a_profile_is_printed_kept_and_reported(home: Path, program: Program) -> None:
+    run = home / "profiled"
+    done = program(*SHORT, *ASKED, f"run={run}")
+    assert "profile of rank 0, steps 3, 4, by main thread:" in done.stdout
+    assert "no limit: this cluster's profile has no figures of its hardware" in done.stdout
+    assert "report has ranks" not in done.stdout
+    found = profile_of(run, 0)
+    assert sum(parts_of(run).values()) == pytest.approx(found["step_seconds"])
+    steps = {entry["step"]: entry["seconds"] for entry in entries(run, "step")}
+    measured = (steps[3] + steps[4]) / 2  # begins after the reading, ends before the last lines
+    assert measured < found["step_seconds"] < 1.5 * measured
+    assert parts_of(run)["data"] > 0
+    with gzip.open(run / "profile/rank-0.trace.json.gz", "rt") as stream:
+        names = {entry["name"] for entry in json.load(stream)["traceEvents"]}
+    assert {"step 3", "step 4", "part:core layers.1.attention.core"} <= names
+    assert "<h2>Profile</h2>" in (run / "report.html").read_text()
+    # Adam's step counters are the host's; nothing else may ask for a number.
+    assert {wait["part"] for wait in found["waits"]} == {"optimizer"}
+
+
+@pytest.mark.long
+def test_two_ranks_show_what_they_send_and_wait_for(home: Path, program: Program) -> None:
+    run = home / "two"
+    done = program(*SHORT, *ASKED, "cluster.ranks=2", "profiler.ranks=[0,1]", f"run={run}")
+    assert "the report has ranks 1, too" in done.stdout
+    for rank in (0, 1):
+        assert parts_of(run, rank)["communication"] > 0
+    report = (run / "report.html").read_text()
+    assert report.count("<td>communication</td>") == 2
+
+
+@pytest.mark.long
+def test_experts_are_parts_of_a_profile(home: Path, program: Program) -> None:
+    run = home / "experts"
+    program(*EXPERTS, *ASKED, f"run={run}")
+    parts = parts_of(run)
+    assert parts["experts: products"] > 0
+    assert parts["experts: routing"] > 0
+    assert parts["communication"] == 0
+    waits = profile_of(run, 0)["waits"]
+    assert [wait for wait in waits if wait["part"].startswith("experts")] == []
+
+
+def test_a_run_is_profiled_where_it_is_asked_to_be_not_where_it_was_before(
+    home: Path, program: Program
+) -> None:
+    run = home / "resumed"
+    plain = program(*SHORT, f"run={run}")
+    assert not (run / "profile").exists()
+    assert "profile" not in plain.stdout
+    assert "<h2>Profile</h2>" not in (run / "report.html").read_text()
+    forget_the_end(run)
+    over = program(f"resume={run}", "profiler.steps=1", "profiler.first_step=2")
+    assert "profiler.first_step: 2 is over, the run goes on after step 4" in over.stderr
+    assert not (run / "profile").exists()
+    forget_the_end(run)
+    gone_on = program(f"resume={run}", "profiler.steps=1", "profiler.first_step=6")
+    assert "profile of rank 0, steps 6, by" in gone_on.stdout

@@ -1,0 +1,66 @@
+#!/bin/bash
+#SBATCH --job-name=bloom176b
+#SBATCH --account=<account>@a100
+#SBATCH --qos=qos_gpu-gc
+#SBATCH --nodes=48
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --partition=gpu_p5
+#SBATCH --constraint=a100
+#SBATCH --gres=gpu:8
+#SBATCH --hint=nomultithread
+#SBATCH --time=100:00:00
+#SBATCH --signal=B:USR1@2040
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --array=1-49%1
+#SBATCH --output=/path/to/kochbuch/runs/bloom176b-full/jobs/%A_%a.log
+# What this script says is there; what a rank says, rank 0 too, is in ranks/JOB-RANK.log beside.
+
+# The sources in brackets are those of conf/cluster/jean_zay.yaml.
+module purge
+module load arch/a100
+source /path/to/kochbuch/.venv/bin/activate
+cd /path/to/kochbuch || exit
+node=/tmp/kochbuch-$SLURM_JOB_ID
+# Compiled kernels stay on the node: in a cache that nodes share they race (docs/environments.md).
+for cache in TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH; do export "$cache=${!cache:-$node/cache/$cache}"; done
+run=/path/to/kochbuch/runs/bloom176b-full
+mkdir -p "$run/ranks"
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun takes it no more from sbatch, since 22.05
+
+# By 3 this ends the chain: the run has finished, was cancelled, or two jobs made no progress.
+python -m cluster.begin "$run" || exit $(($? != 3))
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+trap 'touch "$run/stop"' USR1  # 2040 s before the wall: the run saves and stops
+
+# Each node gets Python and the code once: its ranks read neither from a shared file system.
+python -m cluster.copies "$run" /path/to/kochbuch/.venv || { python -m cluster.end "$run" $?; exit; }
+remove_copies() { timeout 300 srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --overlap rm -rf "$node"; }
+trap remove_copies EXIT
+while read -r archive; do sbcast --force --timeout=60 "$archive" "$node.${archive##*/}" < /dev/null; done < "$run/copies/archives"
+srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash cluster/copies/unpack.sh "$run" "$node"
+on_node=(env KOCHBUCH_NODE_FOLDER="$node" VIRTUAL_ENV="$node/venv" PATH="$node/venv/bin:$PATH"
+  PYTHONSAFEPATH=1 PYTHONPATH="$node/code${PYTHONPATH:+:$PYTHONPATH}")
+
+# Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
+timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
+  --output="$run/ranks/%j-preflight-%t.log" "${on_node[@]}" PYTHONPATH="$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}" python -m components.preflight "$run" & looking=$!
+python -m cluster.preflight "$run" || { python -m cluster.end "$run" $?; exit; }
+timeout 5 tail --pid="$looking" -s 0.2 -f /dev/null; kill "$looking" 2> /dev/null; wait "$looking"
+nodes=$(wc -l < "$run/preflight/nodes")
+MASTER_ADDR=$(head -n 1 "$run/preflight/nodes")
+
+# One task a rank. Network ports: four ports for eight devices; NCCL chooses.
+srun --kill-on-bad-exit=1 --wait=60 --output="$run/ranks/%j-%t.log" \
+  --nodelist="$run/preflight/nodes" --nodes="$nodes" --ntasks=$((nodes * 8)) \
+  "${on_node[@]}" "$node/venv/bin/python" -m components.train "$run" &
+wait $!
+status=$?
+[ "$status" -le 128 ] || { wait $!; status=$?; }  # the signal ended the first wait, not the ranks
+
+python -m cluster.end "$run" "$status"  # says what happened; its status is the job's
