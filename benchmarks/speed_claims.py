@@ -84,7 +84,7 @@ def number(value: float, unit: str = "") -> str:
 
 def bound(value: float, unit: str = "") -> str:
     """Write a number that somebody chose, as it was said."""
-    return _with_unit(f"{value:g}", unit)
+    return _with_unit(f"{value:.4g}", unit)
 
 
 def _with_unit(digits: str, unit: str) -> str:
@@ -148,6 +148,18 @@ def read_result(stem: str) -> Result | None:
         return None
     found: Result = json.loads(file.read_text("utf-8"))
     return found
+
+
+def merged(parts: Mapping[str, Result], whole: Result) -> Result:
+    """Take what parts of one file say of themselves, or, from before they did, the file.
+
+    Parts are measured one by one: each has its date.
+    """
+    told = [part for part in parts.values() if "convention" in part]
+    if not told:
+        return whole
+    dates = {name: part["date"] for name, part in parts.items() if "date" in part}
+    return {**told[0], **({"date": dates} if dates else {})}
 
 
 def paired(interval: Mapping[str, float], wanted: Wanted | None = None) -> Figure:

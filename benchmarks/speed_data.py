@@ -1,10 +1,6 @@
-"""The claims about data and about the planner."""
-
-from typing import Any
+"""The claims about data: each from the result that its benchmark keeps."""
 
 from benchmarks import wanted
-from benchmarks.measured import read_rows
-from benchmarks.planner_accuracy import DATA, accuracy
 from benchmarks.speed_claims import (
     Axis,
     Claim,
@@ -12,36 +8,39 @@ from benchmarks.speed_claims import (
     Result,
     Row,
     at_least,
-    at_most,
+    merged,
     number,
 )
 
 MEGA = 1e6
 PERCENT = 100
-LAYOUTS = "h100_layouts.csv"
 PEER = at_least(wanted.THE_PEER)
 LIMIT = "bare"  # a tokenizer whose ids are thrown away: nothing is faster with it
 NAMES = {
     "datatrove": "datatrove",
     "tokenizers": "tokenizers alone",
-    LIMIT: "the bare engine, a limit",
+    LIMIT: "the bare engine (a limit)",
 }
 
 
 def tokenising(result: Result) -> Claim:
     """Compare tokenisers of text, family by family."""
-    rows = []
-    for family, one in result.items():
-        if not (isinstance(one, dict) and "pieces" in one):
-            continue
+    families = {
+        name: one for name, one in result.items() if isinstance(one, dict) and "pieces" in one
+    }
+    rows, clock = [], []
+    for family, one in families.items():
         ratio, by_clock = one["ratio_by_processor_seconds"], one["ratio_by_seconds"]
         figures = {
             name: Figure(value=ratio[way], wanted=None if way == LIMIT else PEER)
             for way, name in NAMES.items()
             if way in ratio
         }
-        told = " and ".join(number(by_clock[way]) for way in ("datatrove", LIMIT))
-        cells = (f"{one['megabytes_a_processor_second']['ours']:.1f}", told)
+        told = ", ".join(
+            f"{name} {number(by_clock[way])}" for way, name in NAMES.items() if way in ratio
+        )
+        clock.append(f"{family}: {told}")
+        cells = (f"{one['megabytes_a_processor_second']['ours']:.1f}",)
         label = f"{family}, {one['pieces']:,} pieces"
         rows.append(Row(label=label, cells=cells, figures=figures))
     return Claim(
@@ -53,7 +52,7 @@ def tokenising(result: Result) -> Claim:
         "[corpora_duplicates.md](corpora_duplicates.md).",
         beside="datatrove, tokenizers, the engine",
         command="benchmarks.data_prep",
-        heads=("ours, MB a processor second", "by the clock, datatrove and limit"),
+        heads=("ours, MB a processor second",),
         rows=rows,
         axis=Axis(
             title="our rate by theirs, seconds of processor; more is better",
@@ -61,7 +60,8 @@ def tokenising(result: Result) -> Claim:
             log=True,
         ),
         source="benchmarks/results/data_prep.json",
-        result=result,
+        result=merged(families, result),
+        after=f"By the clock, on a host that had other work too: {'; '.join(clock)}.",
     )
 
 
@@ -97,7 +97,7 @@ def near_duplicates(result: Result) -> Claim:
         rows=rows,
         axis=Axis(title="ours by datatrove's; more is better", peer="datatrove", log=True),
         source="benchmarks/results/data_prep.json",
-        result=result,
+        result=merged({"near_duplicates": one}, result),
     )
 
 
@@ -167,6 +167,32 @@ def preparation_memory(result: Result) -> Claim:
     )
 
 
+def pass_memory(result: Result) -> Claim:
+    """Show what the largest process of one pass holds as its text grows."""
+    passes, rows = ("signatures", "tokens"), []
+    for kind in passes:
+        for size, one in result["memory"][kind].items():
+            label = f"{kind}, {size.partition('_')[0]} MB, {one['documents']:,} documents"
+            found = {"found": Figure(value=one["peak_bytes"] / MEGA, unit="MB")}
+            rows.append(Row(label=label, figures=found))
+    return Claim(
+        key="pass_memory",
+        title="The memory of a pass",
+        says="The highest resident memory of any one process that computes the signatures for "
+        "near duplicates, or that tokenises, over more and more text. There is no peer: the "
+        "question is whether it grows.",
+        beside="less text",
+        command="benchmarks.data_prep",
+        rows=rows,
+        axis=Axis(title="MB at the peak; less is better", peer=None),
+        source="benchmarks/results/data_prep.json",
+        result={
+            **merged({"memory": result["memory"]}, result),
+            "convention": "resident memory at the highest, of the largest process",
+        },
+    )
+
+
 def document_steps(result: Result) -> Claim:
     """Compare each step of one document with the engine under it."""
     rows = []
@@ -191,63 +217,3 @@ def document_steps(result: Result) -> Claim:
         source="benchmarks/results/document_steps.json",
         result=result,
     )
-
-
-def planner() -> Claim:
-    """Set today's predictions beside measured layouts; nothing is timed."""
-    measured = read_rows(DATA / LAYOUTS)
-    found: Any = accuracy(measured)
-    result: Result = {
-        "peer": "layouts that the Ultra-Scale Playbook's authors measured and released",
-        "convention": "medians of absolute errors, as a part of what was measured; noise is "
-        "the median gap of layouts measured twice or with ZeRO 0 and 1",
-        "shape": {
-            "layouts": len(measured),
-            "not seen by constants": found["fits"]["n"],
-            "devices": "H100-80GB, 8 a node",
-        },
-        "machine": "any: arithmetic on rows that are kept",
-        "date": "this commit",
-        "versions": "this commit's",
-    }
-    rows = []
-    for nodes, noise in found["noise_of_timed"].items():
-        fitted = "" if int(nodes) not in found["fitted_nodes"] else ", seen by the constants"
-        errors = {
-            "memory": found["memory"]["by_nodes"][nodes]["median_error"],
-            "time": found["time"]["by_nodes"][nodes]["median_error"],
-            "noise of the measurements": noise["median"],
-        }
-        figures = {
-            name: Figure(value=PERCENT * value, unit="%") for name, value in errors.items()
-        }
-        label = f"{nodes} node{'s' * (nodes != '1')}{fitted}"
-        rows.append(Row(label=label, figures=figures))
-    rows.append(Row(label="all that no constant has seen", figures=_judged(found)))
-    return Claim(
-        key="planner",
-        title="The planner's error",
-        says="What a plan says of layouts that others measured: memory of the first rank and "
-        "step time, by the number of nodes; whether a layout fits, and how much slower than "
-        "the fastest the one is that the planner prefers. Where it is wrong: "
-        "[plan.md](plan.md).",
-        beside="measured layouts",
-        command="benchmarks.planner_accuracy",
-        rows=rows,
-        axis=Axis(title="median error, %; less is better", peer=None, log=True),
-        source=f"benchmarks/data/{LAYOUTS}",
-        result=result,
-    )
-
-
-def _judged(found: Any) -> dict[str, Figure]:
-    errors = {
-        "memory": (found["memory"]["median_error"], wanted.MOST_MEMORY_ERROR),
-        "time": (found["time"]["median_error"], wanted.MOST_TIME_ERROR),
-        "fits said wrongly": (1 - found["fits"]["right"], 1 - wanted.LEAST_RIGHT_FITS),
-        "first choice slower than the best": (found["regret"]["median"], wanted.MOST_REGRET),
-    }
-    return {
-        name: Figure(value=PERCENT * value, unit="%", wanted=at_most(PERCENT * most))
-        for name, (value, most) in errors.items()
-    }

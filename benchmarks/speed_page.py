@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import speed_data, speed_runs, speed_training
+from benchmarks import speed_data, speed_planner, speed_ranks, speed_runs, speed_training
 from benchmarks.ledger_sections import table_line
 from benchmarks.marked import split_marked
 from benchmarks.speed_claims import (
@@ -37,12 +37,13 @@ BUILDERS: Sequence[tuple[str, Callable[[Result], Claim]]] = (
     ("checkpoints", speed_runs.checkpoints),
     ("guards", speed_runs.guards),
     ("profiler", speed_runs.profiles),
-    ("parallel_overhead", speed_runs.parallel_overhead),
-    ("expert_optimizer", speed_runs.expert_optimizer),
-    ("worlds", speed_runs.worlds),
+    ("parallel_overhead", speed_ranks.parallel_overhead),
+    ("expert_optimizer", speed_ranks.expert_optimizer),
+    ("worlds", speed_ranks.worlds),
     ("data_prep", speed_data.tokenising),
     ("data_prep", speed_data.near_duplicates),
     ("corpus_memory", speed_data.preparation_memory),
+    ("data_prep", speed_data.pass_memory),
     ("document_steps", speed_data.document_steps),
     ("data_open", speed_data.opening),
 )
@@ -54,7 +55,7 @@ def read_claims() -> list[Claim]:
     for stem, build in BUILDERS:
         if (result := read_result(stem)) is not None:
             claims.append(build(result))
-    return [*claims, speed_data.planner()]
+    return [*claims, speed_planner.planner()]
 
 
 def files(claims: Sequence[Claim], page: str) -> dict[Path, str]:
@@ -126,12 +127,15 @@ def table(claim: Claim) -> str:
     """Put the figures of each row beside what was asked of them."""
     series = claim.series
     found = series if len(series) > 1 else ["Found"]
-    heads = ["", *claim.heads, *found, "Wanted"]
-    align = ["---", *("---:" for _ in heads[2:]), "---"]
+    heads = ["", *claim.heads, *found]
+    align = ["---", *("---:" for _ in heads[1:])]
+    if claim.judged():
+        heads, align = [*heads, "Wanted"], [*align, "---"]
     lines = [table_line(heads), f"|{'|'.join(align)}|\n"]
     for row in claim.rows:
         cells = [_cell(row.figures.get(name)) for name in series]
-        lines.append(table_line([row.label, *row.cells, *cells, _asked(row)]))
+        asked = [_asked(row)] if claim.judged() else []
+        lines.append(table_line([row.label, *row.cells, *cells, *asked]))
     return "".join(lines)
 
 

@@ -9,6 +9,7 @@ from benchmarks.speed_claims import (
     Row,
     at_least,
     at_most,
+    merged,
 )
 
 MEGA = 1e6
@@ -146,5 +147,5 @@ def loss(result: Result) -> Claim:
         rows=rows,
         axis=Axis(title="ours by plain; less is better", peer="logits of all tokens", log=True),
         source="benchmarks/results/loss.json",
-        result=first | {"shape": first["shape"] | {"dim": widths}},
+        result={**merged(result, first), "shape": first["shape"] | {"dim": widths}},
     )
