@@ -52,7 +52,7 @@ def planner() -> Claim:
         beside="measured layouts",
         command="benchmarks.planner_accuracy",
         rows=rows,
-        axis=Axis(title="median error, %; less is better", peer=None, log=True),
+        axis=Axis(title="median error, %; less is better", peer=None),
         source=f"benchmarks/data/{LAYOUTS}",
         result=result,
     )

@@ -70,6 +70,8 @@ class Scale:
         self.axis = claim.axis
         shown = list(_shown(claim))
         low, high = min(shown), max(shown)
+        if low == high:  # all at the peer, or one figure alone
+            low, high = 0.9 * low, 1.1 * high
         if claim.axis.log:
             pad = (high / low) ** 0.04
             self.low, self.high = low / pad, high * pad

@@ -217,6 +217,15 @@ def test_points_stand_where_their_values_are() -> None:
     assert float(peer.attrib["x1"]) == pytest.approx(places[0], abs=0.11)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
+    svg = ET.fromstring(
+        draw(claim_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
+    )
+    *_, place = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    assert 0.3 * WIDTH < place < 0.6 * WIDTH
+
+
 def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
     figure = Figure(value=0.5, wanted=at_least(1.5))
     svg = ET.fromstring(draw(claim_of(Row(label="a & b < c", figures={"found": figure}))))
