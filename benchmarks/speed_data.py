@@ -61,7 +61,7 @@ def tokenising(result: Result) -> Claim:
         ),
         source="benchmarks/results/data_prep.json",
         result=merged(families, result),
-        after=f"By the clock, on a host that had other work too: {'; '.join(clock)}.",
+        after=f"By the clock: {'; '.join(clock)}.",
     )
 
 
@@ -208,7 +208,7 @@ def document_steps(result: Result) -> Claim:
         says="Each filter beside the engine that it calls (datatrove's filters and formatters, "
         "fastText); the last two beside datatrove's way to cut sentences and n-grams as "
         "strings. The engine is a limit where we only call it. On texts of English and of 24 "
-        "languages; a busy host: differences below a fifth say nothing.",
+        "languages; by step: [corpora_filters.md](corpora_filters.md).",
         beside="datatrove, fastText",
         command="benchmarks.document_steps",
         heads=("MB a processor second, both texts",),

@@ -60,6 +60,11 @@ def claim_of(*rows: Row, **axis: Any) -> Claim:
     )
 
 
+def digits(value: float) -> str:
+    """Write three digits by Python's own rule, which keeps zeros only where it is told to."""
+    return f"{value:#.3g}".rstrip(".")
+
+
 def test_page_and_plots_are_what_the_kept_results_give(claims: list[Claim]) -> None:
     made = speed_page.files(claims, speed_page.PAGE.read_text("utf-8"))
     stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
@@ -77,14 +82,14 @@ def test_every_kept_result_of_speed_has_its_claim(claims: list[Claim]) -> None:
 def test_figures_stand_on_the_page_as_the_results_have_them() -> None:
     page = speed_page.PAGE.read_text("utf-8")
     for seconds in kept("whole_run")["first_step_seconds"]:
-        assert f"{seconds:.1f} s" in section(page, "The whole run")
+        assert f"{digits(seconds)} s" in section(page, "The whole run")
     for size in kept("moe")["sizes"]:
         row = re.search(rf"\| {size['tokens']:,} tokens \|.*", page)
         assert row is not None
         ratio = size["ratio_median"]["transformers, grouped_mm"]
-        assert f"{ratio:#.3g}" in row.group()
+        assert digits(ratio) in row.group()
     ratio = kept("data_prep")["bpe_bloom"]["ratio_by_processor_seconds"]["datatrove"]
-    assert f"{ratio:.1f}" in section(page, "Tokenising")
+    assert digits(ratio) in section(page, "Tokenising")
 
 
 def test_what_is_not_reached_stands_before_every_claim_and_again_in_its_table() -> None:
@@ -92,7 +97,8 @@ def test_what_is_not_reached_stands_before_every_claim_and_again_in_its_table() 
     slow = [s for s in kept("whole_run")["first_step_seconds"] if s > wanted.MOST_FIRST_SECONDS]
     told = f"wanted at most {wanted.MOST_FIRST_SECONDS:g} s."
     assert page.partition("\n## ")[0].count(told) == len(slow)
-    assert section(page, "The whole run").count("**not reached**") == len(slow)
+    rows = [line for line in section(page, "The whole run").splitlines() if "| start" in line]
+    assert sum("**not reached**" in row for row in rows) == len(slow)
 
 
 def test_a_slower_result_turns_the_verdict() -> None:
