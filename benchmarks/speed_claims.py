@@ -59,6 +59,7 @@ class Figure:
     low: float | None = None
     high: float | None = None
     wanted: Wanted | None = None
+    part_of: float | None = None  # what it is drawn by, where units differ in one plot
 
     @property
     def met(self) -> bool:
@@ -107,7 +108,6 @@ class Axis:
     title: str
     peer: str | None
     log: bool = False
-    of_wanted: bool = False  # figures of different units, each as a part of what is allowed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from benchmarks.speed_claims import Axis, Claim, Figure, number
+from benchmarks.speed_claims import Claim, Figure, number
 
 WIDTH, MARGIN = 460.0, 18.0
 VALUES = 92.0  # what the figures beside the points take
@@ -110,12 +110,16 @@ class Scale:
         return (count * step for count in range(first, last + 1))
 
 
-def drawn(figure: Figure, axis: Axis) -> float:
-    """Return a figure as the axis has it."""
-    if axis.of_wanted:
-        assert figure.wanted is not None, "nothing is allowed of it"
-        return figure.value / figure.wanted.bound
-    return figure.value
+def drawn(figure: Figure) -> float:
+    """Return a figure as its axis has it."""
+    return figure.value if figure.part_of is None else figure.value / figure.part_of
+
+
+def marked(figure: Figure) -> float | None:
+    """Return what was asked of a figure, where the plot shows it beside the peer's line."""
+    if figure.wanted is None or figure.part_of is not None:
+        return None
+    return figure.wanted.bound
 
 
 def _shown(claim: Claim) -> Iterator[float]:
@@ -125,15 +129,15 @@ def _shown(claim: Claim) -> Iterator[float]:
         yield 0.0
     for row in claim.rows:
         for figure in row.figures.values():
-            yield drawn(figure, claim.axis)
-            asked = None if figure.wanted is None else figure.wanted.bound
-            ends = (figure.low, figure.high, asked)
-            yield from (end for end in ends if end is not None and not claim.axis.of_wanted)
+            yield drawn(figure)
+            ends = (figure.low, figure.high, marked(figure))
+            yield from (end for end in ends if end is not None)
 
 
 def _legend(svg: ET.Element, claim: Claim, top: float) -> float:
     """Name series, peer and bound, and return where the rows begin."""
-    wanted = claim.judged() and not claim.axis.of_wanted
+    figures = (figure for row in claim.rows for figure in row.figures.values())
+    wanted = any(marked(figure) is not None for figure in figures)
     entries: list[tuple[str, str]] = [
         *((f"series{index}", name) for index, name in enumerate(claim.series)),
         *([("peer", f"{claim.axis.peer} = 1")] if claim.axis.peer is not None else []),
@@ -163,13 +167,13 @@ def _axis(svg: ET.Element, scale: Scale, top: float, bottom: float, title: str) 
 
 def _point(svg: ET.Element, scale: Scale, figure: Figure, series: int, height: float) -> None:
     """Draw one figure: from the peer to its place, its interval, its bound, its digits."""
-    place, kind = scale.place(drawn(figure, scale.axis)), f"series{series}"
+    place, kind = scale.place(drawn(figure)), f"series{series}"
     _line(svg, kind, scale.start, height, place, height)
     if figure.low is not None and figure.high is not None:
         ends = [scale.place(end) for end in (figure.low, figure.high)]
         _line(svg, f"{kind} interval", ends[0], height, ends[1], height)
-    if figure.wanted is not None and not scale.axis.of_wanted:
-        bound = scale.place(figure.wanted.bound)
+    if (asked := marked(figure)) is not None:
+        bound = scale.place(asked)
         _line(svg, "wanted", bound, height - 6, bound, height + 6)
     _dot(svg, kind, place, height)
     digits = number(figure.value, figure.unit)

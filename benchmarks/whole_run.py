@@ -6,13 +6,15 @@ the engine's steps (forward, backward, averaging, judging, update) is set agains
 so is the time of reading batches. Evaluations and checkpoints are put at the end and do not
 count: their cadence is the recipe's choice. The time to the first step is that of the command
 itself, in a process of its own, from its start until its first step is noted; imports are timed
-apart.
+apart. The first start reads programs that may not be in memory yet: all are kept, the median is
+judged.
 
     python -m benchmarks.whole_run recipe=NAME [key=value ...]
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -128,12 +130,12 @@ def main(words: list[str]) -> int:
     found["holds"] = (
         found["outside_fraction"] < MOST_OUTSIDE
         and found["loading_fraction"] < MOST_LOADING
-        and max(found["first_step_seconds"]) < MOST_FIRST_SECONDS
+        and statistics.median(found["first_step_seconds"]) < MOST_FIRST_SECONDS
     )
     found |= circumstances(
         peer="none: our limits",
-        convention="wall clock; outside is the time between the engine's steps; a first step "
-        "is reached when it is noted, counted from the start of the command on prepared data",
+        convention="wall clock; outside is the time between the engine's steps; starts one "
+        "after another, on prepared data, until the first step is noted",
         shape={
             "recipe": words,
             "steps": found["steps"],

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -94,11 +95,13 @@ def test_figures_stand_on_the_page_as_the_results_have_them() -> None:
 
 def test_what_is_not_reached_stands_before_every_claim_and_again_in_its_table() -> None:
     page = speed_page.PAGE.read_text("utf-8")
-    slow = [s for s in kept("whole_run")["first_step_seconds"] if s > wanted.MOST_FIRST_SECONDS]
-    told = f"wanted at most {wanted.MOST_FIRST_SECONDS:g} s."
-    assert page.partition("\n## ")[0].count(told) == len(slow)
-    rows = [line for line in section(page, "The whole run").splitlines() if "| start" in line]
-    assert sum("**not reached**" in row for row in rows) == len(slow)
+    middle = statistics.median(kept("whole_run")["first_step_seconds"])
+    late = middle > wanted.MOST_FIRST_SECONDS
+    told = f"**{digits(middle)} s**, wanted at most {wanted.MOST_FIRST_SECONDS:g} s."
+    assert (told in page.partition("\n## ")[0]) == late
+    lines = section(page, "The whole run").splitlines()
+    (row,) = (line for line in lines if "the median |" in line)
+    assert ("**not reached**" in row) == late
 
 
 def test_a_slower_result_turns_the_verdict() -> None:
