@@ -8,7 +8,6 @@ have the same weights, input and threads, and take turns; ratios are between med
 """
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
-from benchmarks.machine import apart, machine, peak_added_bytes
+from benchmarks.kept import circumstances
+from benchmarks.machine import apart, peak_added_bytes
 from components.model.moe import Experts
 
 RESULT = Path(__file__).parent / "results" / "moe.json"
@@ -31,6 +31,14 @@ THREADS, WARMUP_ROUNDS = 2, 2
 ROUNDS = {256: 9, 1_024: 7, 2_048: 9, 4_096: 5}
 MOST_TOKENS = max(ROUNDS)
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 512, 256, 64, 8
+SHAPE = {
+    "dim": DIM,
+    "ffn_dim": FFN_DIM,
+    "num_experts": NUM_EXPERTS,
+    "top_k": TOP_K,
+    "rounds_by_tokens": ROUNDS,
+    "threads": THREADS,
+}
 # Three products of two FLOPs a weight, forward, and twice that backward.
 FLOPS_PER_TOKEN = 3 * 3 * 2 * DIM * FFN_DIM * TOP_K
 Seconds = dict[str, list[float]]
@@ -180,25 +188,17 @@ def main() -> None:
         ratios = [statistics.median(wall[x]) / statistics.median(wall[OURS]) for x in OTHERS]
         table.add_row(f"{tokens:,}", *(f"{ratio:.2f}" for ratio in ratios))
     summary = {
-        "convention": "forward and backward pass of one sparse block with its router, float32, "
-        "eager; interleaved rounds in one process; a ratio is the other's time over ours",
+        **circumstances(
+            peer="transformers' OlmoeSparseMoeBlock, its grouped products and its loop",
+            convention="forward and backward pass of one sparse block with its router, "
+            "float32, eager; interleaved rounds in one process; a ratio is the other's time "
+            "over ours",
+            shape=SHAPE,
+            packages=("torch", "transformers"),
+        ),
         "sizes": sizes,
         "peak_bytes_added_by_one_pass": memory,
         "gemm_gigaflops": gemm_gigaflops(),
-        "rounds": ROUNDS,
-        "threads": THREADS,
-        "block": {
-            "dim": DIM,
-            "ffn_dim": FFN_DIM,
-            "num_experts": NUM_EXPERTS,
-            "top_k": TOP_K,
-        },
-        "machine": machine(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     }
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(summary, indent=2) + "\n")
