@@ -11,33 +11,22 @@ other work it may be too wide to tell.
     python -m benchmarks.guards recipe=NAME [key=value ...]
 """
 
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.kept import circumstances
+from benchmarks.drawn_run import compose, keep_and_print, train_drawn
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_GUARDED
-from command.arguments import read_point
-from command.compose import compose_recipe
 from components.life.guard import Guard
-from components.parity.data import draw_data
 from components.spec.recipe import Recipe
 from components.train.callback import RunCallback
-from components.train.fit import load_module
 from components.train.module import Pretraining
-from components.train.run_folder import create_run_folder
-from components.train.trainer import make_trainer
 
 RESULT = Path(__file__).parent / "results" / "guards.json"
 PAIRS, WARMUP_STEPS, ALONE = 100, 4, 2_000
@@ -98,21 +87,12 @@ def alone_seconds(guard: Guard) -> float:
 
 def measure(words: list[str]) -> dict[str, Any]:
     """Train, and put the times of both kinds of steps side by side."""
-    given = {word.partition("=")[0] for word in words}
-    defaults = [word for word in WORDS if word.partition("=")[0] not in given]
-    recipe = compose_recipe(read_point([*defaults, *words]))
-    with tempfile.TemporaryDirectory() as path:
-        folder = create_run_folder(recipe, Path(path) / "run")
-        draw_data(recipe, Path(path) / "data")
-        folder.write_json("data.json", {"folder": str(Path(path) / "data"), "unigram": {}})
-        turns = TakeTurns(on=watchful(recipe), off=asleep(recipe))
-        module = load_module(folder)
-        trainer = make_trainer(
-            recipe=recipe,
-            callbacks=[turns],
-            most_steps=WARMUP_STEPS + 2 * PAIRS,
-        )
-        trainer.fit(module)
+    recipe = compose(words, WORDS)
+    turns, module = train_drawn(
+        recipe,
+        lambda folder: TakeTurns(on=watchful(recipe), off=asleep(recipe)),
+        most_steps=WARMUP_STEPS + 2 * PAIRS,
+    )
     on, off = (statistics.median(turns.seconds[name]) for name in ("on", "off"))
     ratio = paired_ratio(turns.seconds["on"], turns.seconds["off"])
     alone = alone_seconds(watchful(recipe))
@@ -130,22 +110,15 @@ def measure(words: list[str]) -> dict[str, Any]:
 
 def main(words: list[str]) -> int:
     """Measure, keep the result, print it and say whether it holds."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    found = measure(words) | circumstances(
+    return keep_and_print(
+        lambda: measure(words),
+        RESULT,
         peer="the same steps without a rule of the guard",
         convention="wall clock from a step's batch until its record is kept, one process, in "
         "pairs; the median of paired ratios with its 95 % interval; alone is what the guard "
         "computes without a step",
-        shape={
-            "recipe": [*WORDS, *words],
-            "pairs": PAIRS,
-            "threads": torch.get_num_threads(),
-        },
-        packages=("torch", "lightning"),
+        shape={"recipe": [*WORDS, *words], "pairs": PAIRS},
     )
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    Console().print_json(data=found)
-    return 0 if found["holds"] else 1
 
 
 if __name__ == "__main__":

@@ -10,32 +10,23 @@ in a step is timed alone, too: on a busy host the intervals of the ratios are wi
     python -m benchmarks.profiler recipe=NAME [key=value ...]
 """
 
-import json
-import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.kept import circumstances
+from benchmarks.drawn_run import compose, keep_and_print, train_drawn
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_IDLE_FRACTION
-from command.arguments import read_point
-from command.compose import compose_recipe
-from components.parity.data import draw_data
 from components.train.callback import RunCallback
-from components.train.fit import load_module
 from components.train.module import Pretraining
 from components.train.profiling import Profiling
-from components.train.run_folder import RunFolder, create_run_folder
-from components.train.trainer import make_trainer
+from components.train.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "profiler.json"
 ROUNDS, WARMUP_STEPS, ALONE = 40, 3, 2_000
@@ -99,17 +90,11 @@ def alone_seconds(profiling: Profiling, module: Pretraining) -> float:
 
 def measure(words: list[str]) -> dict[str, Any]:
     """Train, and put the times of the three kinds of steps side by side."""
-    given = {word.partition("=")[0] for word in words}
-    defaults = [word for word in WORDS if word.partition("=")[0] not in given]
-    recipe = compose_recipe(read_point([*defaults, *words]))
-    with tempfile.TemporaryDirectory() as path:
-        folder = create_run_folder(recipe, Path(path) / "run")
-        draw_data(recipe, Path(path) / "data")
-        folder.write_json("data.json", {"folder": str(Path(path) / "data"), "unigram": {}})
-        turns = TakeTurns(folder=folder)
-        module = load_module(folder)
-        most_steps = WARMUP_STEPS + len(KINDS) * ROUNDS
-        make_trainer(recipe=recipe, callbacks=[turns], most_steps=most_steps).fit(module)
+    turns, module = train_drawn(
+        compose(words, WORDS),
+        lambda folder: TakeTurns(folder=folder),
+        most_steps=WARMUP_STEPS + len(KINDS) * ROUNDS,
+    )
     idle, profiled = (
         paired_ratio(turns.seconds[kind], turns.seconds["off"]) for kind in KINDS[1:]
     )
@@ -130,22 +115,15 @@ def measure(words: list[str]) -> dict[str, Any]:
 
 def main(words: list[str]) -> int:
     """Measure, keep the result, print it and say whether it holds."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    found = measure(words) | circumstances(
+    return keep_and_print(
+        lambda: measure(words),
+        RESULT,
         peer="the same steps of a run that asks for no profile",
         convention="wall clock from a step's batch until its record is kept, one process, in "
         "turns; medians of paired ratios with their 95 % intervals; alone is what a profile "
         "that is not due does without a step",
-        shape={
-            "recipe": [*WORDS, *words],
-            "rounds": ROUNDS,
-            "threads": torch.get_num_threads(),
-        },
-        packages=("torch", "lightning"),
+        shape={"recipe": [*WORDS, *words], "rounds": ROUNDS},
     )
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    Console().print_json(data=found)
-    return 0 if found["holds"] else 1
 
 
 if __name__ == "__main__":

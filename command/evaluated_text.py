@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from components.report import numbers
 from components.report.evaluation import task_grid, text_grid
-from components.report.tables import Grid
+from components.report.tables import terminal_table
 
 
 def print_result(result: Mapping[str, Any]) -> None:
@@ -20,7 +19,7 @@ def print_result(result: Mapping[str, Any]) -> None:
     console.print(_title(result), markup=False)
     for grid in (text_grid([((), result)], lead=()), task_grid([((), result)], lead=())):
         if grid.rows:
-            console.print(_table(grid))
+            console.print(terminal_table(grid))
     if "held_out" in result:
         console.print(_compared(result["held_out"]), markup=False)
 
@@ -38,12 +37,3 @@ def _compared(section: Mapping[str, Any]) -> str:
         f"mean loss over sources {numbers.loss(mean)}, training logged {numbers.loss(logged)}; "
         f"{section['compute']} on {section['device']}"
     )
-
-
-def _table(grid: Grid) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, column in enumerate(grid.columns):
-        table.add_column(column, justify="right" if place else "left", overflow="fold")
-    for row in grid.rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
-    return table

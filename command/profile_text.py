@@ -21,8 +21,8 @@ def print_profile(run: Path) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     steps = ", ".join(map(str, first["steps"]))
     console.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
-    console.print(terminal_table(parts_grid(found, lead=()), left=1))
-    console.print(terminal_table(products_grid(found, lead=()), left=1))
+    console.print(terminal_table(parts_grid(found, lead=())))
+    console.print(terminal_table(products_grid(found, lead=())))
     if first["machine"] is None:
         console.print(
             "no limit: this cluster's profile has no figures of its hardware; "
@@ -31,7 +31,7 @@ def print_profile(run: Path) -> None:
     waits = waits_grid(found, lead=())
     if waits.rows:
         console.print("the host waits for its device, or would on one, in:")
-        console.print(terminal_table(waits, left=3))
+        console.print(terminal_table(waits))
     if others:
         ranks = ", ".join(str(tree["rank"]) for tree in others)
         console.print(f"the report has ranks {ranks}, too")

@@ -64,14 +64,14 @@ def _tokens(entry: Entry) -> Card:
 
 def _throughput(entry: Entry) -> Card:
     out = entry.outcome
-    measured = "median of the steps"
-    devices = f"{entry.run.derived['ranks']:,} ranks on {out.device or 'an unknown device'}"
+    ranks = entry.run.derived["ranks"]
+    devices = f"{ranks:,} rank{'s' * (ranks > 1)} on {out.device or 'an unknown device'}"
     per_device = numbers.count(out.tokens_per_second_per_device)
     return Card(
         title="tokens per second",
         value=numbers.count(out.tokens_per_second),
         notes=(
-            measured,
+            "median of the steps",
             f"{per_device} per device; {devices}",
         ),
     )

@@ -4,15 +4,16 @@ Nothing in the file is fetched: scripts and styles are inlined, and the page's o
 policy forbids the browser to load anything.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
+from components.data.files import replace_atomically
 from components.errors import RecipeError
 
 _HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def set_page(template: str, parts: Mapping[str, Any]) -> str:
     })
 
 
-def embedded(name: str, figure: Any) -> str | None:
+def embedded(name: str, figure: go.Figure | None) -> str | None:
     """Write a figure as an element of the page; none stays none."""
     if figure is None:
         return None
@@ -64,11 +65,7 @@ def check_destination(destination: Path) -> None:
 def write_page(page: str, destination: Path) -> Path:
     """Replace the file at once, so that an interrupted write leaves the old one."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    draft = destination.with_name(f".{destination.name}.{os.getpid()}")
-    try:
+    with replace_atomically(destination) as stream:
         # JSON can name half a surrogate pair, which no file can hold.
-        draft.write_text(page, encoding="utf-8", errors="replace")
-        draft.replace(destination)
-    finally:
-        draft.unlink(missing_ok=True)
+        stream.write(page.encode("utf-8", errors="replace"))
     return destination

@@ -1,18 +1,15 @@
 """What checkpoints were found to be worth by ``action=evaluate``, as tables."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from components.errors import RecipeError
 from components.report import numbers
 from components.report.outcome import Entry
-from components.report.run_folder import Tree
-from components.report.tables import Grid, Row, column_labels
+from components.report.run_folder import Tree, read_tree
+from components.report.tables import Grid, Row, row_labels, run_column
 
 _TEXTS = ("text", "loss", "perplexity", "bits/byte", "tokens", "documents")
 _TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
-_LEAD = ("run", "checkpoint")
 Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # results, each behind the cells that lead its rows
 
@@ -21,16 +18,17 @@ def evaluation_grids(entries: Sequence[Entry]) -> dict[str, Grid]:
     """Lay out every checkpoint that was evaluated, those of a run in the order of tokens.
 
     Raises:
-        RecipeError: a result file that is no JSON.
+        RecipeError: a result file that cannot be read.
     """
     found = [
-        ((label, tree["checkpoint"]), tree)
-        for entry, label in zip(entries, column_labels(entries), strict=True)
+        ((*label, tree["checkpoint"]), tree)
+        for entry, label in zip(entries, row_labels(entries), strict=True)
         for tree in _results(entry.run.folder)
     ]
+    lead = (*run_column(entries), "checkpoint")
     return {
-        "evaluated_texts": text_grid(found, lead=_LEAD),
-        "evaluated_tasks": task_grid(found, lead=_LEAD),
+        "evaluated_texts": text_grid(found, lead=lead),
+        "evaluated_tasks": task_grid(found, lead=lead),
     }
 
 
@@ -41,7 +39,7 @@ def text_grid(found: Found, *, lead: Cells) -> Grid:
         for before, tree in found
         for name, figures in _texts(tree)
     ]
-    return Grid(columns=(*lead, *_TEXTS), rows=tuple(rows))
+    return Grid(columns=(*lead, *_TEXTS), rows=tuple(rows), text_columns=len(lead) + 1)
 
 
 def task_grid(found: Found, *, lead: Cells) -> Grid:
@@ -52,16 +50,12 @@ def task_grid(found: Found, *, lead: Cells) -> Grid:
         for name, task in tree.get("tasks", {}).items()
         for cells in _metrics(task)
     ]
-    return Grid(columns=(*lead, *_TASKS), rows=tuple(rows))
+    return Grid(columns=(*lead, *_TASKS), rows=tuple(rows), text_columns=len(lead) + 2)
 
 
 def _results(run: Path) -> Iterator[Tree]:
     for file in sorted((run / "evaluation").glob("*.json")):
-        try:
-            yield json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            remedy = "delete it and evaluate again"
-            raise RecipeError(str(file), f"is no JSON: {error}", remedy) from None
+        yield read_tree(file, "delete it and evaluate again")
 
 
 def _texts(tree: Tree) -> Iterator[tuple[str, Tree]]:

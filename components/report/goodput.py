@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _BEGINS = ("start", "resume")
+_BETWEEN = "between processes"
 _OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
 _PARTS = {
     "start": "starting",
@@ -29,6 +30,11 @@ class Goodput:
     lost_seconds: Mapping[str, float]
 
     @property
+    def held_seconds(self) -> float:
+        """How long processes of the run held its devices, whatever they did with them."""
+        return self.wall_seconds - self.lost_seconds[_BETWEEN]
+
+    @property
     def fraction(self) -> float | None:
         """The part of the time that made progress; None before the first step."""
         return self.progress_seconds / self.wall_seconds if self.wall_seconds else None
@@ -43,7 +49,7 @@ class Account:
     lost: dict[str, float] = field(
         default_factory=lambda: {
             "starting": 0.0,
-            "between processes": 0.0,
+            _BETWEEN: 0.0,
             "steps computed again": 0.0,
             "checkpoints": 0.0,
             "held-out losses": 0.0,
@@ -58,7 +64,7 @@ class Account:
         if self.began is None:
             self.began = time - seconds
         elif kind in _BEGINS:
-            self.lost["between processes"] += max(0.0, time - seconds - self.last)
+            self.lost[_BETWEEN] += max(0.0, time - seconds - self.last)
         if kind in _PARTS:
             self.lost[_PARTS[kind]] += seconds
         self.last = max(self.last, time)

@@ -147,7 +147,7 @@ def read_journal(folder: Path) -> Journal:
                 records.append((record, where))
         broken.append(halves)
     draft = _Draft()
-    for record, where in sorted(records, key=lambda one: one[0].get("time", 0.0)):
+    for record, where in sorted(records, key=lambda one: _time(one[0])):
         _add(draft, record, where)
     begins = sum(event.kind in _BEGINS for event in draft.events)
     for halves in broken:
@@ -178,6 +178,12 @@ def _parsed(text: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def _time(record: Mapping[str, Any]) -> float:
+    """Give when a record was made; one that does not say so is refused when it is read."""
+    time = record.get("time")
+    return time if isinstance(time, int | float) else 0.0
 
 
 def _add(draft: _Draft, record: Mapping[str, Any], where: str) -> None:
@@ -214,7 +220,7 @@ def _held_out(record: Mapping[str, Any]) -> HeldOut:
         time=float(record["time"]),
         tokens=int(record["tokens"]),
         loss=float(record["loss"]),
-        by_source={name: float(loss) for name, loss in record["by_source"].items()},
+        by_source={name: float(loss) for name, loss in dict(record["by_source"]).items()},
     )
 
 

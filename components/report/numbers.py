@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 ABSENT = "—"
-_COUNT_UNITS = ("", " k", " M", " B", " T")
-_RATE_UNITS = ("", "k", "M", "G", "T", "P", "E")
+_COUNT_PREFIXES = ("", "k", "M", "B", "T")
+_RATE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def loss(value: float | None) -> str:
@@ -19,9 +20,7 @@ def exact(value: object) -> str:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
+    if isinstance(value, int | float):
         return f"{value:,}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {exact(item)}" for key, item in value.items())
@@ -31,7 +30,7 @@ def exact(value: object) -> str:
 
 
 def measured(value: float) -> str:
-    """Write a measured number: whole if it counts, else at least four digits."""
+    """Write a measured number: whole if it counts or has four digits before the point."""
     if isinstance(value, int):
         return f"{value:,}"
     if math.isfinite(value) and 1000 <= abs(value) < 1e15:
@@ -41,12 +40,15 @@ def measured(value: float) -> str:
 
 def count(value: float | None) -> str:
     """Write a count with three digits and k, M, B or T: 7,452,725,248 is 7.45 B."""
-    return _scaled(value, _COUNT_UNITS)
+    return ABSENT if value is None else " ".join(filter(None, _scaled(value, _COUNT_PREFIXES)))
 
 
 def rate(value: float | None, unit: str) -> str:
     """Write a rate with three digits and an SI prefix, such as 35.1 TFLOP/s."""
-    return ABSENT if value is None else _prefixed(value, unit)
+    if value is None:
+        return ABSENT
+    number, prefix = _scaled(value, _RATE_PREFIXES)
+    return f"{number} {prefix}{unit}"
 
 
 def kwh(value: float) -> str:
@@ -59,37 +61,41 @@ def watts(value: float) -> str:
     return f"{measured(value)} W"
 
 
-def _prefixed(value: float, unit: str) -> str:
-    number, _, prefix = _scaled(value, tuple(f" {p}" for p in _RATE_UNITS)).partition(" ")
-    return f"{number} {prefix}{unit}"
-
-
-def _scaled(value: float | None, units: Sequence[str]) -> str:
-    if value is None:
-        return ABSENT
+def _scaled(value: float, prefixes: Sequence[str]) -> tuple[str, str]:
+    """Write three digits and the prefix that goes with them."""
     if not math.isfinite(value):
-        return str(value)
+        return str(value), ""
     power = 0
-    # 999.7 would be written as 1000: it belongs to the next unit.
-    while abs(value) >= 999.5 and power < len(units) - 1:
+    # 999.7 would be written as 1000: it belongs to the next prefix.
+    while abs(value) >= 999.5 and power < len(prefixes) - 1:
         value, power = value / 1000, power + 1
     if power == 0 and value == int(value):
-        return f"{value:.0f}"
+        return f"{value:.0f}", ""
     # The rounding to three digits can carry (0.9997 is 1.00), so it comes first.
     rounded = float(f"{value:.3g}")
     decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:,.{decimals}f}{units[power]}"
+    return f"{rounded:,.{decimals}f}", prefixes[power]
+
+
+def brief(seconds: float) -> str:
+    """Write a part of a step with three digits, below a second in milliseconds."""
+    milliseconds = float(f"{seconds * 1e3:.3g}")  # 999.9 is 1.00 s
+    if milliseconds < 1000:
+        return f"{milliseconds:g} ms"
+    return f"{float(f'{seconds:.3g}'):,g} s"
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time span in its two largest units."""
+    """Write a time span in its two largest units, from days to seconds."""
     if seconds is None:
         return ABSENT
-    if seconds < 60:
+    if round(seconds, 1) < _MINUTE:
         return f"{seconds:.1f} s"
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    if hours < 48:
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    minutes = round(seconds / _MINUTE)
+    if minutes < 2 * _DAY // _MINUTE:
         return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(seconds / _HOUR)
     return f"{hours // 24} d {hours % 24} h"

@@ -15,11 +15,15 @@ from components.report.journal import Journal
 from components.report.run_folder import Run, Tree, load_run, short_labels
 
 UNFINISHED = "unfinished"
+_HOUR_SECONDS = 3_600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The results of one run; losses in nats per token, ``None`` where nobody knows."""
+    """The results of one run; losses in nats per token, ``None`` where nobody knows.
+
+    ``seconds`` are those of all processes of the run together, not of its last one alone.
+    """
 
     status: str
     steps: int
@@ -33,6 +37,7 @@ class Outcome:
     final_by_source: Mapping[str, float]
     unigram_by_source: Mapping[str, float]
     seconds: float | None
+    device_hours: float | None
     tokens_per_second: float | None
     tokens_per_second_per_device: float | None
     flops_per_second: Mapping[str, float]
@@ -73,6 +78,7 @@ def outcome_of(run: Run) -> Outcome:
     held_out: Tree = results.get("held_out") or {}
     journal = run.journal
     measured, rate = journal.held_out, results.get("tokens_per_second", _median_rate(journal))
+    held_seconds = journal.goodput.held_seconds or None  # none before the first record
     return Outcome(
         status=results.get("status", UNFINISHED),
         steps=results.get("steps", journal.steps[-1].step if journal.steps else 0),
@@ -85,7 +91,8 @@ def outcome_of(run: Run) -> Outcome:
         first_by_source=measured[0].by_source if measured else {},
         final_by_source=held_out.get("by_source", measured[-1].by_source if measured else {}),
         unigram_by_source=held_out.get("unigram_by_source") or {},
-        seconds=results.get("seconds"),
+        seconds=held_seconds,
+        device_hours=held_seconds and held_seconds * run.derived["ranks"] / _HOUR_SECONDS,
         tokens_per_second=rate,
         tokens_per_second_per_device=results.get(
             "tokens_per_second_per_device", rate and rate / run.derived["ranks"]

@@ -16,6 +16,8 @@ from components.report.profile import profile_grids
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
 from components.spec.recipe_text import recipe_lines
 
+_MOST_OPEN_ROWS = 12  # of the mixture: more would push the charts below out of sight
+
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
     """Write the report whole or not at all, and return its path.
@@ -43,6 +45,7 @@ def render(entries: Sequence[Entry]) -> str:
         "sweep": sweep,
         "differences": differences,
         "verdict": verdict(differences),
+        "most_open_rows": _MOST_OPEN_ROWS,
         "data": data_sections(entries),
         "tables": _tables(entries),
         "recipes": _recipes(entries),

@@ -67,14 +67,14 @@ def _rate_cards(time: Tree) -> tuple[Card, ...]:
 
 
 def _bill_cards(bill: Tree) -> tuple[Card, ...]:
-    site = f"{bill['site_units']:,.4g} {bill['site_unit']}"
+    site = f"{numbers.measured(bill['site_units'])} {bill['site_unit']}"
     energy = bill["energy_kwh"]
-    power = "energy unknown" if energy is None else f"{energy:,.4g} kWh of the devices"
+    power = "energy unknown" if energy is None else f"{numbers.kwh(energy)} of the devices"
     chain = f"{bill['jobs']:,} jobs of {bill['queue']}" if bill["jobs"] else "without waiting"
     hours = numbers.count(bill["device_hours"])
     return (
         Card(title="device-hours", value=hours, notes=(site, power)),
-        Card(title="days", value=f"{bill['days']:.3g}", notes=(chain,)),
+        Card(title="days", value=numbers.count(bill["days"]), notes=(chain,)),
     )
 
 

@@ -14,10 +14,9 @@ from components.planner.sheets import GIB
 from components.report import numbers
 from components.report.outcome import Entry
 from components.report.run_folder import Tree
-from components.report.tables import Grid, Row, column_labels
+from components.report.tables import Grid, Row, column_labels, row_labels, run_column
 from components.spec.recipe import check_recipe
 
-_HOUR = 3_600.0
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
 Write = Callable[[float], str]
 Cells = tuple[str, str, str, str]  # planned, expected between, measured, the one by the other
@@ -35,10 +34,9 @@ def plan_of(recipe: Tree) -> Plan | None:
 
 def planned_grid(entries: Sequence[Entry], plans: Sequence[Plan | None]) -> Grid:
     """Lay out planned beside measured, a row a quantity and run; no rows without a plan."""
-    several = len(entries) > 1
     rows = [
-        (name, Row(cells=(name, *((entry.label,) if several else ()), *cells)))
-        for entry, plan in zip(entries, plans, strict=True)
+        (name, Row(cells=(name, *label, *cells)))
+        for entry, plan, label in zip(entries, plans, row_labels(entries), strict=True)
         if plan is not None
         for name, cells in _quantities(entry, plan)
     ]
@@ -46,8 +44,10 @@ def planned_grid(entries: Sequence[Entry], plans: Sequence[Plan | None]) -> Grid
     order = {name: place for place, name in enumerate(dict.fromkeys(n for n, _ in rows))}
     rows.sort(key=lambda pair: order[pair[0]])
     heads = ("planned", "expected between", "measured", "measured against planned")
-    columns = ("quantity", *(("run",) if several else ()), *heads)
-    return Grid(columns=columns, rows=tuple(row for _, row in rows))
+    names = ("quantity", *run_column(entries))
+    return Grid(
+        columns=(*names, *heads), rows=tuple(row for _, row in rows), text_columns=len(names)
+    )
 
 
 def parts_grid(entries: Sequence[Entry], plans: Sequence[Plan | None]) -> Grid:
@@ -123,9 +123,5 @@ def _peak_gib(entry: Entry) -> float | None:
 
 
 def _device_hours(entry: Entry) -> float | None:
-    """Count from the first start to the last record, without what lay between processes."""
-    if entry.outcome.status != "finished":
-        return None
-    goodput = entry.run.journal.goodput
-    held = goodput.wall_seconds - goodput.lost_seconds["between processes"]
-    return float(held * entry.run.derived["ranks"] / _HOUR)
+    """Give those of a run that came to its end: the plan's are of the whole."""
+    return entry.outcome.device_hours if entry.outcome.status == "finished" else None

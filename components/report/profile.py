@@ -1,19 +1,17 @@
 """Where the time of profiled steps went, as tables."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from components.errors import RecipeError
 from components.report import numbers
 from components.report.outcome import Entry
-from components.report.run_folder import Tree
-from components.report.tables import Grid, Row, column_labels
+from components.report.run_folder import Tree, read_tree
+from components.report.tables import Grid, Row, row_labels, run_column
 
-_PARTS = ("part", "a step", "share", "forward", "backward", "recomputed")
+_DIRECTIONS = ("forward", "backward", "recomputed")
+_PARTS = ("part", "a step", "share", *_DIRECTIONS)
 _PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
 _WAITS = ("call", "part", "direction", "times a step", "a step", "line")
-_LEAD = ("run", "rank")
 Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # profiles, each behind the cells that lead its rows
 
@@ -22,38 +20,36 @@ def profile_grids(entries: Sequence[Entry]) -> dict[str, Grid]:
     """Lay out the profiles of all runs, rank by rank.
 
     Raises:
-        RecipeError: a profile that is no JSON.
+        RecipeError: a profile that cannot be read.
     """
     found = [
-        ((label, str(tree["rank"])), tree)
-        for entry, label in zip(entries, column_labels(entries), strict=True)
+        ((*label, str(tree["rank"])), tree)
+        for entry, label in zip(entries, row_labels(entries), strict=True)
         for tree in read_profiles(entry.run.folder)
     ]
+    lead = (*run_column(entries), "rank")
     return {
-        "profile_parts": parts_grid(found, lead=_LEAD),
-        "profile_products": products_grid(found, lead=_LEAD),
-        "profile_waits": waits_grid(found, lead=_LEAD),
+        "profile_parts": parts_grid(found, lead=lead),
+        "profile_products": products_grid(found, lead=lead),
+        "profile_waits": waits_grid(found, lead=lead),
     }
 
 
 def read_profiles(run: Path) -> list[Tree]:
-    """Read the profiles of a run folder, in the order of ranks."""
-    return sorted(_profiles(run), key=lambda tree: int(tree["rank"]))
+    """Read the profiles of a run folder, in the order of ranks.
 
-
-def _profiles(run: Path) -> Iterator[Tree]:
-    for file in (run / "profile").glob("rank-*[0-9].json"):
-        try:
-            yield json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            remedy = "delete it and profile again"
-            raise RecipeError(str(file), f"is no JSON: {error}", remedy) from None
+    Raises:
+        RecipeError: one of them cannot be read.
+    """
+    files = (run / "profile").glob("rank-*[0-9].json")
+    trees = [read_tree(file, "delete it and profile again") for file in files]
+    return sorted(trees, key=lambda tree: int(tree["rank"]))
 
 
 def parts_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out a row a part that took any time, and their sum."""
     rows = [Row(cells=(*before, *cells)) for before, tree in found for cells in _parts(tree)]
-    return Grid(columns=(*lead, *_PARTS), rows=tuple(rows))
+    return _grid(lead, _PARTS, rows)
 
 
 def products_grid(found: Found, *, lead: Cells) -> Grid:
@@ -63,7 +59,7 @@ def products_grid(found: Found, *, lead: Cells) -> Grid:
         for before, tree in found
         for part, figures in tree["products"].items()
     ]
-    return Grid(columns=(*lead, *_PRODUCTS), rows=tuple(rows))
+    return _grid(lead, _PRODUCTS, rows)
 
 
 def waits_grid(found: Found, *, lead: Cells) -> Grid:
@@ -71,17 +67,23 @@ def waits_grid(found: Found, *, lead: Cells) -> Grid:
     rows = [
         Row(cells=(*before, *_wait(wait))) for before, tree in found for wait in tree["waits"]
     ]
-    return Grid(columns=(*lead, *_WAITS), rows=tuple(rows))
+    return _grid(lead, _WAITS, rows, text_columns=3)
+
+
+def _grid(lead: Cells, own: Cells, rows: list[Row], *, text_columns: int = 1) -> Grid:
+    """Head the rows; ``text_columns`` are those of ``own``."""
+    columns = (*lead, *own)
+    return Grid(columns=columns, rows=tuple(rows), text_columns=len(lead) + text_columns)
 
 
 def _parts(tree: Tree) -> Iterator[Cells]:
     whole = tree["step_seconds"]
     for part, times in tree["parts"].items():
         if times["seconds"]:
-            directions = (times.get(f"{name}_seconds") for name in _PARTS[3:])
+            directions = (times.get(f"{name}_seconds") for name in _DIRECTIONS)
             share = f"{times['seconds'] / whole:.1%}"
             yield part, _span(times["seconds"]), share, *map(_span, directions)
-    yield "step", _span(whole), "100.0%", *("",) * 3
+    yield "step", _span(whole), "100.0%", *("",) * len(_DIRECTIONS)
 
 
 def _reached(figures: Tree) -> Cells:
@@ -102,9 +104,5 @@ def _wait(wait: Tree) -> Cells:
 
 
 def _span(seconds: float | None) -> str:
-    """Write what is a part of a step."""
-    if not seconds:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s"
+    """Write a part of a step; a cell stays empty where there is none."""
+    return numbers.brief(seconds) if seconds else ""

@@ -12,7 +12,9 @@ from components.report.outcome import Entry
 from components.report.run_folder import Tree, flat
 from components.report.tables import Grid, Row, column_labels
 
-_MINIATURE = "mini"
+_DAY_SECONDS = 86_400
+Published = tuple[str, str, str, str]  # quantity, value, unit, source
+
 # First match wins; a name's suffix is its unit.
 _UNITS = (
     ("tokens_per_second_per_device", "tokens/s"),
@@ -32,7 +34,7 @@ _UNITS = (
 
 def is_miniature(entry: Entry) -> bool:
     """Say whether the run is the recipe made small, so that no figure compares directly."""
-    return bool(entry.run.recipe["scale"]["name"] == _MINIATURE)
+    return isinstance(entry.run.recipe["scale"].get("shrink"), Mapping)
 
 
 def published_grid(entries: Sequence[Entry]) -> Grid:
@@ -68,9 +70,6 @@ def assumed_grid(entries: Sequence[Entry]) -> Grid:
         rows.append(Row(cells=(*key, *((who,) if several else ()))))
     columns = ("key", "value", "reason", *(("assumed by",) if several else ()))
     return Grid(columns=columns, rows=tuple(rows))
-
-
-Published = tuple[str, str, str, str]
 
 
 def _with_parts(leaves: Iterator[tuple[str, Tree]]) -> dict[Published, None]:
@@ -119,8 +118,8 @@ def measured_quantities(entry: Entry) -> dict[str, float]:
         **{f"flops_per_second.{c}": rate for c, rate in out.flops_per_second.items()},
     }
     if out.seconds is not None:
-        named["device_hours"] = out.seconds * run.derived["ranks"] / 3600
-        named["days"] = out.seconds / 86400
+        named["device_hours"] = out.device_hours
+        named["days"] = out.seconds / _DAY_SECONDS
     devices = run.journal.energy.get("devices")
     if devices is not None and devices.is_whole:
         named["energy_kwh"] = devices.kwh

@@ -20,7 +20,6 @@ _NEEDED = {
     "derived.json": ("parameters", "tokens_per_step", "steps", "ranks", "flops_per_token"),
     "environment.json": (),
 }
-_COPY_AGAIN = "copy the run folder again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +54,28 @@ def load_run(folder: Path) -> Run:
     )
 
 
-def _tree(path: Path) -> Tree:
+def read_tree(path: Path, remedy: str) -> Tree:
+    """Read a file of a run folder; ``remedy`` is for one that cannot be read.
+
+    Raises:
+        RecipeError: the file is not JSON, or holds no mapping.
+    """
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(str(path), f"is not JSON: {error}", remedy) from None
+    if not isinstance(tree, dict):
+        raise RecipeError(str(path), f"holds a {type(tree).__name__}, not a mapping", remedy)
+    return tree
+
+
+def _tree(path: Path) -> Tree:
+    """Read a file that heads the page or a table, with all that these need."""
+    try:
+        tree = read_tree(path, "copy the run folder again")
     except FileNotFoundError:
         remedy = "every run writes it at its start: was the folder copied whole?"
         raise RecipeError(str(path), "is missing", remedy) from None
-    except ValueError as error:
-        raise RecipeError(str(path), f"is not JSON: {error}", _COPY_AGAIN) from None
-    if not isinstance(tree, dict):
-        problem = f"holds a {type(tree).__name__}, not a mapping"
-        raise RecipeError(str(path), problem, _COPY_AGAIN)
     missing = [key for key in _NEEDED.get(path.name, ()) if key not in tree]
     if missing:
         raise RecipeError(

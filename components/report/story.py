@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from components.report import numbers
 from components.report.journal import Event
 from components.report.outcome import Entry
-from components.report.tables import Grid, Row, column_labels
+from components.report.tables import Grid, Row, column_labels, row_labels, run_column
 
 # There may be thousands of them, and they say nothing that the goodput does not.
 _TOLD_ELSEWHERE = ("checkpoint",)
@@ -15,11 +15,11 @@ MOST_NAMED = 8  # of a list in one cell of the table
 def story_grid(entries: Sequence[Entry]) -> Grid:
     """Lay out one row an event, run after run, in the order of time."""
     rows = [
-        Row(cells=cells)
-        for entry, label in zip(entries, column_labels(entries), strict=True)
-        for cells in _story(entry, label)
+        Row(cells=(*label, *cells))
+        for entry, label in zip(entries, row_labels(entries), strict=True)
+        for cells in _story(entry)
     ]
-    columns = ("run", "after", "step", "event", "cause", "took", "evidence")
+    columns = (*run_column(entries), "after", "step", "event", "cause", "took", "evidence")
     return Grid(columns=columns, rows=tuple(rows))
 
 
@@ -41,12 +41,11 @@ def goodput_grid(entries: Sequence[Entry]) -> Grid:
     )
 
 
-def _story(entry: Entry, label: str) -> list[tuple[str, ...]]:
+def _story(entry: Entry) -> list[tuple[str, ...]]:
     events = entry.run.journal.events
     begin = events[0].time - events[0].seconds if events else 0.0
     return [
         (
-            label,
             numbers.duration(event.time - begin),
             f"{event.step:,}",
             event.kind.replace("_", " "),

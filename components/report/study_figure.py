@@ -45,8 +45,8 @@ def _add_series(
     named = html.escape(f"{name}, " if name else "")
     kinds: tuple[tuple[str, Callable[[Tried], list[float]], str, str], ...] = (
         ("published", _quoted, "circle", "markers"),
-        ("planned", _listed("planned"), "circle-open", "lines+markers" if line else "markers"),
-        ("measured", _listed("measured"), "diamond", "markers"),
+        ("planned", _planned, "circle-open", "lines+markers" if line else "markers"),
+        ("measured", _measured, "diamond", "markers"),
     )
     for kind, values, symbol, mode in kinds:
         marks = [(_place(study, one), value, one) for one in group for value in values(one)]
@@ -93,12 +93,12 @@ def _quoted(one: Tried) -> list[float]:
     return [quote.value for quote in one.quotes if not isinstance(quote.value, str)]
 
 
-def _listed(name: str) -> Callable[[Tried], list[float]]:
-    def of(one: Tried) -> list[float]:
-        value = getattr(one, name)
-        return [] if value is None else [value]
+def _planned(one: Tried) -> list[float]:
+    return [] if one.planned is None else [one.planned]
 
-    return of
+
+def _measured(one: Tried) -> list[float]:
+    return [] if one.measured is None else [one.measured]
 
 
 def _place(study: Listed, one: Tried) -> Any:

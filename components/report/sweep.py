@@ -19,6 +19,7 @@ from components.report.run_folder import flat
 
 # Words that say where and how, not what.
 _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "force"})
+_OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, and who is told
 # Where values span more than this, equal ratios get equal distances.
 _LOG_RATIO = 5.0
 
@@ -88,7 +89,7 @@ def _swept_values(entries: Sequence[Entry]) -> dict[str, tuple[Any, ...]]:
         key: None
         for one in words
         for key in one
-        if key not in _NOT_SWEPT and len({other.get(key) for other in words}) > 1
+        if _can_be_swept(key) and len({other.get(key) for other in words}) > 1
     }
     # As the recipe has it: one point may name what is another's default.
     trees = [flat(entry.run.recipe) for entry in entries]
@@ -98,6 +99,10 @@ def _swept_values(entries: Sequence[Entry]) -> dict[str, tuple[Any, ...]]:
         )
         for key in differing
     }
+
+
+def _can_be_swept(key: str) -> bool:
+    return key not in _NOT_SWEPT and not key.startswith(_OBSERVING)
 
 
 def _words(entry: Entry) -> Mapping[str, str]:
@@ -154,7 +159,7 @@ def _set_axis(figure: go.Figure, sweep: Sweep) -> None:
         figure.update_xaxes(type="category")
         return
     values = sorted(set(sweep.values))
-    figure.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
+    figure.update_xaxes(tickvals=values, ticktext=[numbers.exact(v) for v in values])
     if values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:
         figure.update_xaxes(type="log")
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 
@@ -34,10 +35,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table with a heading for each column."""
+    """A table with a heading for each column; the first ``text_columns`` are no numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    text_columns: int = 1
 
 
 def summary_table(runs: Sequence[Path]) -> Table:
@@ -46,14 +48,15 @@ def summary_table(runs: Sequence[Path]) -> Table:
     Raises:
         RecipeError: no folder is given, or one of them is no run.
     """
-    return terminal_table(summary_grid(load_entries(runs)), left=2)
+    return terminal_table(summary_grid(load_entries(runs)))
 
 
-def terminal_table(grid: Grid, *, left: int) -> Table:
-    """Set a grid for a terminal; the first ``left`` columns are text, the others numbers."""
+def terminal_table(grid: Grid) -> Table:
+    """Set a grid for a terminal: text on the left of its columns, numbers on the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(grid.columns):
-        table.add_column(column, justify="left" if place < left else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if place < grid.text_columns else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in grid.rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
     return table
@@ -78,7 +81,7 @@ def summary_grid(entries: Sequence[Entry]) -> Grid:
             out.status,
         )
         rows.append(Row(cells=cells))
-    return Grid(columns=_SUMMARY_COLUMNS, rows=tuple(rows))
+    return Grid(columns=_SUMMARY_COLUMNS, rows=tuple(rows), text_columns=2)
 
 
 def _goodput(entry: Entry) -> str:
@@ -166,3 +169,13 @@ def _incidents(entry: Entry) -> dict[str, str]:
 def column_labels(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Head the column of each run; one run alone needs no name."""
     return tuple(e.label for e in entries) if len(entries) > 1 else (_ONE_RUN,)
+
+
+def row_labels(entries: Sequence[Entry]) -> tuple[tuple[str, ...], ...]:
+    """Give the cells that say of which run a row is; one run alone needs no such column."""
+    return tuple((e.label,) if len(entries) > 1 else () for e in entries)
+
+
+def run_column(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Head the column of `row_labels`, if there is one."""
+    return ("run",) if len(entries) > 1 else ()

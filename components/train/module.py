@@ -11,27 +11,23 @@ from torch.utils.data import DataLoader
 
 from components.build import build
 from components.checkpoint.marker import Progress
-from components.data.samples import DIGEST_MODULUS, samples_digest
+from components.data.samples import samples_digest
 from components.life.guard import Guard, Verdict
 from components.life.rank_figures import RankFigures
 from components.model.decoder import Decoder
-from components.model.routing import Tally
-from components.optim.loss_scale import LossScale
-from components.parallelism.data import DataParallel
 from components.parallelism.dropout_streams import seed_layers
-from components.parallelism.mesh import Mesh, sum_over_ranks
-from components.parallelism.microbatches import Accumulation, Microbatches, Pipeline
+from components.parallelism.mesh import Mesh
+from components.parallelism.microbatches import Microbatches
 from components.spec.recipe import Recipe
+from components.train.agreement import Agreed, agree
 from components.train.batches import StepBatches, StepsToTake
 from components.train.compute import StageCompute
 from components.train.devices import compute_dtype
-from components.train.engine import Engine, MeshEngine
+from components.train.engine import Engine
+from components.train.engines import make_engine, make_microbatches
 from components.train.pour import RankModel, build_rank_model
 from components.train.record import StepRecord
 from components.train.strategy import MeshStrategy
-
-AGREED = 7  # figures that the ranks sum up in every step; those of a rank may follow
-HALF_BITS = 32
 
 
 class Pretraining(LightningModule):
@@ -44,6 +40,7 @@ class Pretraining(LightningModule):
     stages: nn.ModuleList
     compute: StageCompute
     engine: Engine
+    _agreed: Agreed
 
     def __init__(
         self, *, recipe: Recipe, batches: Callable[[int], StepBatches], eod_id: int
@@ -60,8 +57,6 @@ class Pretraining(LightningModule):
         self.guard = Guard(
             rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
         )
-        self._agreed = [0.0] * AGREED
-        self._known_norm: float | None = None
         self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
         self._make_batches = batches
         self._eod_id = eod_id
@@ -116,59 +111,22 @@ class Pretraining(LightningModule):
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the engine, which makes the optimizer over what it updates."""
-        make = build(self.recipe.optimizer, "optimizer")
-        if self.recipe.parallelism.engine == "deepspeed":
-            from components.train.deepspeed_engine import DeepSpeedEngine  # slow: who asks pays
-
-            self.engine = DeepSpeedEngine(
-                recipe=self.recipe,
-                decoder=self.decoders[0],
-                compute=self.compute,
-                make_optimizer=make,
-                compute_dtype=self.dtype_of("compute"),
-                device=self.device,
-            )
-            return self.engine.optimizer
-        parallel = DataParallel(
-            self.named_weights(),
+        """Make the engine over this rank's stages, and with it their optimizer."""
+        self.engine = make_engine(
+            self.recipe,
             self.mesh,
-            zero=self.recipe.parallelism.zero,
-            accumulate_dtype=self.dtype_of("accumulate"),
-            reduce_dtype=self.dtype_of("reduce"),
+            self.decoders,
             tied=self._tied,
-            expert_divisor=self.recipe.parallelism.expert_divisor,
-        )
-        scaling, scale = self.recipe.precision.loss_scale, None
-        if self.dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
-            scale = LossScale(**scaling.model_dump())
-        self.engine = MeshEngine(
-            mesh=self.mesh,
-            data_parallel=parallel,
-            microbatches=self.make_microbatches(),
-            optimizer=make(parameters=[(one.name, one.parameter) for one in parallel.shards]),
-            loss_scale=scale,
+            compute=self.compute,
+            make_microbatches=self.make_microbatches,
+            device=self.device,
         )
         return self.engine.optimizer
 
     def make_microbatches(self) -> Microbatches:
         """Make what runs a step's passes over this rank's stages."""
-        degrees, budget = self.recipe.parallelism, self.recipe.budget
-        if degrees.pipeline == 1:
-            return Accumulation(self.decoders[0], self.compute)
-        sequences, length = degrees.microbatch_sequences, budget.sequence_length
-        experts = self.recipe.shape.mlp.num_experts
-        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
-        return Pipeline(
-            self.decoders,
-            self.mesh,
-            compute=self.compute,
-            schedule=degrees.schedule,
-            tokens_shape=(sequences, length),
-            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
-            carried=Tally.numbers(experts) if experts else 0,
-            dtype=self.dtype_of("compute"),
-            device=self.device,
+        return make_microbatches(
+            self.recipe, self.mesh, self.decoders, compute=self.compute, device=self.device
         )
 
     def train_dataloader(self) -> DataLoader[Tensor]:
@@ -206,10 +164,11 @@ class Pretraining(LightningModule):
         norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit(), judge=self._judge)
         if norm is None:
             return
+        known = self._agreed.gradient_norm
         # To ask the device now would be to wait for the update.
-        value = norm.item() if self._known_norm is None else self._known_norm
+        value = norm.item() if known is None else known
         if not math.isfinite(value):  # DeepSpeed found out, and took no step
-            self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=value)
+            self.verdict = self.guard.judge(loss=self._agreed.loss, gradient_norm=value)
         if self.verdict is None:
             self._record(value, lr)
 
@@ -237,32 +196,32 @@ class Pretraining(LightningModule):
     def _judge(self, squares: Tensor | None) -> Tensor | None:
         """Agree with all ranks on the step's figures, and by them whether it may be taken.
 
-        Means over microbatches, the ranks that were asked to stop, the shares of the squared
-        norm, the halves of the samples' digest and now and then figures of each rank travel
-        together; that the host reads them here, not after the update, is all that guards cost.
+        That the host reads them here, not after the update, is all that guards cost.
         """
-        means = self.compute.share_of_means()
-        rest = means.new_tensor([float(self.stop_asked), 0.0, *self._digest_halves()])
-        if squares is not None:
-            rest[1] = squares
         self.rank_figures.note(self.compute.own_time.take())
-        own = self.rank_figures.own(step=self.progress.step + 1, device=self.device)
-        sums = sum_over_ranks(torch.cat([means, rest, own]))
-        self._agreed = sums[:AGREED].tolist()
-        self.rank_figures.take(sums[AGREED:])
-        norm = sums[4].sqrt()
-        self._known_norm = None if squares is None else math.sqrt(self._agreed[4])
-        self.verdict = self.guard.judge(loss=self._agreed[0], gradient_norm=self._known_norm)
-        return None if self.verdict else norm
+        self._agreed = agreed = agree(
+            self.compute.share_of_means(),
+            squares=squares,
+            stop=self.stop_asked,
+            samples_digest=self._own_digest(),
+            own=self.rank_figures.own(step=self.progress.step + 1, device=self.device),
+        )
+        self.rank_figures.take(agreed.told)
+        self.verdict = self.guard.judge(loss=agreed.loss, gradient_norm=agreed.gradient_norm)
+        return None if self.verdict else agreed.norm
+
+    def _own_digest(self) -> int:
+        """Hash which samples the step reads; of the ranks that read the same, one counts."""
+        if any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor")):
+            return 0
+        return samples_digest(self.batches.sample_ids(self.progress.step))
 
     def _record(self, norm: float, lr: float) -> None:
         """Move the clock on and note what the ranks have agreed on."""
-        loss, auxiliary_loss, expert_load, stop, _, high, low = self._agreed
+        now, agreed = time.perf_counter(), self._agreed
         step = self.progress.step + 1
         samples = self.recipe.ramp.consumed_after(step)
-        digest = ((int(high) << HALF_BITS) + int(low)) % DIGEST_MODULUS
-        now = time.perf_counter()
-        self.guard.took(loss=loss, gradient_norm=norm)
+        self.guard.took(loss=agreed.loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
         self.progress = Progress(
             step=step,
@@ -270,30 +229,18 @@ class Pretraining(LightningModule):
             loss_scale=self.engine.scale_state(),
             guard=self.guard.state(),
         )
-        tokens = self.progress.tokens - self._tokens_before
+        tokens, seconds = self.progress.tokens - self._tokens_before, now - self._began
         self.last = StepRecord(
-            step=self.progress.step,
+            step=step,
             tokens=self.progress.tokens,
-            loss=loss,
-            auxiliary_loss=auxiliary_loss,
-            expert_load=expert_load,
+            loss=agreed.loss,
+            auxiliary_loss=agreed.auxiliary_loss,
+            expert_load=agreed.expert_load,
             lr=lr,
             gradient_norm=norm,
-            seconds=now - self._began,
-            tokens_per_second=tokens / (now - self._began),
-            samples_digest=digest,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            samples_digest=agreed.samples_digest,
             loss_scale=self.engine.scale,
         )
-        self.stopping = stop > 0
-
-    def _digest_halves(self) -> tuple[float, float]:
-        """Hash which samples the step reads; of the ranks that read the same, one counts.
-
-        A float64 holds the sum of halves exactly, for up to two million ranks.
-        """
-        if any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor")):
-            return 0.0, 0.0
-        high, low = divmod(
-            samples_digest(self.batches.sample_ids(self.progress.step)), 1 << HALF_BITS
-        )
-        return float(high), float(low)
+        self.stopping = agreed.stop

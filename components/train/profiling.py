@@ -75,8 +75,12 @@ class Profiling(RunCallback):
         return self._folder.profiles / f"rank-{self._rank}.trace.json.gz"
 
     def _begin_before(self, module: Pretraining) -> None:
-        """Begin when the next step is the first one, before its batch is read."""
-        if module.progress.step + 1 != self._settings.first_step or not self._left:
+        """Begin when the next step is the first one, before its batch is read.
+
+        Guards can take the run back to before that step: a profile goes on that has begun.
+        """
+        is_next = module.progress.step + 1 == self._settings.first_step
+        if not is_next or not self._left or self._running is not None:
             return
         ranges = Ranges(module.decoders)
         running = profile(

@@ -45,11 +45,25 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(file)
 
 
+def unfinished(whole: Path, folder: Path) -> Path:
+    """Copy the run as a kill leaves it that comes before its results."""
+    run = Path(shutil.copytree(whole, folder / "run"))
+    (run / "results.json").unlink()
+    return run
+
+
+def early(whole: Path, folder: Path) -> Path:
+    """Copy the run as it was before its last checkpoint."""
+    run = unfinished(whole, folder)
+    for one in [*(run / "checkpoints").glob("weights-*"), damages.newest(run / "checkpoints")]:
+        shutil.rmtree(one)
+    return run
+
+
 def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "results.json").unlink()
+    run = unfinished(whole, tmp_path)
     expected = weights(run)
     shutil.rmtree(next((run / "checkpoints").glob("weights-*")))
     truncate_newest(run / "checkpoints")
@@ -79,11 +93,7 @@ def test_every_checkpoint_has_its_line_with_what_it_took(whole: Path) -> None:
 def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "results.json").unlink()
-    newest = newest_checkpoint(run / "checkpoints")
-    assert newest is not None
-    shutil.rmtree(newest)
+    run = early(whole, tmp_path)
     with fill_up(NO_LARGER_BYTES):
         said = program(f"resume={run}", status=2).stderr
     assert "cannot be written: File too large" in said
@@ -99,11 +109,7 @@ def test_a_run_that_cannot_save_ends_with_one_message_and_goes_on_later(
 def test_a_run_that_cannot_note_its_steps_ends_with_one_message(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "results.json").unlink()
-    newest = newest_checkpoint(run / "checkpoints")
-    assert newest is not None
-    shutil.rmtree(newest)
+    run = early(whole, tmp_path)
     with (run / "metrics.jsonl").open("ab") as stream:
         stream.write(b"\n" * NO_LARGER_BYTES)
     with fill_up(NO_LARGER_BYTES):
@@ -115,21 +121,11 @@ def test_a_run_that_cannot_note_its_steps_ends_with_one_message(
 def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    (run / "results.json").unlink()
+    run = unfinished(whole, tmp_path)
     (run / "checkpoints").rename(tmp_path / "away")
     said = program(f"resume={run}", status=2).stderr
     assert "cannot be written: No such file or directory" in said
     assert not (run / "checkpoints").exists()
-
-
-def early(whole: Path, folder: Path) -> Path:
-    """Copy the run as it was before its last checkpoint."""
-    run = Path(shutil.copytree(whole, folder / "run"))
-    (run / "results.json").unlink()
-    for one in [*(run / "checkpoints").glob("weights-*"), damages.newest(run / "checkpoints")]:
-        shutil.rmtree(one)
-    return run
 
 
 @pytest.fixture

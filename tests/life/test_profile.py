@@ -56,6 +56,22 @@ def test_a_profile_is_printed_kept_and_reported(home: Path, program: Program) ->
     assert {wait["part"] for wait in found["waits"]} == {"optimizer"}
 
 
+def test_a_profile_goes_on_where_a_guard_takes_the_run_back_to_before_it(
+    home: Path, program: Program
+) -> None:
+    run = home / "taken_back"
+    words = (
+        *(word for word in SHORT if not word.startswith("checkpoint.")),
+        *("checkpoint.every_tokens=512", "checkpoint.keep=6"),  # each step
+        *("guard.non_finite.action=roll_back", "guard.roll_back.skip_steps=3"),
+        "guard.inject=[{fault: nan, rank: 0, step: 4}]",
+    )
+    program(*words, "profiler.steps=4", "profiler.first_step=3", f"run={run}")
+    (back,) = entries(run, "roll_back")
+    assert back["step"] == 1
+    assert profile_of(run, 0)["steps"] == [3, 4, 2, 3]
+
+
 @pytest.mark.long
 def test_two_ranks_show_what_they_send_and_wait_for(home: Path, program: Program) -> None:
     run = home / "two"

@@ -38,7 +38,7 @@ def recipe_tree() -> dict[str, Any]:
         },
         "assumed": {"schedule.warmup_tokens": {"value": 2_000_000, "reason": "no source says"}},
         "cluster": {"name": "workbench"},
-        "scale": {"name": "mini"},
+        "scale": {"name": "small", "shrink": {"dim": 128}},
     }  # fmt: skip
 
 

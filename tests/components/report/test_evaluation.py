@@ -35,9 +35,9 @@ def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None
     evaluated(run, 1_000, texts={"my.txt": FIGURES})
     grid = evaluation_grids(load_entries([run]))["evaluated_texts"]
     cells = ("2.500", "12.18", "1.250", "4,100", "9")
-    late = ("this run", "tokens-000000000002000")
+    late = ("tokens-000000000002000",)
     assert [row.cells for row in grid.rows] == [
-        ("this run", "tokens-000000000001000", "my.txt", *cells),
+        ("tokens-000000000001000", "my.txt", *cells),
         (*late, "de", *cells),
         (*late, "language de", *cells),
         (*late, "all held-out tokens", "2.500", "12.18", "—", "4,100", "9"),
@@ -48,7 +48,7 @@ def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000, tasks={"arc": TASK})
     rows = evaluation_grids(load_entries([run]))["evaluated_tasks"].rows
-    assert [row.cells[2:] for row in rows] == [
+    assert [row.cells[1:] for row in rows] == [
         ("arc", "acc", "0.2500", "0.0433", "100", "5"),
         ("arc", "exact_match,strict", "0.5000", "—", "100", "5"),
     ]
@@ -67,5 +67,5 @@ def test_a_damaged_result_is_named(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000)
     (run / "evaluation" / "tokens-000000000001000.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"tokens-000000000001000.json: is no JSON"):
+    with pytest.raises(RecipeError, match=r"tokens-000000000001000.json: is not JSON"):
         evaluation_grids(load_entries([run]))

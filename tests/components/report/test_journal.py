@@ -117,6 +117,8 @@ def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
         ({"kind": "step", "step": 1, "seconds": 0.5}, "the record has no 'tokens'"),
         ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "the record has no 'cause'"),
         ({**_step(1, 5.0), "step": None}, "int"),
+        ({**_step(1, 5.0), "time": "noon"}, "str"),
+        ({**_held_out(1, 5.0), "by_source": None}, "NoneType"),
     ],
 )
 def test_refuses_a_record_of_another_version(tmp_path, line, problem):

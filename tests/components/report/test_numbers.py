@@ -66,9 +66,21 @@ def test_measured_values(value, text):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "—"), (4.25, "4.2 s"), (200.0, "3 min 20 s"), (3599.9, "59 min 59 s"),
-        (7260.0, "2 h 1 min"), (180_000.0, "2 d 2 h"),
+        (None, "—"), (4.25, "4.2 s"), (200.0, "3 min 20 s"), (59.97, "1 min 0 s"),
+        (3599.4, "59 min 59 s"), (3599.9, "1 h 0 min"), (7260.0, "2 h 1 min"),
+        (171_000.0, "47 h 30 min"), (172_790.0, "2 d 0 h"), (180_000.0, "2 d 2 h"),
     ],
 )  # fmt: skip
 def test_durations(seconds, text):
     assert numbers.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0000118, "0.0118 ms"), (0.25, "250 ms"), (0.9991, "999 ms"), (0.9996, "1 s"),
+        (10.11, "10.1 s"), (1234.5, "1,230 s"),
+    ],
+)  # fmt: skip
+def test_parts_of_a_step_have_three_digits_and_no_exponent(seconds, text):
+    assert numbers.brief(seconds) == text

@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import RecipeError
 from components.report import document, load_run, summary_table, write_report
-from tests.components.report.conftest import mark_line
+from tests.components.report.conftest import mark_line, results_tree
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -62,7 +62,7 @@ def test_shows_the_key_figures_of_one_run(write_run, tmp_path):
 
 
 def test_a_full_size_run_is_not_called_a_miniature(write_run, tmp_path):
-    recipe = dict(load_run(write_run("a")).recipe, scale={"name": "full"})
+    recipe = dict(load_run(write_run("a")).recipe, scale={"name": "full", "shrink": "none"})
     assert "iniature" not in _page([write_run("b", recipe=recipe)], tmp_path).text
 
 
@@ -117,6 +117,24 @@ def test_several_runs_open_with_the_table_and_mark_what_differs(write_run, tmp_p
 def test_the_script_library_is_in_the_file_once(write_run, tmp_path):
     page = write_report([write_run("a"), write_run("b")], tmp_path / "report.html")
     assert page.stat().st_size < 6_000_000
+
+
+def test_a_mixture_of_many_sources_is_folded_and_one_of_few_is_not(write_run, tmp_path):
+    drawn = {"promised_share": 0.05, "share": 0.05, "epochs": 1.0}
+    folded = []
+    for count in (3, 20):
+        mixture = {f"source{place}": drawn for place in range(count)}
+        run = write_run(f"of{count}", results=results_tree(60) | {"mixture": mixture})
+        folded.append(f"{count} sources" in _page([run], tmp_path).text)
+    assert folded == [False, True]
+
+
+def test_numbers_stand_on_the_right_and_words_on_the_left(write_run, tmp_path):
+    runs = [write_run(name) for name in ("a", "b")]
+    html = write_report(runs, tmp_path / "report.html").read_text()
+    head = html[html.index('<table class="summary">') :].partition("</thead>")[0]
+    kinds = re.findall(r'<th scope="col"( class="text")?>([^<]*)</th>', head)
+    assert [name for kind, name in kinds if kind] == ["run", "differs in"]
 
 
 def test_makes_the_folder_and_leaves_no_draft(write_run, tmp_path):

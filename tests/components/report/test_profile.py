@@ -52,19 +52,29 @@ def test_the_tables_have_rank_by_rank_what_took_time(write_run) -> None:
     grids = profile_grids(load_entries([run]))
     parts = [row.cells for row in grids["profile_parts"].rows]
     assert parts[:3] == [
-        ("this run", "2", "products", "1 s", "80.0%", "250 ms", "750 ms", ""),
-        ("this run", "2", "host", "250 ms", "20.0%", "", "", ""),
-        ("this run", "2", "step", "1.25 s", "100.0%", "", "", ""),
+        ("2", "products", "1 s", "80.0%", "250 ms", "750 ms", ""),
+        ("2", "host", "250 ms", "20.0%", "", "", ""),
+        ("2", "step", "1.25 s", "100.0%", "", "", ""),
     ]
-    assert [cells[1] for cells in parts[3:]] == ["10"] * 3
-    assert [row.cells[2:] for row in grids["profile_products"].rows[:2]] == [
+    assert [cells[0] for cells in parts[3:]] == ["10"] * 3
+    assert [row.cells[1:] for row in grids["profile_products"].rows[:2]] == [
         ("products", "3.00 TFLOP", "6.00 TFLOP/s", "3,000", "8.00 TFLOP/s", "75.0%"),
         ("attention", "2.00 GFLOP", "—", "2", "—", "—"),
     ]
     line = "components/x.py(3): <lambda>"
-    assert grids["profile_waits"].rows[0].cells[2:] == (
+    assert grids["profile_waits"].rows[0].cells[1:] == (
         *("aten::nonzero", "gradients", "", "2", "4 ms", line),
     )
+
+
+def test_of_several_runs_each_row_says_whose_it_is(write_run) -> None:
+    runs = [write_run(name) for name in ("a", "b")]
+    for run in runs:
+        profiled(run, 0)
+    grid = profile_grids(load_entries(runs))["profile_parts"]
+    assert grid.columns[:3] == ("run", "rank", "part")
+    assert [row.cells[:2] for row in grid.rows] == [("a", "0")] * 3 + [("b", "0")] * 3
+    assert grid.text_columns == 3
 
 
 def test_the_page_has_the_section_only_where_something_was_profiled(write_run) -> None:
@@ -80,5 +90,5 @@ def test_a_profile_that_is_cut_off_names_its_file(write_run) -> None:
     run = write_run("a")
     (run / "profile").mkdir()
     (run / "profile/rank-0.json").write_text('{"rank"')
-    with pytest.raises(RecipeError, match=r"rank-0\.json: is no JSON(.|\n)*profile again"):
+    with pytest.raises(RecipeError, match=r"rank-0\.json: is not JSON(.|\n)*profile again"):
         profile_grids(load_entries([run]))

@@ -23,7 +23,7 @@ def write_points(write_run: WriteRun, points: Sequence[dict[str, Any]]) -> list[
         tree = recipe_tree()
         for key, value in point.items():
             section, _, name = key.partition(".")
-            tree[section] = {**tree[section], name: value}
+            tree[section] = {**tree.get(section, {}), name: value}
         results = results_tree(60)
         results["held_out"] = {**results["held_out"], "final": 3.0 - place / 10}
         run = write_run(f"sweep/{place}", recipe=tree, results=results)
@@ -48,6 +48,17 @@ def test_one_key_is_the_axis_in_the_order_of_its_values(write_run: WriteRun) -> 
     assert list(points.x) == [1e-4, 3e-4, 1e-3]
     assert list(points.y) == [2.9, 3.0, 2.8]
     assert figure.layout.xaxis.type == "log"
+
+
+def test_a_large_value_on_the_axis_keeps_its_digits(write_run: WriteRun) -> None:
+    sizes = (4_096, 1_048_576, 33_554_432)
+    points = [{"budget.global_batch_tokens": tokens} for tokens in sizes]
+    entries = load_entries(write_points(write_run, points))
+    sweep = sweep_of(entries)
+    assert sweep is not None
+    figure = sweep_figure(entries, sweep, RESULTS["swept_loss"])
+    assert figure is not None
+    assert list(figure.layout.xaxis.ticktext) == ["4,096", "1,048,576", "33,554,432"]
 
 
 def test_a_second_key_tells_series_apart(write_run: WriteRun) -> None:
@@ -91,6 +102,14 @@ def test_names_are_categories_and_a_point_without_the_word_has_its_default(
 
 def test_runs_that_differ_by_their_folders_alone_are_no_sweep(write_run: WriteRun) -> None:
     assert sweep_of(load_entries(write_points(write_run, [{}, {}, {}]))) is None
+
+
+def test_that_one_run_was_profiled_makes_it_no_other_series(write_run: WriteRun) -> None:
+    points = [{"optimizer.lr": lr} for lr in (1e-4, 3e-4)]
+    watched = {"optimizer.lr": 1e-3, "profiler.steps": 3}
+    sweep = sweep_of(load_entries(write_points(write_run, [*points, watched])))
+    assert sweep is not None
+    assert (sweep.key, set(sweep.series)) == ("optimizer.lr", {""})
 
 
 def test_two_runs_are_a_comparison_not_a_sweep(write_run: WriteRun) -> None:

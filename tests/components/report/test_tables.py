@@ -1,11 +1,20 @@
 """Tables: what differs between runs, what was published, assumed and measured."""
 
+import json
+
 import pytest
 from rich.console import Console
 
 from components.report import provenance, tables
 from components.report.cards import key_figures
 from components.report.outcome import load_entries
+from tests.components.report.conftest import (
+    derived_tree,
+    mark_line,
+    recipe_tree,
+    results_tree,
+    step_line,
+)
 
 
 @pytest.fixture
@@ -13,7 +22,9 @@ def two_runs(write_run):
     first = write_run("a")
     entry = load_entries([first])[0]
     wider = dict(entry.run.recipe["model"], dim=256)
-    recipe = dict(entry.run.recipe, model=wider, why="another", scale={"name": "full"})
+    recipe = dict(
+        entry.run.recipe, model=wider, why="another", scale={"name": "full", "shrink": "none"}
+    )
     return [first, write_run("b", recipe=recipe, killed=True)]
 
 
@@ -23,7 +34,12 @@ def _rows(grid):
 
 def test_only_overrides_that_differ_are_listed(two_runs):
     differing = tables.differing_keys(load_entries(two_runs))
-    assert differing == {"model.dim": ("128", "256"), "scale.name": ("mini", "full")}
+    assert differing == {
+        "model.dim": ("128", "256"),
+        "scale.name": ("small", "full"),
+        "scale.shrink": ("—", "none"),
+        "scale.shrink.dim": ("128", "—"),
+    }
 
 
 def test_a_key_that_one_recipe_lacks_differs(write_run):
@@ -38,7 +54,9 @@ def test_summary_has_one_row_a_run(two_runs):
     table = tables.summary_table(two_runs)
     assert table.row_count == 2
     columns = {column.header: list(column.cells) for column in table.columns}
-    assert columns["differs in"][1] == "model.dim=256, scale.name=full"
+    assert columns["differs in"][1] == (
+        "model.dim=256, scale.name=full, scale.shrink.dim=—, scale.shrink=none"
+    )
     assert columns["status"] == ["finished", "unfinished"]
     assert columns["held-out loss"][0] == "2.215"
 
@@ -69,6 +87,36 @@ def test_groups_of_published_figures_are_walked(write_run):
 def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):
     columns = provenance.published_grid(load_entries(two_runs)).columns
     assert columns[-2:] == ("a, miniature", "b")
+
+
+def test_device_hours_are_those_of_all_processes_not_of_the_last_one(write_run):
+    """By hand: 2 s to start, a step of 3 s; after a gap of 100 s 4 s to resume, and 3 s."""
+    lines = [
+        mark_line("start", 0) | {"time": 102.0, "seconds": 2.0},
+        step_line(1) | {"time": 105.0, "seconds": 3.0},
+        mark_line("resume", 1) | {"time": 209.0, "seconds": 4.0},
+        step_line(2) | {"time": 212.0, "seconds": 3.0},
+    ]
+    recipe = recipe_tree()
+    recipe["published"] = {
+        name: {"value": 1, "unit": "", "source": "card"} for name in ("device_hours", "days")
+    }
+    run = write_run(recipe=recipe, lines=lines, results=results_tree(2) | {"seconds": 7.0})
+    (entry,) = load_entries([run])
+    rows = _rows(provenance.published_grid([entry]))
+    held = 2 + 3 + 4 + 3
+    assert rows["device hours"][2] == f"{held * 4 / 3600:.4g} h"
+    assert rows["days"][2] == f"{held / 86400:.4g} d"
+    cards = {card.title: card for card in key_figures(entry)}
+    assert cards["steps"].notes == ("of 60 planned", "in 12.0 s")
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank on cpu"), (4, "4 ranks on cpu")])
+def test_one_rank_is_one(write_run, ranks, said):
+    run = write_run()
+    (run / "derived.json").write_text(json.dumps(derived_tree() | {"ranks": ranks}))
+    cards = {card.title: card for card in key_figures(load_entries([run])[0])}
+    assert cards["tokens per second"].notes[1].endswith(f"; {said}")
 
 
 def test_a_run_of_another_recipe_leaves_foreign_figures_blank(write_run):

@@ -1,0 +1,66 @@
+"""A miniature that trains on drawn tokens by the real path, watched by a benchmark."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+
+from benchmarks.kept import circumstances
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.parity.data import draw_data
+from components.spec.recipe import Recipe
+from components.train.callback import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.run_folder import RunFolder, create_run_folder
+from components.train.trainer import make_trainer
+
+Watch = TypeVar("Watch", bound=RunCallback)
+
+
+def compose(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
+    """Compose the words of a command; each replaces the default of the same key."""
+    given = {word.partition("=")[0] for word in words}
+    kept = [word for word in defaults if word.partition("=")[0] not in given]
+    return compose_recipe(read_point([*kept, *words]))
+
+
+def train_drawn(
+    recipe: Recipe, make_callback: Callable[[RunFolder], Watch], *, most_steps: int
+) -> tuple[Watch, Pretraining]:
+    """Take steps in this process; the run folder, which the callback may use, is then gone."""
+    with tempfile.TemporaryDirectory() as path:
+        data = Path(path) / "data"
+        folder = create_run_folder(recipe, Path(path) / "run")
+        draw_data(recipe, data)
+        folder.write_json("data.json", {"folder": str(data), "unigram": {}})
+        callback, module = make_callback(folder), load_module(folder)
+        make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps).fit(module)
+    return callback, module
+
+
+def keep_and_print(
+    measure: Callable[[], dict[str, Any]],
+    file: Path,
+    *,
+    peer: str,
+    convention: str,
+    shape: Mapping[str, object],
+) -> int:
+    """Measure on as many threads as the environment says, and say whether the claim holds."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    found = measure() | circumstances(
+        peer=peer,
+        convention=convention,
+        shape={**shape, "threads": torch.get_num_threads()},
+        packages=("torch", "lightning"),
+    )
+    file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    Console().print_json(data=found)
+    return 0 if found["holds"] else 1
