@@ -67,7 +67,7 @@ dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved
 
-bench: setup ## run the benchmarks that this machine can run
+bench: setup ## run the benchmarks that this machine can run, and write docs/speed.md
 	$(PY) -m benchmarks.peaks
 	$(PY) -m benchmarks.train_step
 	$(PY) -m benchmarks.checkpoints
@@ -85,6 +85,7 @@ bench: setup ## run the benchmarks that this machine can run
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
 	$(PY) -m benchmarks.profiler recipe=teuken7b
 	$(PY) -m benchmarks.whole_run recipe=teuken7b
+	$(PY) -m benchmarks.speed_page
 
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
 	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python

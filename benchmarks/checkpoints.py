@@ -31,8 +31,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks.machine import machine
+from benchmarks.kept import circumstances
 from benchmarks.paired import paired_ratio, told
+from benchmarks.wanted import LEAST_THROUGHPUT, MOST_STALL
 from components.checkpoint.keeping import Policy
 from components.checkpoint.marker import Progress
 from components.checkpoint.saving import Finished, Saver, make_stager
@@ -41,7 +42,6 @@ from components.checkpoint.state import Read
 RESULT = Path(__file__).parent / "results" / "checkpoints.json"
 ROUNDS, WARMUP_ROUNDS = 7, 1
 LAYERS, DIM = 16, 1_024  # 4 matrices a layer and 3 numbers a weight: 805 MB
-MOST_STALL, LEAST_THROUGHPUT = 0.15, 0.70
 
 
 class Weights:
@@ -168,7 +168,15 @@ def main() -> int:
         measured = measure(Path(name), state, WARMUP_ROUNDS + ROUNDS)[WARMUP_ROUNDS:]
     dist.destroy_process_group()
     result = summarize(measured, state.bytes)
-    result |= {"machine": machine(), "torch": torch.__version__, "times": measured}
+    result |= circumstances(
+        peer="dd with conv=fsync, torch's safetensors writer, a synchronous save of ours",
+        convention="wall clock of one process, float32; medians of paired ratios of the same "
+        "round, with 95 % intervals of the order statistics; a rate is bytes by seconds, with "
+        "planning, hashing and marking in ours",
+        shape={"bytes": state.bytes, "layers": LAYERS, "dim": DIM, "rounds": ROUNDS},
+        packages=("torch",),
+    )
+    result["times"] = measured
     RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     table = Table("", "median s", "GB/s")
     for part in measured[0]:

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine, resident_bytes
+from benchmarks.kept import circumstances
+from benchmarks.machine import resident_bytes
 from benchmarks.real_text import NoPackagesError, real_text
 
 RESULT = Path(__file__).parent / "results" / "corpus_memory.json"
@@ -53,7 +54,16 @@ def main(recipe: str, folder: Path, sizes: Sequence[int]) -> int:
         print(f"no real text: {error}", file=sys.stderr)
         return 1
     settings = [recipe, *SETTINGS]
-    measured: dict[str, Any] = {"machine": machine(), "settings": settings, "corpora": []}
+    measured: dict[str, Any] = {
+        **circumstances(
+            peer="none: smaller corpora",
+            convention="highest resident memory of the command and of any one worker, as the "
+            "kernel counts it; anonymous is what belongs to no file, sampled",
+            shape={"settings": settings, "megabytes": sizes, "sampled_seconds": SAMPLE_SECONDS},
+            packages=("datatrove", "rensa", "sentencepiece", "tokenizers"),
+        ),
+        "corpora": [],
+    }
     for megabytes in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             corpus = Path(name) / "corpus"

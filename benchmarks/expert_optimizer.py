@@ -12,7 +12,6 @@ the published sizes and layouts by the same formula.
 """
 
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from benchmarks.machine import machine
+from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parity.data import draw_data
@@ -201,13 +200,18 @@ def main(recipe: str, published: Sequence[str]) -> None:
         f"bytes a rank: {held}, by the formula {result['state_bytes_by_formula']}; weights "
         f"differ by {result['largest_relative_weight_difference_in_float64']:.1e} in float64"
     )
-    result |= {
-        "convention": "plain over expert-aware; seconds from the last backward pass to the end "
+    result |= circumstances(
+        peer="the same optimizer with the dense state repeated on expert ranks; Optimus's "
+        "published times",
+        convention="plain over expert-aware; seconds from the last backward pass to the end "
         "of the step, wall clock, four ranks with one thread each, float32, gloo",
-        "recipe": [recipe, *SIZE, *LAYOUT],
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
+        shape={
+            "recipe": [recipe, *SIZE, *LAYOUT],
+            "steps": STEPS - WARMUP_STEPS,
+            "rounds": ROUNDS,
+        },
+        packages=("torch", "lightning"),
+    )
     RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What a proof leaves behind: of which recipe it is, on what, with what and when it was found.
+"""What a proof or benchmark leaves behind: of what it is, where, with what and when found.
 
 A row speaks of the recipe of today while its fingerprints are those of that recipe at the row's
 scale, as ``action=show`` prints the one of the mathematics; the ledger says where they are not.
@@ -27,10 +27,27 @@ def stamp(recipe: Recipe, *groups: Group, packages: Sequence[str] = ()) -> Row:
 
     ``packages`` name what computed beside torch and Lightning.
     """
-    versions = {name: version(name) for name in (*PACKAGES, *packages)}
     return {
         "scale": recipe.scale.name,
         "fingerprint": fingerprints(recipe.model_dump(mode="json"), groups),
+        **_here_and_now((*PACKAGES, *packages)),
+    }
+
+
+def circumstances(
+    *, peer: str, convention: str, shape: Mapping[str, object], packages: Sequence[str]
+) -> Row:
+    """Say of a benchmark's result beside whom, how and of what it was measured, where and when.
+
+    ``packages`` name what computed, ours and the peer's; `docs/speed.md` shows all of it.
+    """
+    said = {"peer": peer, "convention": convention, "shape": dict(shape)}
+    return said | _here_and_now(packages)
+
+
+def _here_and_now(packages: Sequence[str]) -> Row:
+    versions = {name: version(name) for name in packages}
+    return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": machine(),
         "versions": {"python": platform.python_version(), **versions},

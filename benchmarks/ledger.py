@@ -19,6 +19,7 @@ from benchmarks.ledger_proofs import (
     read_entries,
 )
 from benchmarks.ledger_sections import section, table_line
+from benchmarks.marked import split_marked
 from command.arguments import ROOT
 
 PAGE, DETAILS, FRONT = (
@@ -59,14 +60,9 @@ def pages() -> dict[Path, str]:
 
 
 def _put(text: str, part: str, entries: Sequence[Entry]) -> str:
-    begin = f"<!-- {part}: written by `make golden` -->\n"
-    end = f"<!-- end of {part} -->\n"
-    head, begun, rest = text.partition(begin)
-    inside, ended, tail = rest.partition(end)
-    assert begun, f"no mark for {part}"
-    assert ended, f"no end of {part}"
+    head, inside, tail = split_marked(text, part, "make golden")
     table = _counts(inside, entries) if part == "counts" else MADE[part](entries)
-    return f"{head}{begin}{table}{end}{tail}"
+    return f"{head}{table}{tail}"
 
 
 def _verdicts(entries: Sequence[Entry]) -> str:

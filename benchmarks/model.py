@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from benchmarks.machine import apart, machine, peak_added_bytes
+from benchmarks.kept import circumstances
+from benchmarks.machine import apart, peak_added_bytes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
@@ -144,13 +144,19 @@ def main() -> None:
             table.add_row(architecture, recipe.name, *speeds, *ratios, memory)
     Console().print(table)
     kept = {
-        "convention": "loss and backward pass, float32, eager, no dropout; ratio is "
-        "transformers' time over ours, medians of interleaved rounds in one process; "
-        "peak_bytes is what a pass adds in a new one",
-        "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "rounds": ROUNDS},
-        "machine": machine(),
-        "threads": THREADS,
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        **circumstances(
+            peer="the class of transformers that loads our export, eager",
+            convention="loss and backward pass, float32, eager, no dropout; ratio is "
+            "transformers' time over ours, medians of interleaved rounds in one process; "
+            "peak_bytes is what a pass adds in a new one",
+            shape={
+                "sequences": SEQUENCES,
+                "sequence_length": LENGTH,
+                "rounds": ROUNDS,
+                "threads": THREADS,
+            },
+            packages=("torch", "transformers"),
+        ),
         "families": results,
     }
     RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")

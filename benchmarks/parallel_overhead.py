@@ -11,7 +11,6 @@ after the layouts; ratios are between medians of one run.
 """
 
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -19,11 +18,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import machine
+from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parity.data import draw_data
@@ -129,15 +127,21 @@ def main(recipe: str) -> None:
         table.add_row(name, f"{median:.3f}", *(f"{ratio:.2f}" for ratio in ratios))
     Console().print(table)
     result = {
-        "convention": "seconds a step, wall clock, by two ranks with one thread each; ratio is "
-        "to two independent processes with half the batch each; float32, gloo",
-        "recipe": [recipe, *SIZE],
-        "shape": {"sequences": SEQUENCES, "sequence_length": LENGTH, "steps": STEPS},
+        **circumstances(
+            peer="two independent processes with half of the batch each",
+            convention="seconds a step, wall clock, by two ranks with one thread each; ratio "
+            "is to two independent processes with half the batch each; float32, gloo",
+            shape={
+                "recipe": [recipe, *SIZE],
+                "sequences": SEQUENCES,
+                "sequence_length": LENGTH,
+                "steps": STEPS - WARMUP_STEPS,
+            },
+            packages=("torch", "lightning"),
+        ),
         "ratio_median": {name: x / medians[INDEPENDENT] for name, x in medians.items()},
         "ratio_fastest": {name: x / fastest[INDEPENDENT] for name, x in fastest.items()},
         "seconds": seconds,
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

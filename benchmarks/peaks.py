@@ -1,7 +1,8 @@
 """What does this machine reach? Measure a profile's figures: products, memory, collectives.
 
     python -m benchmarks.peaks                                 # one device
-    python -m benchmarks.peaks recipe=NAME cluster=NAME        # and the products of its layers
+    python -m benchmarks.peaks recipe=NAME cluster=NAME        # and the products of its layers,
+        # experts' also all at once, beside a dense product of the same FLOPs
     torchrun --nproc-per-node=4 -m benchmarks.peaks            # the links inside a node, too
     srun -N 8 --ntasks-per-node=4 python -m benchmarks.peaks ranks=32 per_node=4  # and across
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import yaml
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -98,7 +100,9 @@ def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iter
         rows, columns, depth = (
             max(1, round(size)) for size in (product.rows, product.columns, product.depth)
         )
-        reached = product_teraflops(rows, columns, depth, DTYPES[job.compute], device)
+        dtype = DTYPES[job.compute]
+        reached = product_teraflops(rows, columns, depth, dtype, device)
+        experts = round(product.times)
         yield {
             "rows": rows,
             "columns": columns,
@@ -106,7 +110,29 @@ def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iter
             "dtype": job.compute,
             "teraflops": _figure(reached),
             "fraction": _figure(reached / best[job.compute]),
+            **(_grouped(experts, rows, columns, depth, dtype, device) if experts > 1 else {}),
         }
+
+
+def _grouped(
+    experts: int, rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> Figures:
+    """Measure the products of all experts at once beside a dense one of the same FLOPs.
+
+    Where torch has no kernel for it, it loops over the experts: then the loop is measured.
+    """
+    pairs = experts * rows
+    dense = product_teraflops(pairs, columns, depth, dtype, device)
+    given = torch.randn(pairs, depth, device=device).to(dtype)
+    stack = torch.randn(experts, columns, depth, device=device).to(dtype).mT
+    ends = torch.arange(1, experts + 1, dtype=torch.int32, device=device) * rows
+    seconds = median_seconds(lambda: F.grouped_mm(given, stack, offs=ends), device)
+    reached = 2e-12 * pairs * columns * depth / seconds
+    return {
+        "experts": experts,
+        "grouped_teraflops": _figure(reached),
+        "share_of_dense": _figure(reached / dense),
+    }
 
 
 def _links(device: torch.device) -> Figures:

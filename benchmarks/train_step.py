@@ -9,7 +9,6 @@ else the machine does hits all; the medians of one run are compared.
 """
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.machine import machine
+from benchmarks.kept import circumstances
 from components.model.attention import Attention
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
@@ -39,6 +38,21 @@ MICROBATCHES, SAMPLES, SEQUENCE_LENGTH, VOCAB_SIZE = 2, 8, 256, 4_096
 DIM, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_DIM = 256, 4, 8, 2, 32, 840
 EPS, BASE, STD = 1e-5, 10_000.0, 0.02
 LR, BETA1, BETA2, ADAM_EPS, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
+
+SHAPE = {
+    "dim": DIM,
+    "num_layers": NUM_LAYERS,
+    "num_heads": NUM_HEADS,
+    "num_kv_heads": NUM_KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "ffn_dim": FFN_DIM,
+    "vocab_size": VOCAB_SIZE,
+    "sequence_length": SEQUENCE_LENGTH,
+    "tokens_per_step": MICROBATCHES * SAMPLES * SEQUENCE_LENGTH,
+    "microbatches": MICROBATCHES,
+    "rounds": ROUNDS,
+    "threads": THREADS,
+}
 
 OURS, OURS_COMPILED = "ours", "ours, compiled"
 THEIRS, THEIRS_COMPILED = "transformers", "transformers, compiled"
@@ -201,32 +215,18 @@ def summarize(seconds: dict[str, list[float]], difference: float) -> dict[str, A
     rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
     best = {name: tokens / min(values) for name, values in seconds.items()}
     return {
-        "convention": "tokens of one optimizer step (forward, backward, clipping, AdamW) per "
-        "second, median of interleaved rounds in one process, float32; ratios are of rates",
+        **circumstances(
+            peer="transformers' LlamaForCausalLM with torch's fused AdamW, eager and compiled",
+            convention="tokens of one optimizer step (forward, backward, clipping, AdamW) per "
+            "second, median of interleaved rounds in one process, float32; ratios are of rates",
+            shape=SHAPE,
+            packages=("torch", "transformers"),
+        ),
         "ratio_median": {f"{a} / {b}": rates[a] / rates[b] for a, b in PAIRS},
         "ratio_fastest": {f"{a} / {b}": best[a] / best[b] for a, b in PAIRS},
         "tokens_per_second_median": rates,
         "tokens_per_second_fastest": best,
         "largest_loss_difference": difference,
-        "rounds": ROUNDS,
-        "threads": THREADS,
-        "tokens_per_step": tokens,
-        "model": {
-            "dim": DIM,
-            "num_layers": NUM_LAYERS,
-            "num_heads": NUM_HEADS,
-            "num_kv_heads": NUM_KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "ffn_dim": FFN_DIM,
-            "vocab_size": VOCAB_SIZE,
-            "sequence_length": SEQUENCE_LENGTH,
-        },
-        "machine": machine(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
     }
 
 

@@ -13,6 +13,7 @@ from components.planner.plan import Plan, plan_recipe
 from components.preflight.verdict import HOSTS
 from components.spec.preflight import Preflights
 from components.spec.recipe import Recipe
+from components.spec.sections import Cluster
 from components.spec.site import Binding, Site, Step, Variable
 from components.train.caches import cache_variables
 
@@ -143,7 +144,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     asked = cluster.model_copy(update={"nodes": nodes})
     slot = choose_slot(asked, wanted=user.queue, needed_hours=_hours(plan))
     walltime = round(slot.hours * HOUR)
-    lead = _lead_seconds(site, plan, walltime)
+    lead = _lead_seconds(cluster, site, plan, walltime)
     needed = _jobs(_hours(plan), walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
     return JobSettings(
@@ -228,7 +229,7 @@ def _hours(plan: Plan | None) -> float | None:
     return plan.bill.days * 24 * (1 + plan.error_fraction)
 
 
-def _lead_seconds(site: Site, plan: Plan | None, walltime: int) -> int:
+def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int) -> int:
     """Add a step to the site's time for saving: a run stops only after the step it is in.
 
     Raises:
@@ -238,10 +239,11 @@ def _lead_seconds(site: Site, plan: Plan | None, walltime: int) -> int:
     step *= 1 if plan is None else 1 + plan.error_fraction
     lead = site.spare_seconds + ceil(step / MINUTE) * MINUTE
     if lead >= walltime:
+        longer = "leave cluster.smoke out" if cluster.smoke else "ask for more hours"
         raise RecipeError(
             "cluster.hours",
             f"{walltime:,} seconds, but a step and a checkpoint may take {lead:,} of them",
-            "ask for more hours, or set cluster.site.spare_seconds=...",
+            f"{longer}, or set cluster.site.spare_seconds=...",
         )
     return lead
 

@@ -52,8 +52,11 @@ class Slurm:
                 raise
 
     def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
-        if any(job.state == "pending" for job in self.states(chain)):
-            ask(["scontrol", "update", f"JobId={chain}", f"ExcNodeList={','.join(nodes)}"])
+        """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
+        waiting = [job.job for job in self.states(chain) if job.state == "pending"]
+        if waiting:
+            jobs = f"JobId={','.join(waiting)}"
+            ask(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
         return True
 
     def place(self, seen: Mapping[str, str]) -> Place:

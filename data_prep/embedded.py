@@ -7,18 +7,19 @@ held out as documentation is then not trained on as source code.
 import ast
 import hashlib
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from components.data.files import FileRecord
 from components.errors import RecipeError
-from data_prep.hashes import HashFile, hash_file
+from data_prep.hashes import Hashed, HashFile, hash_file
 from data_prep.read import Document, Input, LocalFile
 
 CORPORA = Path(__file__).resolve().parents[1] / "corpora"
 LIBRARY = Path(sysconfig.get_path("stdlib"))
+TOPICS = LIBRARY / "pydoc_data" / "topics.py"
 EXCLUDED = frozenset({
     "test",
     "tests",
@@ -51,13 +52,8 @@ class Library:
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the documents, which differ from one Python version to the next."""
-        digest = hashlib.sha256()
-        num_bytes = 0
-        for document in self.read():
-            content = document.text.encode()
-            digest.update(len(content).to_bytes(8, "little") + content)
-            num_bytes += len(content)
-        return FileRecord(name=self.name, sha256=digest.hexdigest(), bytes=num_bytes)
+        found = hashed.drawn(f"{self.name} {_origin()}", lambda: _hashed(self.read()))
+        return FileRecord(name=self.name, sha256=found.sha256, bytes=found.bytes)
 
     def documents(self) -> Iterator[Document]:
         yield from self.read()
@@ -111,7 +107,25 @@ def library_docs() -> tuple[LibraryDocument, ...]:
         for module in library_source()
         if (docstrings := list(_docstrings(ast.parse(module.text))))
     ]
-    return (*documents, *_topics(LIBRARY / "pydoc_data" / "topics.py"))
+    return (*documents, *_topics(TOPICS))
+
+
+@cache
+def _origin() -> str:
+    """Hash what the corpora are drawn from and the code that draws: quicker than to draw."""
+    topics = LibraryDocument(text=_decoded(TOPICS) if TOPICS.is_file() else "", group="topics")
+    code = LibraryDocument(text=_decoded(Path(__file__)), group="code")
+    return _hashed((*library_source(), topics, code)).sha256
+
+
+def _hashed(documents: Iterable[LibraryDocument]) -> Hashed:
+    digest = hashlib.sha256()
+    num_bytes = 0
+    for document in documents:
+        content = document.text.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+        num_bytes += len(content)
+    return Hashed(sha256=digest.hexdigest(), bytes=num_bytes)
 
 
 def _module_paths() -> list[Path]:

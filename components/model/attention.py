@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
 from components.model.dropout import check_dropout
-from components.model.linear import ResidualLinear
+from components.model.linear import Linear, ResidualLinear
 from components.model.masks import Scope
 
 
@@ -56,9 +56,9 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.first_head = 0
         self.layer_scaling = layer_scaling
-        self.query = nn.Linear(dim, query_dim, bias=bias)
-        self.key = nn.Linear(dim, key_dim, bias=bias)
-        self.value = nn.Linear(dim, key_dim, bias=bias)
+        self.query = Linear(dim, query_dim, bias=bias)
+        self.key = Linear(dim, key_dim, bias=bias)
+        self.value = Linear(dim, key_dim, bias=bias)
         self.query_norm = None if qk_norm is None else qk_norm(dim=query_dim)
         self.key_norm = None if qk_norm is None else qk_norm(dim=key_dim)
         self.core = AttentionCore(dropout=dropout, backend=backend)

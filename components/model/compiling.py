@@ -2,8 +2,9 @@
 
 Only a layer's own computation is compiled, once for all layers of one shape: how long it takes
 does not depend on the depth. What is hung on a layer stays outside: shards that are gathered,
-activations computed again, seeds of dropout. So do mixtures of experts: their shapes follow
-from what the router counts, and a second forward pass must not count again.
+activations computed again, seeds of dropout. So do experts over several ranks, whose exchanges
+are as long as the routing makes them; experts of one place are part of the graph, however the
+tokens fall on them.
 """
 
 import os
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from components.errors import RecipeError
-from components.model.moe import expert_layers
+from components.model.moe import expert_layers, forgets_repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +39,17 @@ def compile_layers(model: nn.Module, parts: Literal["none", "layers"]) -> None:
             f"layers, but this machine has no {compiler}",
             "load a compiler, name it in CXX, or set parallelism.compile=none",
         )
-    leave_out: Callable[..., Any] = torch.compiler.disable
-    for experts in cast("list[Any]", expert_layers(model)):
-        experts.forward = leave_out(experts.forward)
     for layer in cast("Any", model).layers.values():
-        layer.forward = torch.compile(layer.forward, dynamic=False, options=_OPTIONS)
+        mixtures = expert_layers(layer)
+        for experts in mixtures:
+            _leave_out(experts)
+        forward = torch.compile(layer.forward, dynamic=False, options=_OPTIONS)
+        layer.forward = forgets_repetitions(forward, mixtures) if mixtures else forward
+
+
+def _leave_out(experts: Any) -> None:
+    """Keep out of the graph experts on which something hangs, and the formula's loop."""
+    disable: Callable[..., Any] = torch.compiler.disable
+    hooks = experts._forward_pre_hooks or experts._forward_hooks
+    if hooks or experts.mixture.path == "loop":
+        experts.forward = disable(experts.forward)

@@ -33,7 +33,7 @@ def chunked_products(
     return apply(tokens, weights, gate, up, down, order, activation)
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """Some neighbouring experts with all their pairs."""
 
     experts: slice
@@ -66,41 +66,62 @@ class _Chunked(torch.autograd.Function):
         order: Order,
         activation: Activation,
     ) -> Tensor:
-        maps = _maps(gate, up)
-        widened = [up.new_empty(len(order.pairs), up.shape[1]) for _ in maps]
-        sorted_weights = weights.flatten()[order.pairs]
-        mixed = accumulator(tokens)
         average = len(order.pairs) // len(order.counts)
         counts = expert_products.on_host(order.counts, average=average)
-        ctx.chunks = list(_chunks(counts, most=CHUNK_ELEMENTS // tokens.shape[1]))
-        for chunk in ctx.chunks:
-            token = order.tokens[chunk.pairs]
-            rows = tokens.index_select(0, token)
-            by_expert = chunk.split(rows)
-            parts = [result[chunk.pairs] for result in widened]
-            for weight, part in zip(maps, parts, strict=True):
-                _multiply(by_expert, chunk.matrices(weight.mT), out=chunk.split(part))
-            inner = activation.forward(parts[0])
-            if gate is not None:
-                inner.mul_(parts[1])
-            inner.mul_(sorted_weights[chunk.pairs, None])
-            # The rows have been read: the outputs take their place.
-            _multiply(chunk.split(inner), chunk.matrices(down.mT), out=by_expert)
-            mixed.index_add_(0, token, rows.to(mixed.dtype))
-        ctx.save_for_backward(tokens, sorted_weights, gate, up, down, *order[:2], *widened)
-        ctx.activation, ctx.top_k = activation, weights.shape[1]
+        chunks = list(chunks_of(counts, dim=tokens.shape[1]))
+        sorted_weights = weights.flatten()[order.pairs]
+        given = (tokens, sorted_weights, gate, up, down, *order[:2])
+        mixed, widened = mix_chunks(*given, chunks, activation)
+        ctx.save_for_backward(*given, *widened)
+        ctx.chunks, ctx.activation, ctx.weights_shape = chunks, activation, weights.shape
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _ChunkedGradients(ctx.saved_tensors, ctx.activation)
+        gradients = ChunkedGradients(ctx.saved_tensors, ctx.activation)
         for chunk in ctx.chunks:
             gradients.add(chunk, upstream[0])
-        return *gradients.result(ctx.top_k), None, None
+        of_tokens, of_sorted, *of_maps, of_down = gradients.result()
+        # A pair whose expert is elsewhere has no gradient here.
+        of_weights = of_sorted.new_zeros(ctx.weights_shape)
+        of_weights.view(-1)[gradients.pairs] = of_sorted
+        of_gate = None if len(of_maps) == 1 else of_maps[0]
+        return of_tokens, of_weights, of_gate, of_maps[-1], of_down, None, None
 
 
-class _ChunkedGradients:
-    """Collect what `_Chunked` hands back."""
+def mix_chunks(
+    tokens: Float[Tensor, "tokens dim"],
+    sorted_weights: Float[Tensor, "pairs"],
+    gate: Float[Tensor, "experts ffn dim"] | None,
+    up: Float[Tensor, "experts ffn dim"],
+    down: Float[Tensor, "experts dim ffn"],
+    pairs: Int[Tensor, "pairs"],
+    token: Int[Tensor, "pairs"],
+    chunks: Sequence[Chunk],
+    activation: Activation,
+) -> tuple[Float[Tensor, "tokens dim"], list[Float[Tensor, "pairs ffn"]]]:
+    """Mix, and return what the maps into the experts made, for the backward pass."""
+    maps = _maps(gate, up)
+    widened = [up.new_empty(len(pairs), up.shape[1]) for _ in maps]
+    mixed = accumulator(tokens)
+    for chunk in chunks:
+        rows = tokens.index_select(0, token[chunk.pairs])
+        by_expert = chunk.split(rows)
+        parts = [result[chunk.pairs] for result in widened]
+        for weight, part in zip(maps, parts, strict=True):
+            _multiply(by_expert, chunk.matrices(weight.mT), out=chunk.split(part))
+        inner = activation.forward(parts[0])
+        if gate is not None:
+            inner.mul_(parts[1])
+        inner.mul_(sorted_weights[chunk.pairs, None])
+        # The rows have been read: the outputs take their place.
+        _multiply(chunk.split(inner), chunk.matrices(down.mT), out=by_expert)
+        mixed.index_add_(0, token[chunk.pairs], rows.to(mixed.dtype))
+    return mixed, widened
+
+
+class ChunkedGradients:
+    """Collect the gradients of `mix_chunks`, of which ``saved`` are tensors given and made."""
 
     def __init__(self, saved: tuple[Any, ...], activation: Activation) -> None:
         tokens, self.weights, gate, up, down, self.pairs, self.token, *widened = saved
@@ -111,7 +132,7 @@ class _ChunkedGradients:
         self.of_maps = [torch.empty_like(weight) for weight in self.maps]
         self.of_down = torch.empty_like(down)
 
-    def add(self, chunk: _Chunk, upstream: Tensor) -> None:
+    def add(self, chunk: Chunk, upstream: Tensor) -> None:
         token, weight = self.token[chunk.pairs], self.weights[chunk.pairs, None]
         parts = [widened[chunk.pairs] for widened in self.widened]
         rows = self.tokens.index_select(0, token)
@@ -134,7 +155,7 @@ class _ChunkedGradients:
         self.of_tokens.index_add_(0, token, rows.to(self.of_tokens.dtype))
 
     def _multiply_back(
-        self, chunk: _Chunk, of_parts: list[Tensor], *, out: Sequence[Tensor]
+        self, chunk: Chunk, of_parts: list[Tensor], *, out: Sequence[Tensor]
     ) -> None:
         first, *others = zip(of_parts, self.maps, strict=True)
         _multiply(chunk.split(first[0]), chunk.matrices(first[1]), out=out)
@@ -143,13 +164,10 @@ class _ChunkedGradients:
             for result, given, matrix in each:
                 result.addmm_(given, matrix)
 
-    def result(self, top_k: int) -> tuple[Tensor | None, ...]:
-        # A pair whose expert is elsewhere has no gradient here.
-        of_weights = self.of_weights.new_zeros(len(self.tokens) * top_k)
-        of_weights[self.pairs] = self.of_weights
-        of_gate = None if len(self.of_maps) == 1 else self.of_maps[0]
+    def result(self) -> list[Tensor]:
+        """List those of tokens and sorted weights, of gate, if there is one, up and down."""
         of_tokens = self.of_tokens.to(self.tokens.dtype)
-        return of_tokens, of_weights.view(-1, top_k), of_gate, self.of_maps[-1], self.of_down
+        return [of_tokens, self.of_weights, *self.of_maps, self.of_down]
 
     def _of_parts(
         self, of_inner: Tensor, activated: Tensor, parts: list[Tensor]
@@ -165,13 +183,14 @@ def _maps(gate: Tensor | None, up: Tensor) -> list[Tensor]:
     return [up] if gate is None else [gate, up]
 
 
-def _chunks(counts: list[int], *, most: int) -> Iterator[_Chunk]:
-    """Put neighbouring experts together while their rows fit into the cache: ``most`` rows."""
+def chunks_of(counts: list[int], *, dim: int) -> Iterator[Chunk]:
+    """Put neighbouring experts together while their rows of ``dim`` fit into the cache."""
+    most = CHUNK_ELEMENTS // dim
     first, start = 0, 0
     for expert in range(1, len(counts) + 1):
         held = sum(counts[first:expert])
         if expert == len(counts) or held + counts[expert] > most:
-            yield _Chunk(slice(first, expert), slice(start, start + held), counts[first:expert])
+            yield Chunk(slice(first, expert), slice(start, start + held), counts[first:expert])
             first, start = expert, start + held
 
 

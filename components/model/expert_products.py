@@ -17,6 +17,8 @@ from components.model.activations import Activation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Asked = Callable[[str], bool]
+
 
 class Matrices(NamedTuple):
     """Hold the weights of all experts; without a gate the MLP is plain.
@@ -80,6 +82,11 @@ def grouped_products(
     return apply_reduce(F.grouped_mm(inner, down.mT, offs=ends), order, len(tokens))
 
 
+# A graph asks once, when it is made.
+_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
+
+
+@_constant
 def has_grouped_kernel(device_type: str) -> bool:
     """Whether torch multiplies all experts at once there.
 

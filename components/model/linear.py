@@ -1,13 +1,22 @@
 """Linear maps onto the residual stream and onto the vocabulary."""
 
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.model.loss import linear_cross_entropy
+from components.model.products import linear
 
 
-class ResidualLinear(nn.Linear):
+class Linear(nn.Linear):
+    """Map as torch's own does, by the library that is fast on this processor."""
+
+    @override
+    def forward(self, input: Float[Tensor, "*batch depth"]) -> Float[Tensor, "*batch rows"]:
+        return linear(input, self.weight, self.bias)
+
+
+class ResidualLinear(Linear):
     """Map a branch back onto the residual stream.
 
     Initialization finds such a map by ``writes_residual``, never by its name, so a new kind of
@@ -30,7 +39,7 @@ class Readout(nn.Module):
         targets: Int[Tensor, "batch seq"] | None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
         if targets is None:
-            return F.linear(hidden, weight)
+            return linear(hidden, weight)
         return linear_cross_entropy(hidden, weight, targets)
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from components.model.precision import as_given, product_dtype
+from components.model.products import product
 
 
 class Blocks(NamedTuple):
@@ -97,10 +98,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         of_weight = torch.zeros_like(weight) if wanted[1] else None
         total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         for tokens in blocks(hidden, weight):
-            logits = hidden[tokens] @ weight.T
+            logits = product(hidden[tokens], weight.T)
             total += softmax.to_gradient(logits, targets[tokens])
             if of_hidden is not None:
-                torch.mm(logits, weight, out=of_hidden[tokens])
+                of_hidden[tokens] = product(logits, weight)
             if of_weight is not None:
                 of_weight.addmm_(logits.T, hidden[tokens])
             del logits  # before the next block's are made

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.model.activations import ACTIVATIONS
-from components.model.linear import ResidualLinear
+from components.model.linear import Linear, ResidualLinear
 
 
 class MLP(nn.Module):
@@ -27,8 +27,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation].forward
-        self.gate = nn.Linear(dim, ffn_dim, bias=bias) if gated else None
-        self.up = nn.Linear(dim, ffn_dim, bias=bias)
+        self.gate = Linear(dim, ffn_dim, bias=bias) if gated else None
+        self.up = Linear(dim, ffn_dim, bias=bias)
         self.down = ResidualLinear(ffn_dim, dim, bias=bias)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:

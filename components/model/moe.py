@@ -1,8 +1,8 @@
 """A mixture of experts in place of a layer's MLP, dropless."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal
+from functools import partial, wraps
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from components.errors import RecipeError
 from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
+from components.model.expert_operator import chunked_operator
 from components.model.expert_products import (
     Matrices,
     grouped_products,
@@ -19,6 +20,8 @@ from components.model.expert_products import (
 )
 from components.model.precision import product_dtype
 from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
+
+Result = TypeVar("Result")
 
 
 class Stack(nn.Module):
@@ -115,10 +118,8 @@ class Experts(nn.Module):
         choice = choose(logits, top_k=self.top_k, renormalize=self.renormalize)
         if self.training:
             kept = record(logits, choice, z_loss=self.z_loss > 0)
-            # Inside a backward pass this forward is a repetition. Kept, its record would count
-            # the tokens twice and hold on to the layer's activations; checkpointing wants it
-            # computed all the same.
-            if torch._C._current_graph_task_id() == -1:
+            # Checkpointing wants a repetition's record computed all the same.
+            if torch.compiler.is_compiling() or not repeats_forward():
                 self.routing = kept
         return choice
 
@@ -149,7 +150,36 @@ class Mixture(nn.Module):
     def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
         if self.path == "loop":
             return loop
-        return grouped_products if has_grouped_kernel(tokens.device.type) else chunked_products
+        if tokens.dtype == torch.bfloat16 and has_grouped_kernel(tokens.device.type):
+            return grouped_products  # what torch's kernel does not take, it loops over
+        return chunked_operator if torch.compiler.is_compiling() else chunked_products
+
+
+def repeats_forward() -> bool:
+    """Whether a backward pass is running, which computes this forward pass a second time.
+
+    Its routing must not be kept: tokens would count twice, activations stay alive. What is
+    compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
+    """
+    return torch._C._current_graph_task_id() != -1
+
+
+def forgets_repetitions(
+    forward: Callable[..., Result], layers: Sequence[Experts]
+) -> Callable[..., Result]:
+    """Let a compiled ``forward`` of ``layers`` leave no record when it is a repetition."""
+
+    @wraps(forward)
+    def call(*given: Any, **named: Any) -> Result:
+        before = [layer.routing for layer in layers]
+        try:
+            return forward(*given, **named)
+        finally:  # checkpointing breaks a repetition off once it has what it needs
+            if repeats_forward():
+                for layer, routing in zip(layers, before, strict=True):
+                    layer.routing = routing
+
+    return call
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:

@@ -28,15 +28,13 @@ def devices_here(cluster: Cluster) -> list[torch.device]:
 def check_count(cluster: Cluster) -> Finding:
     """Compare the devices that torch sees with those of the profile."""
     kind = device_type(cluster.device)
+    expected = "a CPU" if kind == "cpu" else f"{cluster.devices_per_node} {kind}"
     try:
         check_devices(cluster)
     except RecipeError as error:
-        return refused("devices", error)
-    if kind == "cpu":
-        found, expected = f"{len(os.sched_getaffinity(0))} cores", "a CPU"
-    else:
-        found = f"{count_devices(kind)} {kind}"
-        expected = f"{cluster.devices_per_node} {kind}"
+        return refused("devices", error).model_copy(update={"expected": expected})
+    cores = len(os.sched_getaffinity(0))
+    found = f"{cores} cores" if kind == "cpu" else f"{count_devices(kind)} {kind}"
     return Finding(
         check="devices",
         found=found,
@@ -54,7 +52,13 @@ def check_memory(
 
     A CPU's memory is its node's: without a profile nobody knows how much of it is meant.
     """
-    free, total = min((free_bytes(device) for device in devices), default=(0, 0))
+    spaces = []
+    for device in devices:
+        try:
+            spaces.append(free_bytes(device))
+        except RuntimeError as error:  # whatever a broken device raises
+            return _broken(device, error)
+    free, total = min(spaces, default=(0, 0))
     hardware = cluster.hardware
     known = None if isinstance(hardware, str) else hardware.memory_bytes
     on_device = any(device.type != "cpu" for device in devices)
@@ -69,6 +73,18 @@ def check_memory(
         rule="cluster.preflight.memory_fraction",
         verdict="unknown" if whole is None else "ok" if free >= needed else "bad",
         remedy="who else computes here? a process of an earlier job may be left over",
+    )
+
+
+def _broken(device: torch.device, error: RuntimeError) -> Finding:
+    """Torch counts by the driver's list, in which a device stays that no longer answers."""
+    return Finding(
+        check="memory",
+        found=f"{device}: {str(error).partition(chr(10))[0]}",
+        expected="an answer of each device",
+        rule="cluster.preflight.memory_fraction",
+        verdict="bad",
+        remedy="tell the site: a device does not answer there",
     )
 
 

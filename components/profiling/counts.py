@@ -27,17 +27,21 @@ def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
     return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
 
 
-# Three operators have no formula in torch and get one here.
+def _mapped(inputs: Tensor, weight: Tensor, *others: Any, **named: Any) -> int:
+    """Count oneDNN's linear map, (..., depth) by (rows, depth)."""
+    return 2 * inputs.numel() * weight.shape[0]
+
+
+# These operators have no formula in torch and get one here.
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
     aten.addmm_: addmm_flop,
     aten._grouped_mm: _grouped,
+    torch.ops.mkldnn._linear_pointwise: _mapped,
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
-_BY_NAME = {
-    str(packet).replace("aten.", "aten::"): formula for packet, formula in FORMULAS.items()
-}
+_BY_NAME = {str(packet).replace(".", "::", 1): formula for packet, formula in FORMULAS.items()}
 _ITEM_BYTES = {
     "double": 8,
     "float": 4,

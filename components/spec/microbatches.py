@@ -40,13 +40,14 @@ def check_microbatches(recipe: "Recipe") -> None:
     samples = recipe.budget.global_batch_tokens // length
     group = degrees.data * degrees.expert * degrees.microbatch_sequences
     if samples % group:
-        below, above = neighbours(samples, group)
+        batches = sorted({number * length for number in neighbours(samples, group)})
+        nearest = " or ".join(f"budget.global_batch_tokens={tokens:_}" for tokens in batches)
         raise RecipeError(
             "budget.global_batch_tokens",
             f"{samples} sequences a step do not divide among "
             f"{degrees.data * degrees.expert} data ranks in microbatches of "
             f"{degrees.microbatch_sequences}",
-            f"the nearest batches that do: {below * length:,} and {above * length:,} tokens",
+            f"set {nearest}: {'these are' if batches[1:] else 'this is'} the nearest",
         )
     for plateau in recipe.ramp.plateaus:
         if not _fits(plateau.samples // group, degrees):

@@ -17,6 +17,7 @@ from components.spec.sections import Cluster
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TILES_ARE_DEVICES = ("FLAT", "COMBINED")
 MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
+_TELL = "tell the site if its other nodes have {}"
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
@@ -60,10 +61,12 @@ def check_devices(cluster: Cluster) -> None:
         _check_hierarchy()
     wanted, seen = cluster.devices_per_node, count_devices(kind)
     if seen == 0:
+        alone = cluster.scheduler == "none"
+        other = "leave cluster.device=auto" if alone else _TELL.format(wanted)
         raise RecipeError(
             "cluster.device",
             f"{kind}, but torch {torch.__version__} sees no such device here",
-            "leave cluster.device=auto, or load a torch that was built for it",
+            f"{other}, or load a torch that was built for it",
         )
     if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
         raise RecipeError(
@@ -85,13 +88,15 @@ def _check_hierarchy() -> None:
 
 
 def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
-    mask = os.environ.get(MASKS[kind])
-    if mask is not None:
+    mask, wanted = os.environ.get(MASKS[kind]), cluster.devices_per_node
+    if mask is not None and len(mask.split(",")) != wanted:
         return f"unset {MASKS[kind]}, now {mask}: a rank finds its device by its number"
     if cluster.scheduler == "none":
         ways = [f"set cluster.ranks={seen}", "set cluster.device=cpu"]
     else:
         ways = [f"set cluster.devices_per_node={seen}"]
+        if seen < wanted:
+            ways = [_TELL.format(wanted), *ways]
     if kind == "xpu" and seen < cluster.devices_per_node:
         ways = [f"export {_HIERARCHY}=FLAT, under which each tile is a device", *ways]
     return ", or ".join(ways)

@@ -7,6 +7,7 @@ WRAPPER = """#!/bin/bash
 if [[ "${variable}" == {node} && "$2" == components.preflight ]]; then
   export PYTHONPATH={planted}
 fi
+{on_ranks}
 exec {python} "$@"
 """
 # Clocks differ in what Python reads alone: this host has one.
@@ -44,11 +45,14 @@ threading.Thread(target=replace, daemon=True).start()
 """
 
 
-def plant(venv: Path, variable: str, node: str, file: str, text: str) -> str:
+def plant(
+    venv: Path, variable: str, node: str, file: str, text: str, *, before_ranks: str = ""
+) -> str:
     """Make an environment in which Python finds ``file`` first, on one node alone.
 
     ``variable`` is the one by which a process knows on which node it is; ``node`` may be a
-    pattern of bash.
+    pattern of bash. A shell reads ``before_ranks`` where a rank starts, with the run's folder
+    in ``$3``.
     """
     planted, programs = venv / "planted", venv / "bin"
     (planted / file).parent.mkdir(parents=True)
@@ -56,7 +60,13 @@ def plant(venv: Path, variable: str, node: str, file: str, text: str) -> str:
     programs.mkdir(parents=True, exist_ok=True)
     (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
     (programs / "python").write_text(
-        WRAPPER.format(variable=variable, node=node, planted=planted, python=sys.executable)
+        WRAPPER.format(
+            variable=variable,
+            node=node,
+            planted=planted,
+            on_ranks=f'[[ "$2" != components.train ]] || {before_ranks or ":"}',
+            python=sys.executable,
+        )
     )
     (programs / "python").chmod(0o755)
     return f"site.venv={venv}"

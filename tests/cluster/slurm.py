@@ -57,8 +57,8 @@ NodeName=DEFAULT Sockets=2 CoresPerSocket=24 ThreadsPerCore=1 RealMemory=16000 {
 {nodes}
 {partitions}
 """
-# The same path is another folder on each node.
-INSIDE = 'mount --bind "$1" "$2" && exec "${@:3}"'
+# The same path is another folder on each node; whoever logs in there sees the site's profile.
+INSIDE = 'mount --bind "$1" "$2" && mount --bind "$3" /etc/profile && exec "${@:4}"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,11 @@ class LocalSlurm:
     def conf(self) -> Path:
         return self.folder / "slurm.conf"
 
+    @property
+    def profile(self) -> Path:
+        """What a login shell of a node reads: ``--export=NONE`` gives a job what it exports."""
+        return self.folder / "profile"
+
     def environment(self) -> dict[str, str]:
         """What the commands need to find this cluster and no other."""
         return os.environ | {"SLURM_CONF": str(self.conf), "OMP_NUM_THREADS": "1"}
@@ -150,7 +155,8 @@ class LocalSlurm:
             folder.mkdir(exist_ok=True)
         inside = ("unshare", "--mount", "--propagation=private", "bash", "-c", INSIDE)
         daemon = ("slurmd", "-D", "-N", node, "-f", str(self.conf))
-        self._start(node, *inside, "bash", str(own), str(self.local), *before, *daemon)
+        mounts = (str(own), str(self.local), str(self.profile))
+        self._start(node, *inside, "bash", *mounts, *before, *daemon)
 
     def on_node(self, node: str, *words: str) -> None:
         """Run a command that sees the mounts of a node."""
@@ -190,6 +196,7 @@ class LocalSlurm:
         for node in self.nodes:
             (self.folder / f"spool-{node}").mkdir()
         (self.folder / "state").mkdir()
+        self.profile.write_text("")
         lines = [
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
             f"Port={self._ports[node]}"

@@ -229,6 +229,15 @@ def test_suspected_nodes_accumulate_over_the_jobs_of_a_chain(
     assert "the next job avoids jwb0001 jwb0002" in capfd.readouterr().err
 
 
+def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
+    jobs: Jobs, programs: Programs
+) -> None:
+    waiting = "77_2|PENDING|JobArrayTaskLimit|\n77_3|PENDING|JobArrayTaskLimit|\n"
+    programs.add("squeue", says=f"77_1|RUNNING|None|jwb0001\n{waiting}")
+    break_on(jobs, 1, 0)
+    assert programs.calls()[-1] == "scontrol update JobId=77_2,77_3 ExcNodeList=jwb0001"
+
+
 def told(jobs: Jobs) -> list[tuple[str, str, dict[str, Any]]]:
     events = read_lines(jobs.folder.journal)
     return [(one["kind"], one["cause"], one["evidence"]) for one in events]

@@ -131,6 +131,10 @@ def test_runs_are_where_the_user_keeps_them_or_says() -> None:
         ((*TEUKEN, "cluster.site=none"), r"cluster\.site: the profile of juwels does not"),
         ((*TEUKEN, "cluster.hours=30"), r"cluster\.hours: 30, but for 128 nodes booster allow"),
         ((*TEUKEN, "cluster.hours=0.1"), r"360 seconds, but a step and a checkpoint may take"),
+        (
+            (*TEUKEN, "cluster.smoke=true", "cluster.site.spare_seconds=1_800"),
+            r"1,800 seconds, but a step and .*\n  leave cluster\.smoke out, or set",
+        ),
         (("recipe=teuken7b", "cluster=jean_zay"), r"no queue of jean_zay takes 64 nodes"),
         ((*TEUKEN, "run=/a folder"), r"run: '/a folder' cannot stand in a job script"),
         (

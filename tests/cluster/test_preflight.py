@@ -92,7 +92,7 @@ def test_bad_nodes_are_left_out_noted_and_avoided_by_the_next_job(
     jobs.folder.write_json("results.json", {"status": "stopped"})
     assert end(jobs.folder.path, 0) == 0
     assert jobs.all()[0].bad_nodes == (NODES[0],)
-    assert programs.calls()[-1] == f"scontrol update JobId=81 ExcNodeList={NODES[0]}"
+    assert programs.calls()[-1] == f"scontrol update JobId=77_4 ExcNodeList={NODES[0]}"
 
 
 def test_too_few_good_nodes_fail_the_job_and_its_record_says_why(

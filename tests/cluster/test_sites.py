@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -33,11 +34,10 @@ POSES = {
         partitions={"gpu_p5": "100:00:00", "prepost": "20:00:00"}, gpus=8, features=("a100",)
     ),
 }
-HALF_FOLLOWED = ("smng_p2", "jean_zay")
-# As far as the last section of each of these pages says.
-NOT_YET = pytest.mark.skip(reason="nobody has followed this page to its end yet")
 UNSEEN = {"XDG_CONFIG_HOME", "VIRTUAL_ENV", "PYTHONPATH"}  # of what this test runs in
 SHARED = ("project", "scratch", "work", "store")  # each is a variable of that name
+# What a login sets anew, on a node too: all that a job has that was given nothing of its shell.
+AT_LOGIN = ("SLURM_CONF", "PATH", "HOME", "MODULEPATH", "BASH_ENV", "OMP_NUM_THREADS")
 
 
 def modules_of(page: str, script: str) -> set[str]:
@@ -84,11 +84,16 @@ def login_shell(site: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return seen | folders | own_words
 
 
-def follow(page: str, site: Path, environment: Mapping[str, str]) -> None:
+def login_profile(shell: Mapping[str, str]) -> str:
+    """Write what a login shell reads on every machine of the site."""
+    names = (*AT_LOGIN, *(name.upper() for name in SHARED))
+    return "".join(f"export {name}={shlex.quote(shell[name])}\n" for name in names)
+
+
+def follow(page: str, site: Path, shell: Mapping[str, str]) -> None:
     """Give the page's commands to one shell; what it said is in ``site/said``."""
     script = tried(ROOT / "docs" / "sites" / f"{page}.md")
     write_modules(site / "modules", modules_of(page, script))
-    shell = login_shell(site, environment)
     command = f"set -x\n{script}"
     with (site / "said").open("wb") as said:
         done = subprocess.run(
@@ -158,16 +163,19 @@ def modules() -> None:
     skip_without("" if MODULES.exists() else "no module: apt-get install environment-modules")
 
 
-@pytest.mark.parametrize(
-    "page", ["juwels", "slurm", *(pytest.param(page, marks=NOT_YET) for page in HALF_FOLLOWED)]
-)
+@pytest.mark.parametrize("page", sorted(POSES))
 def test_the_page_of_a_slurm_site_leads_from_nothing_to_a_report(
     page: str, tmp_path: Path
 ) -> None:
     with local_slurm(3, POSES[page]) as slurm:
-        follow(page, tmp_path, slurm.environment())
-    killed, last = Jobs(RunFolder(check_runs(tmp_path))).all()
+        shell = login_shell(tmp_path, slurm.environment())
+        slurm.profile.write_text(login_profile(shell))
+        follow(page, tmp_path, shell)
+    rehearsal = check_runs(tmp_path)
+    killed, last = Jobs(RunFolder(rehearsal)).all()
     assert killed.bad_nodes[0] not in last.nodes
+    (avoided,) = entries(rehearsal, "exclusion")
+    assert avoided["evidence"]["avoided"] == list(killed.bad_nodes)
 
 
 @pytest.mark.parametrize("page", ["pbs", "aurora"])
@@ -179,6 +187,6 @@ def test_the_page_of_a_pbs_site_leads_from_nothing_to_a_report(
         folder.mkdir()
     openpbs.link(programs, state)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    follow(page, tmp_path, os.environ | {"PATH": path})
+    follow(page, tmp_path, login_shell(tmp_path, os.environ | {"PATH": path}))
     killed, _ = Jobs(RunFolder(check_runs(tmp_path))).all()
     assert killed.bad_nodes == (openpbs.NODES[1],)

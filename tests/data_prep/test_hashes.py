@@ -3,14 +3,17 @@
 import hashlib
 import os
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from components.spec.data import Source
-from data_prep import hashes
+from data_prep import embedded, hashes
 from data_prep.corpus import Corpus
-from data_prep.hashes import HashCache, hash_file
+from data_prep.embedded import Library, LibraryDocument, open_embedded
+from data_prep.hashes import HashCache, Hashed, hash_file
 from data_prep.sources import open_source
 from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
 
@@ -131,3 +134,44 @@ def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
         cache(tmp_path)(file)
     with pytest.raises(Exception, match="cannot be read"):
         opened.inputs[0].record(cache(tmp_path))
+
+
+def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_path):
+    drawn: list[str] = []
+
+    def draw(origin: str) -> Hashed:
+        drawn.append(origin)
+        return Hashed(sha256=sha256(origin.encode()), bytes=len(origin))
+
+    for origin in ("one", "one", "other", "one"):
+        found = cache(tmp_path).drawn(origin, partial(draw, origin))
+        assert found == Hashed(sha256=sha256(origin.encode()), bytes=len(origin))
+    assert drawn == ["one", "other"]
+
+
+def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
+    expected = Hashed(sha256="a", bytes=1)
+    cache(tmp_path).drawn("one", lambda: expected)
+    with (tmp_path / "hashes.jsonl").open("a") as file:
+        file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')
+    assert cache(tmp_path).drawn("one", lambda: pytest.fail("drawn again")) == expected
+
+
+@pytest.mark.parametrize("name", ["python/source", "python/docs"])
+def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
+    tmp_path, monkeypatch, name
+):
+    library = open_embedded(name, "data.sources.python.embedded")
+    assert isinstance(library, Library)
+    expected = library.record(cache(tmp_path))
+    assert expected == library.record()
+    unread = replace(library, read=lambda: pytest.fail("drawn again"))
+    assert unread.record(cache(tmp_path)) == expected
+    other = (LibraryDocument(text="x = 1", group="other.py"), *embedded.library_source())
+    monkeypatch.setattr(embedded, "library_source", lambda: other)
+    embedded._origin.cache_clear()
+    try:
+        changed = replace(library, read=lambda: other[:1])
+        assert changed.record(cache(tmp_path)).bytes == len("x = 1")
+    finally:
+        embedded._origin.cache_clear()

@@ -5,10 +5,8 @@ Intel GPUs (what makes a device the current one), so it is lent that of ``meta``
 nothing. A backward pass asks for the GPU itself; there ``meta`` takes its place.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,9 @@ from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, auxiliary_terms
 from components.model.positions import Alibi, Learned
+from tests.components.model.planted_guard import lend_guard
 
 LENGTH, ROWS = 16, 67
-XPU, META = 12, 14  # c10::DeviceType, which torch's files of weights rely on
 MIXTURE = partial(
     Experts,
     num_experts=4,
@@ -63,17 +61,8 @@ def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def planted_guard() -> Iterator[None]:
-    """Lend the device guard of ``meta`` to ``xpu``, in the registry that torch looks into."""
-    if torch.xpu._is_compiled():
+    with lend_guard("xpu"):
         yield
-        return
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * (META + 1)).in_dll(
-        library, "_ZN3c104impl26device_guard_impl_registryE"
-    )
-    guards[XPU] = guards[META]
-    yield
-    guards[XPU] = None
 
 
 @pytest.mark.usefixtures("plain_attention", "planted_guard")

@@ -129,9 +129,12 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows_in_cache: i
     assert_all_close(cut, whole)
 
 
-def test_a_chunk_holds_as_many_experts_as_fit_and_at_least_one() -> None:
+def test_a_chunk_holds_as_many_experts_as_fit_and_at_least_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expert_chunks, "CHUNK_ELEMENTS", 8 * DIM)
     counts = [3, 0, 4, 9, 0, 2, 2]
-    chunks = list(expert_chunks._chunks(counts, most=8))
+    chunks = list(expert_chunks.chunks_of(counts, dim=DIM))
     assert [chunk.counts for chunk in chunks] == [[3, 0, 4], [9], [0, 2, 2]]
     assert [(c.experts.start, c.experts.stop) for c in chunks] == [(0, 3), (3, 4), (4, 7)]
     assert [(c.pairs.start, c.pairs.stop) for c in chunks] == [(0, 7), (7, 16), (16, 20)]

@@ -23,6 +23,7 @@ def test_a_device_of_the_profile_that_torch_does_not_see_is_missed(compose: Comp
     found = check_count(cluster)
     assert (found.verdict, found.rule) == ("bad", "cluster.device")
     assert "sees no such device" in found.found
+    assert found.expected == "1 cuda"
     assert devices_here(cluster) == []
 
 
@@ -41,6 +42,16 @@ def test_free_memory_is_compared_with_the_profiles(
     asked = round(share * free_bytes(CPU)[1])
     words = (*JUWELS, "cluster.device=cpu", f"cluster.hardware.memory_bytes={asked}")
     assert check_memory(compose(*words).cluster, rules, [CPU]).verdict == verdict
+
+
+def test_a_device_that_does_not_answer_is_named_and_ends_no_check(
+    compose: Compose, rules: Preflight
+) -> None:
+    """Torch knows of ``meta`` that it is a device, and of nothing to ask it."""
+    found = check_memory(compose(*JUWELS).cluster, rules, [CPU, torch.device("meta", 0)])
+    assert (found.verdict, found.expected) == ("bad", "an answer of each device")
+    assert found.found.startswith("meta:0: ")
+    assert "\n" not in found.found
 
 
 def test_without_a_profile_a_cpus_memory_is_not_judged(

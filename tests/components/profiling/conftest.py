@@ -1,8 +1,9 @@
 """A step of a small model under torch's profiler, as a run takes it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any, Literal
 
 import pytest
@@ -41,8 +42,20 @@ _FORMULAS: tuple[tuple[Any, Any], ...] = (
     (aten._scaled_dot_product_flash_attention_for_cpu, sdpa_flop),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward, sdpa_backward_flop),
 )
-# By torch's own formulas, which the counter wraps again.
-UNKNOWN_TO_TORCH = {operator: formula.__wrapped__ for operator, formula in _FORMULAS}
+
+
+def _mapped(
+    inputs: Any, weight: Sequence[int], *others: Any, out_shape: Sequence[int], **named: Any
+) -> int:
+    """Count two FLOPs for each number that comes out and each term of its sum."""
+    return 2 * prod(out_shape) * weight[1]
+
+
+# By torch's own formulas, which the counter wraps again, where it has one.
+UNKNOWN_TO_TORCH = {
+    **{operator: formula.__wrapped__ for operator, formula in _FORMULAS},
+    torch.ops.mkldnn._linear_pointwise: _mapped,
+}
 
 
 @dataclass(frozen=True)

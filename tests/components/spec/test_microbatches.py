@@ -1,5 +1,6 @@
 """Which numbers of microbatches run: torch's own schedules decide, and every batch is asked."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -85,6 +86,31 @@ def test_too_few_microbatches_are_refused_with_batches_and_sizes_that_work() -> 
     )
     compose("teuken7b", *words, "budget.global_batch_tokens=131_072", batch[1])
     compose("teuken7b", *words, batch[0], "parallelism.microbatch_sequences=1")
+
+
+@pytest.mark.parametrize(
+    ("batch", "remedy"),
+    [
+        ("4_096", "set budget.global_batch_tokens=6_144: this is the nearest"),
+        (
+            "8_192",
+            "set budget.global_batch_tokens=6_144 or budget.global_batch_tokens=12_288: these "
+            "are the nearest",
+        ),
+    ],
+    ids=["less than one sequence a rank", "between two"],
+)
+def test_a_batch_that_the_ranks_cannot_share_is_refused_with_words_that_work(
+    batch: str, remedy: str
+) -> None:
+    words = ("scale=mini", "cluster=aurora", "cluster.nodes=2")
+    with pytest.raises(RecipeError) as caught:
+        compose("mula1b", *words, f"budget.global_batch_tokens={batch}")
+    problem, _, way_out = str(caught.value).partition("\n  ")
+    assert "do not divide among 24 data ranks in microbatches of 1" in problem
+    assert way_out == remedy
+    for word in re.findall(r"budget\.\S+=[0-9_]+", way_out):
+        compose("mula1b", *words, word)
 
 
 def test_the_smallest_batch_of_a_ramp_is_asked_too() -> None:

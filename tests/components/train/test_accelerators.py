@@ -158,8 +158,8 @@ def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant)
             12,
             "pbs",
             "cluster.devices_per_node: 12 xpu devices, one a rank, but torch sees 6 here\n"
-            "  export ZE_FLAT_DEVICE_HIERARCHY=FLAT, under which each tile is a device, or set "
-            "cluster.devices_per_node=6",
+            "  export ZE_FLAT_DEVICE_HIERARCHY=FLAT, under which each tile is a device, or "
+            "tell the site if its other nodes have 12, or set cluster.devices_per_node=6",
         ),
         (
             "xpu",
@@ -185,8 +185,16 @@ def test_devices_may_be_left_over_where_no_scheduler_gave_the_node(plant: Plant)
             f"cluster.device: xpu, but torch {torch.__version__} sees no such device here\n"
             "  leave cluster.device=auto, or load a torch that was built for it",
         ),
+        (
+            "cuda",
+            0,
+            4,
+            "slurm",
+            f"cluster.device: cuda, but torch {torch.__version__} sees no such device here\n"
+            "  tell the site if its other nodes have 4, or load a torch that was built for it",
+        ),
     ],
-    ids=["whole GPUs", "another machine", "too few", "none"],
+    ids=["whole GPUs", "another machine", "too few", "none", "none of a cluster's"],
 )
 def test_devices_that_are_not_those_of_the_recipe_are_refused(
     plant: Plant, kind: str, seen: int, wanted: int, scheduler: str, message: str
@@ -208,6 +216,19 @@ def test_a_mask_that_hides_devices_is_named(
     monkeypatch.setenv(mask, value)
     with pytest.raises(RecipeError, match=rf"sees 1 here\n  unset {mask}, now {value}: a rank"):
         check_devices(cluster(kind, devices_per_node=4))
+
+
+def test_a_mask_that_names_all_devices_hides_none_of_them(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(cuda=3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # as a profile may set it
+    with pytest.raises(RecipeError) as caught:
+        check_devices(cluster("cuda", devices_per_node=4, scheduler="slurm"))
+    assert str(caught.value) == (
+        "cluster.devices_per_node: 4 cuda devices, one a rank, but torch sees 3 here\n"
+        "  tell the site if its other nodes have 4, or set cluster.devices_per_node=3"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@
 #SBATCH --gres=gpu:8
 #SBATCH --hint=nomultithread
 #SBATCH --time=100:00:00
-#SBATCH --signal=B:USR1@2040
+#SBATCH --signal=B:USR1@540
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --array=1-49%1
@@ -36,7 +36,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-trap 'touch "$run/stop"' USR1  # 2040 s before the wall: the run saves and stops
+trap 'touch "$run/stop"' USR1  # 540 s before the wall: the run saves and stops
 
 # Each node gets Python and the code once: its ranks read neither from a shared file system.
 python -m cluster.copies "$run" /path/to/kochbuch/.venv || { python -m cluster.end "$run" $?; exit; }

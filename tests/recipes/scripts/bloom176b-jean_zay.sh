@@ -10,7 +10,7 @@
 #SBATCH --gres=gpu:8
 #SBATCH --hint=nomultithread
 #SBATCH --time=100:00:00
-#SBATCH --signal=B:USR1@2040
+#SBATCH --signal=B:USR1@540
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --array=1-49%1
@@ -36,7 +36,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
 
-trap 'touch "$run/stop"' USR1  # 2040 s before the wall: the run saves and stops
+trap 'touch "$run/stop"' USR1  # 540 s before the wall: the run saves and stops
 
 # Each node looks at itself first; what is bad is left out, or the job ends (docs/preflight.md).
 timeout --kill-after=10 360 srun --kill-on-bad-exit=1 --wait=60 --nodes=48 --ntasks=48 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \

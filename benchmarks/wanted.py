@@ -1,0 +1,29 @@
+"""What is asked of each figure that a benchmark finds.
+
+The scripts judge by it, and `docs/speed.md` has it beside what was reached. Ratios say of what;
+seconds are by the clock; the others are fractions. Where nobody asked for more, the peer is
+what is asked for: as fast as it is a ratio of 1.
+"""
+
+THE_PEER = 1.0
+
+# benchmarks.train_step: tokens a second by the peer's
+LEAST_COMPILED_TO_EAGER = 1.15
+
+# benchmarks.loss: blocks by logits of all tokens
+MOST_LOSS_MEMORY, MOST_LOSS_TIME = 0.25, 1.1
+
+# benchmarks.whole_run
+MOST_OUTSIDE, MOST_LOADING, MOST_FIRST_SECONDS = 0.03, 0.02, 12.0
+
+# benchmarks.checkpoints: a stall by a synchronous save, throughput by dd's
+MOST_STALL, LEAST_THROUGHPUT = 0.15, 0.70
+
+# benchmarks.guards: a step with them by one without; benchmarks.profiler: of a step
+MOST_GUARDED, MOST_IDLE_FRACTION = 1.01, 0.01
+
+# benchmarks.worlds
+MOST_WORLD_SECONDS = 30.0
+
+# benchmarks.planner_accuracy: medians on layouts that no constant has seen
+LEAST_RIGHT_FITS, MOST_MEMORY_ERROR, MOST_TIME_ERROR, MOST_REGRET = 0.96, 0.08, 0.12, 0.05

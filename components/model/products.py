@@ -1,0 +1,100 @@
+"""Products of matrices by the faster of the two libraries that torch brings for a CPU.
+
+Torch asks MKL for float32 products, which has AVX-512 kernels for Intel's processors alone and
+half the rate on others. oneDNN has them for all. It is asked for plain float32 matrices on a
+processor with AVX-512; all else (float64, autocast, devices, DTensors, shapes without numbers)
+goes torch's usual way. Sums are taken in another order, and nothing else differs.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from components.model.precision import product_dtype
+
+_HAS_KERNELS = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+)
+_PLAIN = (Tensor, nn.Parameter)  # not their subclasses
+
+
+def linear(
+    inputs: Float[Tensor, "*batch depth"],
+    weight: Float[Tensor, "rows depth"],
+    bias: Float[Tensor, " rows"] | None = None,
+) -> Float[Tensor, "*batch rows"]:
+    """Map the last dimension, ``inputs @ weight.T + bias``, as ``F.linear`` does."""
+    if not goes_to_onednn(inputs, weight):
+        return F.linear(inputs, weight, bias)
+    apply: Any = _Linear.apply  # torch leaves it untyped
+    mapped: Tensor = apply(inputs, weight, bias)
+    return mapped
+
+
+def product(
+    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
+) -> Float[Tensor, "rows columns"]:
+    """Multiply, ``left @ right``, where nobody differentiates."""
+    return _by_onednn(left, right.T) if goes_to_onednn(left, right) else left @ right
+
+
+def goes_to_onednn(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether these are plain float32 matrices on a processor whose products oneDNN does."""
+    return (
+        _HAS_KERNELS
+        and type(inputs) in _PLAIN
+        and type(weight) in _PLAIN
+        and inputs.device.type == "cpu"
+        and inputs.dtype == weight.dtype == torch.float32
+        and product_dtype(inputs) == torch.float32
+    )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return _by_onednn(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        gradient = upstream[0].contiguous()
+        rows = gradient.flatten(0, -2)
+        wanted = ctx.needs_input_grad
+        return (
+            _by_onednn(gradient, weight.T) if wanted[0] else None,
+            _of_weight(rows, inputs.flatten(0, -2)) if wanted[1] else None,
+            rows.sum(0) if wanted[2] else None,
+        )
+
+
+def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """Take ``gradient.T @ inputs``; the left side is turned in memory, so be it the lesser."""
+    if gradient.shape[1] <= inputs.shape[1]:
+        return _by_onednn(gradient.T, inputs.T)
+    return _by_onednn(inputs.T, gradient.T).T.contiguous()
+
+
+def _by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return cast("Tensor", _compiled(inputs, weight, bias))
+    if not (weight.is_contiguous() or weight.T.is_contiguous()):
+        weight = weight.contiguous()  # it has a fast way for these two only
+    operator = torch.ops.mkldnn._linear_pointwise
+    return cast("Tensor", operator(inputs, weight, bias, "none", [], ""))
+
+
+# Torch's compiler takes that operator for constant weights alone, as in inference.
+@torch.library.custom_op("kochbuch::linear", mutates_args=())
+def _compiled(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _by_onednn(inputs, weight, bias)
+
+
+@_compiled.register_fake
+def _shape(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return inputs.new_empty(*inputs.shape[:-1], len(weight))

@@ -1,0 +1,254 @@
+"""The speed page says what is kept, what was asked for, and first what was not reached."""
+
+import ast
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import speed_claims, speed_page, speed_runs, speed_training, wanted
+from benchmarks.kept import RESULTS, circumstances
+from benchmarks.marked import split_marked
+from benchmarks.speed_claims import (
+    Axis,
+    Claim,
+    Figure,
+    Row,
+    at_least,
+    at_most,
+    circumstances_of,
+    merged,
+    number,
+    read_result,
+)
+from benchmarks.speed_plots import WIDTH, draw
+from command.arguments import ROOT
+
+SVG = "{http://www.w3.org/2000/svg}"
+SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+# Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
+NO_SPEED = {"chaos", "dryruns", "miniatures", "parity"}
+
+
+@pytest.fixture(scope="module")
+def claims() -> list[Claim]:
+    return speed_page.read_claims()
+
+
+def kept(stem: str) -> Any:
+    return json.loads((RESULTS / f"{stem}.json").read_text("utf-8"))
+
+
+def section(page: str, title: str) -> str:
+    return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def claim_of(*rows: Row, **axis: Any) -> Claim:
+    return Claim(
+        key="made",
+        title="Made",
+        says="",
+        beside="",
+        command="x",
+        rows=rows,
+        axis=Axis(title="ratio", **({"peer": "the peer"} | axis)),
+        source="x.json",
+        result={},
+    )
+
+
+def digits(value: float) -> str:
+    """Write three digits by Python's own rule, which keeps zeros only where it is told to."""
+    return f"{value:#.3g}".rstrip(".")
+
+
+def test_page_and_plots_are_what_the_kept_results_give(claims: list[Claim]) -> None:
+    made = speed_page.files(claims, speed_page.PAGE.read_text("utf-8"))
+    stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
+    assert stale == [], f"`{speed_page.WRITER}` writes them"
+    assert set(speed_page.PLOTS.iterdir()) == set(made) - {speed_page.PAGE}
+
+
+def test_every_kept_result_of_speed_has_its_claim(claims: list[Claim]) -> None:
+    speaking = {Path(claim.source).stem for claim in claims if "results" in claim.source}
+    every = {file.stem for file in RESULTS.glob("*.json")} - NO_SPEED - {"measured"}
+    assert len(every) > 10
+    assert speaking == every
+
+
+def test_figures_stand_on_the_page_as_the_results_have_them() -> None:
+    page = speed_page.PAGE.read_text("utf-8")
+    for seconds in kept("whole_run")["first_step_seconds"]:
+        assert f"{digits(seconds)} s" in section(page, "The whole run")
+    for size in kept("moe")["sizes"]:
+        row = re.search(rf"\| {size['tokens']:,} tokens \|.*", page)
+        assert row is not None
+        ratio = size["ratio_median"]["transformers, grouped_mm"]
+        assert digits(ratio) in row.group()
+    ratio = kept("data_prep")["bpe_bloom"]["ratio_by_processor_seconds"]["datatrove"]
+    assert digits(ratio) in section(page, "Tokenising")
+
+
+def test_what_is_not_reached_stands_before_every_claim_and_again_in_its_table() -> None:
+    page = speed_page.PAGE.read_text("utf-8")
+    middle = statistics.median(kept("whole_run")["first_step_seconds"])
+    late = middle > wanted.MOST_FIRST_SECONDS
+    told = f"**{digits(middle)} s**, wanted at most {wanted.MOST_FIRST_SECONDS:g} s."
+    assert (told in page.partition("\n## ")[0]) == late
+    lines = section(page, "The whole run").splitlines()
+    (row,) = (line for line in lines if "the median |" in line)
+    assert ("**not reached**" in row) == late
+
+
+def test_a_slower_result_turns_the_verdict() -> None:
+    result = kept("train_step")
+    pair = "ours / transformers"
+    verdicts = []
+    for ratio in (0.99, 1.0):
+        result["ratio_median"][pair] = ratio
+        claim = speed_training.dense_step(result)
+        verdicts.append(pair in [row.label for row, _, _ in claim.misses()])
+    assert verdicts == [True, False]
+
+
+def test_an_interval_is_judged_by_the_end_that_was_asked_for() -> None:
+    result = kept("guards")
+    result["paired_ratio"] = {"median": 0.99, "low": 0.97, "high": wanted.MOST_GUARDED + 0.001}
+    assert len(list(speed_runs.guards(result).misses())) == 1
+    figure = Figure(value=1.1, low=0.99, high=1.2, wanted=at_most(1.0, end="low"))
+    assert figure.met
+    assert not Figure(value=1.1, low=1.01, high=1.2, wanted=at_most(1.0, end="low")).met
+
+
+def test_bounds_themselves_are_met() -> None:
+    assert Figure(value=1.15, wanted=at_least(1.15)).met
+    assert Figure(value=12.0, wanted=at_most(12.0)).met
+    assert not Figure(value=12.1, wanted=at_most(12.0)).met
+    assert Figure(value=9e9).met
+
+
+def test_a_page_without_a_miss_names_none() -> None:
+    fine = claim_of(Row(label="a", figures={"found": Figure(value=2.0, wanted=at_least(1.0))}))
+    text = speed_page.summary([fine])
+    assert "Of 1 figures of which something was asked, 1 reach it.\n" in text
+    assert "do not" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0, "0.00"), (0.99961, "1.00"), (0.04319, "0.0432"), (1.1, "1.10"), (24.06, "24.1"),
+     (999.6, "1,000"), (4372.1, "4,372"), (0.0999999, "0.100")],
+)  # fmt: skip
+def test_numbers_have_three_digits_and_drop_none(value: float, told: str) -> None:
+    assert number(value) == told
+
+
+def test_a_result_that_says_less_of_itself_is_shown_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, missing = circumstances_of({
+        "torch": "2.13.0",
+        "rounds": 7,
+        "processor": "p",
+        "cores": 2,
+    })
+    assert told == {
+        "shape": "rounds 7",
+        "machine": "processor p, cores 2",
+        "versions": "torch 2.13.0",
+    }
+    assert missing == ["peer", "convention", "date"]
+    monkeypatch.setattr(speed_claims, "RESULTS", tmp_path)
+    assert read_result("worlds") is None
+
+
+def test_what_a_benchmark_says_of_itself_is_all_that_the_page_asks() -> None:
+    said = circumstances(
+        peer="a peer", convention="seconds", shape={"dim": 8}, packages=["torch"]
+    )
+    told, missing = circumstances_of(json.loads(json.dumps(said)))
+    assert missing == []
+    assert told["shape"] == "dim 8"
+    assert "torch 2." in told["versions"]
+
+
+def test_parts_of_a_file_have_a_date_each() -> None:
+    part = {"convention": "seconds", "peer": "p"}
+    parts = {"a": part | {"date": "2026-01-01"}, "b": part | {"date": "2026-02-02"}}
+    assert merged(parts, {})["date"] == {"a": "2026-01-01", "b": "2026-02-02"}
+    whole = {"convention": "of before"}
+    assert merged({"a": {"ratio": 1}}, whole) == whole
+
+
+def test_every_benchmark_that_keeps_a_result_says_beside_whom_and_how() -> None:
+    keeping = {}
+    for script in SCRIPTS:
+        tree = ast.parse(script.read_text("utf-8"))
+        calls = {node.func.id for node in ast.walk(tree)
+                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if "RESULT" in named and script.stem not in NO_SPEED:
+            keeping[script.stem] = "circumstances" in calls
+    assert len(keeping) > 12
+    assert [stem for stem, says in keeping.items() if not says] == []
+
+
+def test_plots_ask_for_no_other_file_and_keep_their_words_inside(claims: list[Claim]) -> None:
+    for claim in claims:
+        svg = ET.fromstring(draw(claim))
+        height = float(svg.attrib["height"])
+        for node in svg.iter():
+            assert not {"href", "src"} & {name.rpartition("}")[2] for name in node.attrib}
+        for circle in svg.iter(f"{SVG}circle"):
+            assert 0 < float(circle.attrib["cx"]) < WIDTH
+            assert 0 < float(circle.attrib["cy"]) < height
+        for text in svg.iter(f"{SVG}text"):
+            assert 0 < float(text.attrib["x"]) < WIDTH
+            assert 0 < float(text.attrib["y"]) < height
+
+
+def test_points_stand_where_their_values_are() -> None:
+    """Of ratios 1, 2, 4 on a logarithmic axis the middle one is half-way, as on paper."""
+    rows = [Row(label=f"{v}", figures={"found": Figure(value=v)}) for v in (1.0, 2.0, 4.0)]
+    svg = ET.fromstring(draw(claim_of(*rows, log=True)))
+    _, *places = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    assert places[1] == pytest.approx((places[0] + places[2]) / 2, abs=0.11)
+    assert places[0] < places[2]
+    (peer,) = (
+        line
+        for line in svg.iter(f"{SVG}line")
+        if line.attrib["class"] == "peer" and float(line.attrib["y2"]) > 50
+    )
+    assert float(peer.attrib["x1"]) == pytest.approx(places[0], abs=0.11)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
+    svg = ET.fromstring(
+        draw(claim_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
+    )
+    *_, place = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    assert 0.3 * WIDTH < place < 0.6 * WIDTH
+
+
+def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
+    figure = Figure(value=0.5, wanted=at_least(1.5))
+    svg = ET.fromstring(draw(claim_of(Row(label="a & b < c", figures={"found": figure}))))
+    words = [text.text for text in svg.iter(f"{SVG}text")]
+    assert "0.500 missed" in words
+    assert "a & b < c" in words
+    marks = [x for x in svg.iter(f"{SVG}line") if x.attrib["class"] == "wanted"]
+    assert len(marks) == 2  # in the legend and at 1.5, right of the point
+    points = [float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle")]
+    assert float(marks[-1].attrib["x1"]) > points[-1]
+
+
+def test_a_page_without_its_marks_is_not_written_over() -> None:
+    with pytest.raises(AssertionError, match="no mark for claims"):
+        split_marked("text", "claims", "writer")
+    with pytest.raises(AssertionError, match="no end of claims"):
+        split_marked("<!-- claims: written by `writer` -->\n", "claims", "writer")

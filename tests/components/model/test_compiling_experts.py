@@ -1,0 +1,142 @@
+"""Experts in compiled layers: one graph, however the tokens fall on them."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from components.model import moe
+from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import compile_layers
+from components.model.decoder import Decoder
+from components.model.expert_products import has_grouped_kernel
+from components.model.moe import Experts
+from tests.components.model.comparison import randomized
+from tests.components.model.test_compiling import compare
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, as in test_compiling
+
+Build = Callable[..., Decoder]
+NUM_EXPERTS, TOP_K, DIM, FFN_DIM, TOKENS = 4, 2, 16, 24, 24
+
+
+def mixture(**changes: Any) -> partial[Experts]:
+    settings: dict[str, Any] = {
+        "num_experts": NUM_EXPERTS,
+        "top_k": TOP_K,
+        "ffn_dim": FFN_DIM,
+        "activation": "silu",
+        "gated": True,
+        "renormalize": False,
+        "routing": "learned",
+        "auxiliary_loss": 0.01,
+        "auxiliary_scope": "model",
+        "z_loss": 0.001,
+        "path": "auto",
+    }
+    return partial(Experts, **settings | changes)
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def falling_on(favourites: Sequence[int]) -> Tensor:
+    """Draw tokens that prefer these experts, for a router whose weight is the unit matrix."""
+    hidden = torch.rand(1, TOKENS, DIM)
+    hidden[:, :, list(favourites)] += 3
+    return hidden.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 3e-2)], ids=str
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, gated: bool
+) -> None:
+    # In bfloat16 the way of a device with grouped products, in double precision the chunks.
+    monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
+    layer = mixture(gated=gated)(dim=DIM).to(dtype)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.eye(NUM_EXPERTS, DIM))
+    compiled = torch.compile(layer.forward, fullgraph=True, dynamic=False, backend="aot_eager")
+    loads: list[list[float]] = []
+    for favourites in ([0, 1], [2, 3], [], [1, 2]):
+        hidden = falling_on(favourites).to(dtype).detach().requires_grad_()
+        stance = "fail_on_recompile" if loads else "default"
+        with torch.compiler.set_stance(stance):
+            mixed = compiled(hidden)
+            routing = layer.take_routing()
+            found = [mixed, *gradients(mixed, hidden, layer)]
+        plain = layer(hidden)
+        expected = [plain, *gradients(plain, hidden, layer)]
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).abs().max() <= tolerance * other.abs().max()
+        assert routing is not None
+        loads.append(routing.counts.tolist())
+    assert loads[0] == [TOKENS, TOKENS, 0, 0]
+    assert loads[1] == [0, 0, TOKENS, TOKENS]
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def gradients(mixed: Tensor, hidden: Tensor, layer: Experts) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    return torch.autograd.grad(
+        mixed, [hidden, *layer.parameters()], torch.randn(mixed.shape).to(mixed.dtype)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["none", "full", ["mlp"]], ids=str)
+@pytest.mark.parametrize("path", ["auto", "loop"])
+def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
+    small_decoder: Build, recompute: Literal["none", "full"] | list[str], path: str
+) -> None:
+    plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
+    model = copy.deepcopy(plain)
+    checkpoint_activations(model, recompute)
+    compile_layers(model, "layers")
+    compare(plain, model, torch.randint(61, (2, 19)))
+    if path == "auto" and recompute != ["mlp"]:  # nothing hangs on the experts
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+
+
+def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:
+    experts = mixture()(dim=DIM)
+    hidden = falling_on([0, 1])
+    experts(hidden)
+    first = experts.take_routing()
+    records: list[None] = []
+
+    def forward(given: Tensor) -> Tensor:
+        experts.routing = None  # as a graph does, which cannot ask: it writes
+        records.append(None)
+        return given.square()
+
+    repeatable = moe.forgets_repetitions(forward, [experts])
+    squared = checkpoint(repeatable, hidden, use_reentrant=False)
+    experts.routing = first
+    squared.sum().backward()
+    assert len(records) == 2
+    assert experts.routing is first
+
+
+def test_a_graph_may_ask_whether_a_device_has_grouped_products() -> None:
+    def ask(given: Tensor) -> Tensor:
+        return given + 1 if has_grouped_kernel("xpu") else given - 1
+
+    compiled = torch.compile(ask, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(1)) == ask(torch.zeros(1))

@@ -1,0 +1,149 @@
+"""Every way to compute experts, against the sum over all experts in double precision."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from components.model.activations import ACTIVATIONS
+from components.model.expert_chunks import chunked_products
+from components.model.expert_operator import _mix, _mix_back, chunked_operator
+from components.model.expert_products import (
+    Matrices,
+    Order,
+    _Reduce,
+    _Spread,
+    grouped_products,
+    loop,
+)
+
+# Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.
+DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 16, 24, 6, 2
+# Of the largest element. Weighted sums of a few hundred products lose a digit or two.
+TOLERANCES = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 3e-2}
+Mix = Callable[..., Tensor]
+PATHS: dict[str, Mix] = {
+    "loop": loop,
+    "chunks": chunked_products,
+    "operator": chunked_operator,
+    "grouped": grouped_products,
+}
+paths = pytest.mark.parametrize("path", list(PATHS))
+routings = pytest.mark.parametrize("routing", ["random", "no token", "one token", "all to one"])
+
+
+def choose(routing: str) -> Tensor:
+    if routing == "all to one":  # its pairs are of one place each: the others' weight nothing
+        return torch.tensor([[3, 3]]).expand(13, TOP_K)
+    tokens = {"random": 37, "no token": 0, "one token": 1}[routing]
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.rand(tokens, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
+
+
+def draw(tokens: int, *, gated: bool, dtype: torch.dtype) -> list[Tensor]:
+    """Draw tokens, weights, stacks and the gradient of the result, rounded to ``dtype``."""
+    generator = torch.Generator().manual_seed(7)
+    wide = (NUM_EXPERTS, FFN_DIM, DIM)
+    shapes = [(tokens, DIM), (tokens, TOP_K), wide, wide, (NUM_EXPERTS, DIM, FFN_DIM)]
+    shapes = [*(shapes if gated else shapes[:2] + shapes[3:]), (tokens, DIM)]
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [(each / each.shape[-1] ** 0.5).to(dtype) for each in drawn]
+
+
+def differentiate(mix: Mix, chosen: Tensor, given: list[Tensor]) -> list[Tensor]:
+    """Return the mixture and the gradient of everything it is made of."""
+    *learned, upstream = given
+    tokens, weights, *stacks = learned = [each.clone().requires_grad_() for each in learned]
+    gate = stacks[0] if len(stacks) == 3 else None
+    matrices = Matrices(gate, stacks[-2], stacks[-1], ACTIVATIONS["silu"])
+    mixed = mix(tokens, weights, chosen, matrices)
+    return [mixed, *torch.autograd.grad(mixed, learned, upstream.to(mixed.dtype))]
+
+
+def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices) -> Tensor:
+    """Send every token through every expert, and count those it chose."""
+    gate, up, down, activation, _ = matrices
+    widened = torch.einsum("td,efd->tef", tokens, up)
+    if gate is None:
+        inner = activation.forward(widened)
+    else:
+        inner = activation.forward(torch.einsum("td,efd->tef", tokens, gate)) * widened
+    chose = torch.nn.functional.one_hot(experts, NUM_EXPERTS).to(tokens.dtype)
+    shares = torch.einsum("tk,tke->te", weights, chose)
+    return torch.einsum("te,tef,edf->td", shares, inner, down)
+
+
+@paths
+@routings
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_a_mixture_and_its_gradients_are_the_sum_over_all_experts(
+    path: str, routing: str, gated: bool, dtype: torch.dtype
+) -> None:
+    if path == "grouped" and dtype == torch.float64:
+        pytest.skip("torch has no grouped products in double precision")
+    chosen = choose(routing)
+    given = draw(len(chosen), gated=gated, dtype=dtype)
+    found = differentiate(PATHS[path], chosen, given)
+    expected = differentiate(reference, chosen, [each.double() for each in given])
+    assert len(found) == 6 if gated else 5
+    for one, exact in zip(found, expected, strict=True):
+        assert one.shape == exact.shape
+        if exact.numel():  # without tokens, gradients of matrices are zero
+            gap = (one.double() - exact).abs().max()
+            assert gap <= TOLERANCES[dtype] * exact.abs().max()
+
+
+@paths
+def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None:
+    given = draw(13, gated=True, dtype=torch.float32)
+    for gradient in differentiate(PATHS[path], choose("all to one"), given)[3:]:
+        others = torch.cat([gradient[:3], gradient[4:]])
+        assert not others.any()
+        assert gradient[3].any()
+
+
+@pytest.mark.parametrize("mix", [loop, chunked_products, chunked_operator])
+@routings
+def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
+    chosen = choose(routing)[:5]
+    *given, _ = draw(len(chosen), gated=True, dtype=torch.float64)
+    given = [each.requires_grad_() for each in given]
+
+    def mixed(tokens: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
+        gate, up, down = stacks
+        return mix(tokens, weights, chosen, Matrices(gate, up, down, ACTIVATIONS["silu"]))
+
+    assert torch.autograd.gradcheck(mixed, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["whole", "part"])
+@pytest.mark.parametrize("routing", ["random", "one token", "all to one"])
+def test_spread_and_reduce_have_the_numerical_gradients(first: int, routing: str) -> None:
+    """They surround the grouped products, which have no double precision."""
+    chosen = choose(routing) - first  # so that some experts are not here
+    parts = 1 if first == 0 else NUM_EXPERTS // 2
+    order = Order.of(chosen, num_experts=NUM_EXPERTS // parts, parts=parts)
+    rows = torch.randn(len(chosen), 3, dtype=torch.float64, requires_grad=True)
+    sorted_rows = torch.randn(len(order.pairs), 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda given: _Spread.apply(given, order), rows)
+    assert torch.autograd.gradcheck(
+        lambda given: _Reduce.apply(given, order, len(chosen)), sorted_rows
+    )
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_operator_is_what_it_tells_torch_s_compiler(gated: bool) -> None:
+    chosen = choose("random")
+    tokens, weights, *stacks, upstream = draw(len(chosen), gated=gated, dtype=torch.float32)
+    gate = stacks[0] if gated else None
+    order = Order.of(chosen, num_experts=NUM_EXPERTS, parts=1)
+    sorted_weights = weights.flatten()[order.pairs]
+    given = (tokens, sorted_weights, gate, *stacks[-2:])
+    learned = tuple(None if each is None else each.requires_grad_() for each in given)
+    torch.library.opcheck(_mix, (*learned, *order[:3], "silu"))
+    _, counts, widened = _mix(*given, *order[:3], "silu")
+    detached = [None if each is None else each.detach() for each in given]
+    saved = (*detached, *order[:2], counts, [each.detach() for each in widened])
+    torch.library.opcheck(_mix_back, (upstream, *saved, "silu"))

@@ -1,0 +1,128 @@
+"""Products through oneDNN against torch's in double precision, and what does not go there."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from components.model.linear import Linear
+from components.model.products import goes_to_onednn, linear, product
+from tests.components.model.comparison import relative_difference
+
+# Sums of some hundred float32 products, in any order.
+TOLERANCE = 2e-6
+needs_kernels = pytest.mark.skipif(
+    not goes_to_onednn(torch.ones(1, 1), torch.ones(1, 1)),
+    reason="oneDNN is asked for products on processors with AVX-512",
+)
+
+
+def wide_and_leaf(*shape: int) -> tuple[Tensor, Tensor]:
+    wide = torch.randn(*shape, dtype=torch.float64)
+    return wide.requires_grad_(), wide.detach().float().requires_grad_()
+
+
+def assert_close(ours: Tensor, exact: Tensor) -> None:
+    assert ours.shape == exact.shape
+    assert relative_difference(ours.double(), exact) < TOLERANCE
+
+
+@pytest.mark.parametrize("batch", [(7,), (3, 5), (2, 3, 4)])
+@pytest.mark.parametrize(("depth", "rows"), [(6, 31), (31, 6), (128, 1)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_map_and_its_gradients_equal_torchs(
+    batch: tuple[int, ...], depth: int, rows: int, with_bias: bool
+) -> None:
+    sides = [wide_and_leaf(*batch, depth), wide_and_leaf(rows, depth)]
+    sides += [wide_and_leaf(rows)] if with_bias else []
+    exact, ours = zip(*sides, strict=True)
+    expected, mapped = F.linear(*exact), linear(*ours)
+    assert_close(mapped, expected)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(mapped, ours, upstream.float())
+    for one, other in zip(
+        gradients, torch.autograd.grad(expected, exact, upstream), strict=True
+    ):
+        assert_close(one, other)
+        assert one.is_contiguous()
+
+
+@pytest.mark.parametrize("stride", ["columns", "every second", "transposed"])
+def test_strides_of_either_side_and_of_the_gradient_change_nothing(stride: str) -> None:
+    def strided(tensor: Tensor) -> Tensor:
+        if stride == "transposed":
+            return tensor.T.contiguous().T
+        return tensor[:, :9] if stride == "columns" else tensor[:, ::2]
+
+    exact, ours = zip(wide_and_leaf(8, 18), wide_and_leaf(5, 18), strict=True)
+    expected, mapped = (linear(*map(strided, sides)) for sides in (exact, ours))
+    assert_close(mapped, expected)
+    # The gradient of a sum is one number, repeated by a stride of zero.
+    gradients = torch.autograd.grad(mapped.sum(), ours)
+    for one, other in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
+        assert_close(one, other)
+    assert_close(
+        product(strided(ours[0]).detach(), strided(ours[1]).detach().T), expected.detach()
+    )
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
+    sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 4), (5, 4), (5,))]
+    sides[frozen].requires_grad_(False)
+    torch.autograd.backward(linear(*sides).sum())
+    assert [side.grad is None for side in sides] == [index == frozen for index in range(3)]
+
+
+def test_two_calls_give_the_same_bits() -> None:
+    inputs, weight = torch.randn(64, 256), torch.randn(96, 256)
+    assert torch.equal(linear(inputs, weight), linear(inputs, weight))
+
+
+@pytest.fixture
+def _compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports
+@pytest.mark.usefixtures("_compiler")
+def test_compiled_a_map_is_what_it_was() -> None:
+    layer = Linear(24, 40)
+    compiled = torch.compile(layer, dynamic=False, fullgraph=True)
+    inputs = torch.randn(2, 9, 24, requires_grad=True)
+    sides = (inputs, *layer.parameters())
+    plain, ours = layer(inputs), compiled(inputs)
+    assert_close(ours, plain.double())
+    upstream = torch.randn_like(plain)
+    expected = torch.autograd.grad(plain, sides, upstream)
+    for one, other in zip(torch.autograd.grad(ours, sides, upstream), expected, strict=True):
+        assert_close(one, other.double())
+
+
+@needs_kernels
+def test_plain_float32_goes_to_onednn_forward_and_backward() -> None:
+    inputs, weight = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    with torch.profiler.profile() as running:
+        torch.autograd.backward(linear(inputs, weight).sum())
+    calls = {one.key: one.count for one in running.key_averages()}
+    assert calls["mkldnn::_linear_pointwise"] == 3
+    assert "aten::mm" not in calls
+
+
+def test_other_precisions_autocast_and_tensors_without_numbers_go_torchs_way() -> None:
+    wide, plain = torch.randn(2, 2, dtype=torch.float64), torch.randn(2, 2)
+    assert not goes_to_onednn(wide, wide)
+    assert torch.equal(linear(wide, wide), F.linear(wide, wide))
+    assert not goes_to_onednn(plain.to("meta"), plain.to("meta"))
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(plain)
+        assert not goes_to_onednn(fake, fake)
+        assert linear(fake, fake).shape == (2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not goes_to_onednn(plain, plain)
+        assert linear(plain, plain).dtype == torch.bfloat16

@@ -1,0 +1,102 @@
+"""A layer of experts on one GPU mixes what double precision mixes on the host."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from components.model.compiling import compile_layers
+from components.model.expert_products import has_grouped_kernel
+from components.model.moe import Experts
+
+DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 256, 128, 16, 4, 1_024
+# Of the largest element: 8 bits, and sums of a few hundred products in float32.
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # the compiler warns of its own imports
+]
+
+
+class Layers(nn.Module):
+    """One layer of experts, where a decoder has its layers."""
+
+    def __init__(self, experts: Experts) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": experts})
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        mixed: Tensor = self.layers["0"](hidden)
+        return mixed
+
+
+def layers_of(dtype: torch.dtype) -> Layers:
+    torch.manual_seed(0)
+    experts = Experts(
+        dim=DIM,
+        num_experts=NUM_EXPERTS,
+        top_k=TOP_K,
+        ffn_dim=FFN_DIM,
+        activation="silu",
+        gated=True,
+        renormalize=True,
+        routing="learned",
+        auxiliary_loss=0.01,
+        auxiliary_scope="model",
+        z_loss=0.001,
+        path="auto",
+    )
+    with torch.no_grad():
+        experts.router.weight.copy_(torch.eye(NUM_EXPERTS, DIM))
+    return Layers(experts.to(dtype))
+
+
+def tokens_for(experts: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draw tokens for these experts, further apart than bfloat16 rounds, and a gradient."""
+    hidden = torch.randn(1, TOKENS, DIM)
+    ranks = torch.rand(TOKENS, len(experts)).argsort(1)
+    hidden[..., :NUM_EXPERTS] = -8.0
+    hidden[..., experts.start : experts.stop] = ranks / 4
+    return hidden.to(dtype), torch.randn(1, TOKENS, DIM).to(dtype)
+
+
+def mixed_and_gradients(model: Layers, hidden: Tensor, upstream: Tensor) -> list[Tensor]:
+    hidden = hidden.clone().requires_grad_()
+    mixed = model(hidden)
+    return [mixed, *torch.autograd.grad(mixed, [hidden, *model.parameters()], upstream)]
+
+
+@pytest.mark.parametrize("parts", ["none", "layers"], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_a_gpu_mixes_what_the_host_mixes_in_double_precision(
+    gpu: str, dtype: torch.dtype, parts: str
+) -> None:
+    torch._dynamo.reset()
+    exact = layers_of(dtype)
+    model = copy.deepcopy(exact).to(gpu)
+    exact.double()
+    compile_layers(model, "layers" if parts == "layers" else "none")
+    for experts in (range(NUM_EXPERTS), range(3, 3 + TOP_K)):  # all of them, and a few
+        given = tokens_for(experts, dtype)
+        found = mixed_and_gradients(model, *(each.to(gpu) for each in given))
+        expected = mixed_and_gradients(exact, *(each.double() for each in given))
+        for one, other in zip(found, expected, strict=True):
+            assert one.device.type == gpu
+            gap = (one.cpu().double() - other).abs().max()
+            assert gap <= TOLERANCES[dtype] * other.abs().max()
+
+
+def test_grouped_products_on_a_gpu_wait_for_no_counts(gpu: str) -> None:
+    module = torch.get_device_module(gpu)
+    if not has_grouped_kernel(gpu) or not hasattr(module, "set_sync_debug_mode"):
+        pytest.skip("needs grouped products, and a device module that tells of waits")
+    model = layers_of(torch.bfloat16).to(gpu)
+    hidden, upstream = (each.to(gpu) for each in tokens_for(range(NUM_EXPERTS), torch.bfloat16))
+    mixed_and_gradients(model, hidden, upstream)  # what is set up once may wait
+    module.set_sync_debug_mode("error")
+    try:
+        mixed_and_gradients(model, hidden, upstream)
+    finally:
+        module.set_sync_debug_mode("default")
