@@ -28,7 +28,8 @@ HEAD = """# Dry runs of all recipes
 
 The real step of one rank of each role at full size, on tensors without values (`make dryruns`;
 [dryrun.md](dryrun.md) says what is counted). Peaks are of the fullest role, in GiB, with what
-the plan adds for the allocator; `usable` is what tensors can have of a device. Two cores took
+the plan adds for the allocator; `usable` is what tensors can have of a device, `Plan` what the
+plan said when the row was made: today's is in [the ledger](ledger.md). Two cores took
 the seconds, by the clock and of both together; the last column has the GiB that the largest
 process held here.
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from cluster.records import JobRecord, Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
-from components.errors import RecipeError
 from components.spec.recipe import read_recipe
-from components.train.run_folder import RunFolder
+from components.train.run_folder import RunFolder, existing_run_folder
 
 # Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
 REASONS: Mapping[str, str] = {
@@ -58,9 +57,7 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
     Raises:
         RecipeError: ``path`` is no run folder.
     """
-    folder = RunFolder(path)
-    if not folder.recipe.is_file():
-        raise RecipeError("run", f"{path} is no run folder", "it needs a recipe.json")
+    folder = existing_run_folder(path)
     recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
     chain = jobs.newest()
     queued: tuple[JobState, ...] | None = None

@@ -75,10 +75,7 @@ def parse_word(word: str) -> Override:
     Raises:
         RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
     """
-    key, equals, _ = word.partition("=")
-    if not equals or word.startswith("-"):
-        known = [*COMMAND_KEYS, *groups()]
-        raise RecipeError(word, "an argument is key=value", nearest(key.lstrip("-"), known))
+    key = _check_form(word)
     if key[:1] in {"+", "~"}:
         plain = key.lstrip("+~")
         raise RecipeError(word, "keys are neither added nor removed", f"write {plain}=...")
@@ -90,6 +87,24 @@ def parse_word(word: str) -> Override:
         raise RecipeError(
             key, _first_line(error), "quote the value for the shell and for YAML"
         ) from None
+
+
+def _check_form(word: str) -> str:
+    """Return the key of ``key=value``; else say what was probably meant."""
+    key, equals, text = word.partition("=")
+    if equals and not word.startswith("-"):
+        return key
+    plain, known = key.lstrip("-"), groups()
+    keys = [*COMMAND_KEYS, *known]
+    if plain in keys or "." in plain:
+        way = f"write {plain}={text or '...'}"
+    elif plain in known["recipe"]:
+        way = f"write recipe={plain}"
+    elif plain in ACTIONS:
+        way = f"write action={plain}"
+    else:
+        way = nearest(plain, keys)
+    raise RecipeError(word, "an argument is key=value", way)
 
 
 def _first_line(error: Exception) -> str:
@@ -108,7 +123,7 @@ def read_point(words: Sequence[str]) -> Arguments:
     values: dict[str, Any] = {}
     site: dict[str, Any] = {}
     for word in words:
-        key, _, text = word.partition("=")
+        key, text = _check_form(word), word.partition("=")[2]
         kept = command if key in COMMAND_KEYS or key == "recipe" else values
         kept = choices if key in known and key != "recipe" else kept
         kept = site if key.startswith(SITE) else kept

@@ -13,6 +13,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from components.errors import RecipeError
+from components.spec.targets import nearest
 
 MAX_BYTES = 1_000_000
 MOST_LEVELS = 40  # the deepest recipe here has 8
@@ -104,7 +105,7 @@ def read_data(file: Path, kind: str) -> Sent:
     except RecursionError:
         _refuse(file, 1, "nested too deeply")
     if not isinstance(tree, dict):
-        raise RecipeError(kind, f"{file} holds no mapping", f"a {kind} is key: value")
+        raise RecipeError(kind, f"{file} holds no mapping", "it has lines of key: value")
     return Sent(file=file, tree=tree, lines=dict(_lines(node)) if node else {}, text=text)
 
 
@@ -116,7 +117,11 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_size(content, file, kind)
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise RecipeError(kind, f"there is no file {file}", "check the path") from None
+        beside = sorted(one.name for one in file.parent.glob("*.yaml"))
+        way = (
+            f"{file.parent} holds: {nearest(file.name, beside)}" if beside else "check the path"
+        )
+        raise RecipeError(kind, f"there is no file {file}", way) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise RecipeError(
@@ -142,7 +147,7 @@ def refuse_size(content: bytes, file: Path, kind: str) -> None:
     if len(content) > MAX_BYTES:
         line = content.count(b"\n") + 1
         problem = f"{file} is larger than {MAX_BYTES:,} bytes"
-        raise RecipeError(f"{file.name}:{line}", problem, f"is it a {kind}?")
+        raise RecipeError(f"{file.name}:{line}", problem, "is it the file that you meant?")
 
 
 def refuse_hidden(text: str, file: Path) -> None:

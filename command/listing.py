@@ -2,19 +2,21 @@
 
 import sys
 
-from command.arguments import ROOT
+from command.arguments import ACTIONS, ROOT
 from command.recipe_file import read_recipe_file
 
 USAGE = """\
 python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
-Without cluster= a miniature of the recipe trains here. The recipes:
+Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
+  {actions}
+The recipes, each with its home cluster:
 
 """
 
 
 def list_recipes() -> None:
     """Print the usage and one line for each recipe."""
-    sys.stdout.write(USAGE)
+    sys.stdout.write(USAGE.format(actions=" ".join(ACTIONS)))
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         tree = read_recipe_file(file).tree
         sys.stdout.write(f"{file.stem:<16} {tree['home']:<14} {tree['why']}\n")

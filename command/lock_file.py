@@ -28,13 +28,13 @@ class Received:
     sealed: bool
 
 
-def read_given(file: Path) -> Sent | Received:
-    """Read a file as a lock if it says that it is one; else give back plain data.
+def read_given(file: Path, key: str = "recipe") -> Sent | Received:
+    """Read the file that ``key`` names as a lock if it says that it is one; else as plain data.
 
     Raises:
         RecipeError: it is no plain YAML, or a lock that holds what it may not; with the line.
     """
-    sent = read_data(file, "recipe")
+    sent = read_data(file, key)
     if MARK not in sent.tree:
         return sent
     try:

@@ -23,7 +23,7 @@ from components.sharing.lock import (
 from components.sharing.prepared import describe_prepared, find_prepared
 from components.spec.groups import Group, fingerprint_of
 from components.spec.recipe import Recipe, read_recipe
-from components.train.run_folder import RunFolder
+from components.train.run_folder import existing_run_folder
 from components.train.software import describe_software
 
 Kind = Literal["lock", "recipe"]
@@ -36,7 +36,7 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
         RecipeError: what is wrong with the words or the run; a layout that is searched for.
     """
     run = arguments.folders.get("run")
-    folder = RunFolder(run) if run else None
+    folder = existing_run_folder(run) if run else None
     if folder is not None:
         recipe = read_recipe(folder.recipe)
         arguments = read_point(words_of_run(folder))

@@ -2,6 +2,8 @@
 
 import importlib
 import logging
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -11,8 +13,33 @@ from command.outcome import Outcome, Status
 from command.points import split_sweep, study_words, submits
 from components.errors import RecipeError
 
+READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
+
 
 def main(words: Sequence[str]) -> int:
+    """Run the command; a reader that has seen enough, such as ``head``, ends it silently."""
+    output = os.dup(1)  # rich turns standard output away before it tells of a broken pipe
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # the second is how rich tells
+        if not _is_broken(output):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return READER_GONE
+    finally:
+        os.close(output)
+    return status
+
+
+def _is_broken(output: int) -> bool:
+    """Tell a closed standard output from any other pipe."""
+    asked = select.poll()
+    asked.register(output, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in asked.poll(0))
+
+
+def _run(words: Sequence[str]) -> int:
     """Run every point and return the highest exit status."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     if not words or set(words) <= {"-h", "--help"}:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from components.errors import RecipeError
+from components.train.run_folder import existing_run_folder
 
 
 def named_runs(arguments: Arguments) -> list[Path]:
@@ -18,5 +19,6 @@ def named_runs(arguments: Arguments) -> list[Path]:
     found = []
     for folder in named:
         inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
-        found += [folder] if (folder / "recipe.json").exists() or not inside else inside
+        alone = (folder / "recipe.json").is_file() or not inside
+        found += [existing_run_folder(folder).path] if alone else inside
     return found

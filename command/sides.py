@@ -16,7 +16,7 @@ from components.sharing.differences import Side, side_of
 from components.sharing.lock import Losses, Prepared, losses_of
 from components.sharing.prepared import damaged, describe_prepared, find_prepared
 from components.spec.recipe import Recipe, read_recipe, read_section
-from components.train.run_folder import RunFolder
+from components.train.run_folder import RunFolder, existing_run_folder
 from components.train.software import Software, describe_software
 
 
@@ -29,23 +29,22 @@ def read_sides(arguments: Arguments) -> tuple[Side, Side]:
     for key in ("a", "b"):
         if key not in arguments.folders:
             raise RecipeError(key, "two sides are compared", "write a=RECIPE b=RECIPE")
-    texts = [str(arguments.folders[key]) for key in ("a", "b")]
-    frozen = [_frozen(text) for text in texts]
-    scales = [side.tree["scale"]["name"] for side in frozen if side] or ["full"]
+    texts = {key: str(arguments.folders[key]) for key in ("a", "b")}
+    frozen = {key: _frozen(text, key) for key, text in texts.items()}
+    scales = [side.tree["scale"]["name"] for side in frozen.values() if side] or ["full"]
     a, b = (
-        side or _composed(text, arguments, scales[0])
-        for text, side in zip(texts, frozen, strict=True)
+        frozen[key] or _composed(text, arguments, scales[0], key) for key, text in texts.items()
     )
     return a, b
 
 
-def side_of_run(path: Path) -> Side:
+def side_of_run(path: Path, key: str = "run") -> Side:
     """Read a run folder: its recipe, and what it knows of software, data and losses.
 
     Raises:
         RecipeError: it is no run folder.
     """
-    folder = RunFolder(path)
+    folder = existing_run_folder(path, key)
     return Side(
         label=str(path),
         tree=read_recipe(folder.recipe).model_dump(mode="json"),
@@ -95,24 +94,29 @@ def losses_in(folder: RunFolder) -> Losses | None:
     return losses_of([by_step[step] for step in sorted(by_step)]) if by_step else None
 
 
-def _frozen(text: str) -> Side | None:
+def _frozen(text: str, key: str) -> Side | None:
     """Read a run folder or a lock; None if the text names a recipe."""
     path = Path(text)
     if path.is_dir():
-        return side_of_run(path)
+        return side_of_run(path, key)
     if path.suffix != ".yaml" or " " in text:
         return None
-    given = read_given(path)
+    given = read_given(path, key)
     return side_of(given.lock, text) if isinstance(given, Received) else None
 
 
-def _composed(text: str, arguments: Arguments, scale: str) -> Side:
+def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
     """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
     name, *own = shlex.split(text)
     mine = read_point([f"recipe={name}", *own])
     choices = {"scale": scale, **arguments.choices, **mine.choices}
     values = {**arguments.values, **mine.values}
-    recipe = compose_recipe(replace(mine, choices=choices, values=values))
+    try:
+        recipe = compose_recipe(replace(mine, choices=choices, values=values))
+    except RecipeError as error:
+        if error.path != "recipe":
+            raise
+        raise RecipeError(key, error.problem, error.remedy) from None
     return Side(label=text, tree=recipe.model_dump(mode="json"))
 
 

@@ -16,7 +16,7 @@ from components.errors import RecipeError
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.targets import nearest
-from components.train.run_folder import RunFolder
+from components.train.run_folder import RunFolder, existing_run_folder
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ def open_trained(arguments: Arguments) -> Trained:
     if "run" not in arguments.folders:
         remedy = "write run=FOLDER"
         raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
-    folder = RunFolder(arguments.folders["run"])
-    if not folder.recipe.is_file():
-        raise RecipeError("run", f"{folder.path} is no run folder", "it needs a recipe.json")
+    folder = existing_run_folder(arguments.folders["run"])
     recipe = read_recipe(folder.recipe)
     return Trained(folder, recipe, _choose(folder, _read_tokens(arguments)))
 

@@ -44,10 +44,8 @@ def _chain(folder: RunFolder) -> str:
     """Return the id by which the scheduler knows the run's last hand-over.
 
     Raises:
-        RecipeError: it is no run folder, or was never submitted.
+        RecipeError: it was never submitted.
     """
-    if not folder.recipe.is_file():
-        raise RecipeError("run", f"{folder.path} is no run folder", "it needs a recipe.json")
     chain = Jobs(folder).newest()
     if chain is None:
         raise RecipeError(

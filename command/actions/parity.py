@@ -74,7 +74,8 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
     """Compose the dealt layout if ranks are named or nothing else is, then the listed ones.
 
     Raises:
-        RecipeError: a key is named that a proof sets otherwise, or a layout breaks a rule.
+        RecipeError: a key is named that a proof sets otherwise, a layout breaks a rule, or
+            nothing is named that differs from one process.
     """
     named = Named(arguments.values)
     for key, value in FIXED.items():
@@ -83,7 +84,12 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
     choices = {"scale": "parity"} | arguments.choices
     values = arguments.values | FIXED
     if named.covers("cluster.ranks") or not arguments.layouts:
-        yield _composed(replace(arguments, choices=choices, values=values))
+        dealt = _composed(replace(arguments, choices=choices, values=values))
+        if dealt.cluster.ranks == 1 and not named.covers("parallelism"):
+            problem = "one rank would be compared with itself"
+            remedy = "write cluster.ranks=2 or more, or layouts=[{data: 2, tensor: 2}]"
+            raise RecipeError("cluster.ranks", problem, remedy)
+        yield dealt
     values.pop("cluster.ranks", None)
     for layout in arguments.layouts:
         degrees = {f"parallelism.{key}": value for key, value in layout.items()}

@@ -24,7 +24,7 @@ def run(arguments: Arguments) -> Outcome:
     file = arguments.folders.get("file")
     if file is None:
         raise RecipeError("file", "no lock is named", "write file=NAME.lock.yaml")
-    given = read_given(file)
+    given = read_given(file, "file")
     if not isinstance(given, Received):
         remedy = "action=lock recipe=... writes one"
         raise RecipeError("file", f"{file} is a recipe, no lock", remedy)

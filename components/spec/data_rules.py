@@ -23,7 +23,7 @@ def check_data(data: Data, *, total_tokens: int) -> None:
             raise RecipeError(
                 f"data.sources.{name}",
                 "no share is given for this source",
-                f"set data.shares.{name}=..., or: {nearest(name, list(data.names))}",
+                f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}",
             )
         _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
     _check_tokenizer(data)

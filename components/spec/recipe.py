@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -187,18 +188,36 @@ def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
         return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
     if error["type"] == "missing":
         return f"{where}: missing; set {where}=..."
-    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+    given = error["input"]
+    whole = error["type"] == "int_type" and isinstance(given, float) and given.is_integer()
+    way = f"; write {int(given):_}" if whole else ""
+    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}{way}"
 
 
 def _fields(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Names of the fields of the section that ``location`` leads to."""
+    here: list[Any] = [kind]
     for step in location:
-        annotation = kind.model_fields[step].annotation if step in kind.model_fields else None
-        sections = [one for one in (annotation, *get_args(annotation)) if _is_section(one)]
-        if not sections:
-            return []
-        kind = sections[0]
-    return list(kind.model_fields)
+        here = [one for annotation in here for one in _inside(annotation, step)]
+    return [name for one in here if _is_section(one) for name in one.model_fields]
+
+
+def _inside(annotation: Any, step: Any) -> list[Any]:
+    """Types one step down: of a section's field, or of what a mapping or a list holds."""
+    if _is_section(annotation):
+        field = annotation.model_fields.get(step)
+        return _choices(field.annotation) if field else []
+    held = [one for one in get_args(annotation) if one is not Ellipsis]
+    return _choices(held[-1]) if held else []
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """Types that ``A | B`` stands for."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return [one for choice in get_args(annotation) for one in _choices(choice)]
+    return [annotation]
 
 
 def _is_section(annotation: Any) -> bool:

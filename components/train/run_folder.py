@@ -32,6 +32,9 @@ from typing import Any
 from components.errors import RecipeError
 from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
+from components.spec.targets import nearest
+
+ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
 @dataclass(frozen=True)
@@ -150,15 +153,27 @@ def _fresh(recipe: Recipe) -> Path:
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
+def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
+    """Take the folder of a run that ``key`` names.
+
+    Raises:
+        RecipeError: it is no run folder; runs beside it are offered.
+    """
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        beside = sorted(file.parent.name for file in path.parent.glob("*/recipe.json"))
+        way = f"{path.parent} holds: {nearest(path.name, beside)}" if beside else ANY_RUN
+        raise RecipeError(key, f"{path} is no run folder: it has no recipe.json", way)
+    return folder
+
+
 def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
     """Open the folder of a run that is to be resumed.
 
     Raises:
         RecipeError: it is no run folder, or the run has finished.
     """
-    folder = RunFolder(path)
-    if not folder.recipe.is_file():
-        raise RecipeError("resume", f"{path} is no run folder", "it needs a recipe.json")
+    folder = existing_run_folder(path, "resume")
     recipe = read_recipe(folder.recipe)
     if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
         remedy = "start a new run with a larger budget.total_tokens"

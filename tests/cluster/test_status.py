@@ -133,9 +133,7 @@ def test_a_scheduler_that_does_not_answer_leaves_the_state_unknown(
 
 
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match=r"run: .* is no run folder\n  it needs a recipe\.json"
-    ):
+    with pytest.raises(RecipeError, match=r"run: .* is no run folder: it has no recipe\.json"):
         status_of(tmp_path, None)
 
 

@@ -28,6 +28,59 @@ def test_alone_it_lists_the_recipes_one_line_each(tmp_path: Path) -> None:
     assert listed == stems
 
 
+def test_alone_it_names_every_action(tmp_path: Path) -> None:
+    listed = call("--help", cwd=tmp_path).stdout
+    assert set(ACTIONS) <= set(listed.split())
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(
+    lines: int, tmp_path: Path
+) -> None:
+    program = [sys.executable, str(ROOT / "run.py"), "recipe=teuken7b", "action=show"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        program, cwd=tmp_path, bufsize=0, stdout=pipe, stderr=pipe
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        for _ in range(lines):
+            assert running.stdout.readline()
+        running.stdout.close()
+        said = running.stderr.read()
+    assert said == b""
+    assert running.returncode == 141
+
+
+def test_a_broken_pipe_that_is_not_standard_output_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(arguments: object) -> None:
+        raise BrokenPipeError("to another process")
+
+    monkeypatch.setattr("command.actions.show.run", broken)
+    with pytest.raises(BrokenPipeError, match="to another process"):
+        main(["recipe=teuken7b", "action=show"])
+
+
+def test_a_run_that_is_misspelt_is_offered_the_runs_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "recipe.json").touch()
+    assert main(["action=export", f"run={tmp_path}/frist"]) == 2
+    offered = f"{tmp_path} holds: did you mean first?"
+    assert offered in capfd.readouterr().err
+
+
+def test_a_file_that_is_misspelt_is_offered_the_files_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "narrow.yaml").touch()
+    assert main([f"recipe={tmp_path}/narow.yaml", "action=show"]) == 2
+    assert f"{tmp_path} holds: did you mean narrow.yaml?" in capfd.readouterr().err
+
+
 def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     done = call("recipe=teuken7b", "action=show", "output=json", cwd=tmp_path)
     assert done.returncode == 0
@@ -152,8 +205,26 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
         (("action=train", "schedule.phases.first.start=2.0"), "2.0 is no share of the peak"),
         (("action=train", "model.attention.head_dim=33"), "33 is odd, but rotary positions"),
         (("action=report",), "run: no run is named"),
-        (("action=report", "run=nowhere"), "nowhere: is no run folder"),
+        (("action=report", "run=nowhere"), "run: nowhere is no run folder"),
+        (("action=lock", "run=nowhere"), "run: nowhere is no run folder"),
         (("resume=nowhere",), "resume: nowhere is no run folder"),
+        (("teuken7b",), "teuken7b: an argument is key=value\n  write recipe=teuken7b"),
+        (("show",), "show: an argument is key=value\n  write action=show"),
+        (("--cluster.ranks=2",), "an argument is key=value\n  write cluster.ranks=2"),
+        (("output", "action=show"), "output: an argument is key=value\n  write output=..."),
+        (("run", "action=report"), "run: an argument is key=value\n  write run=..."),
+        (("colour=",), "colour: unknown key"),
+        (("clustr",), "clustr: an argument is key=value\n  did you mean cluster?"),
+        (("budget.total_tokens=1e6",), "got 1000000.0; write 1_000_000"),
+        (("budget.total_tokens=1.5",), "budget.total_tokens: input should be a valid integer"),
+        (
+            ("data.sources.de.file=[a]",),
+            "data.sources.de.file: unknown key; did you mean files?",
+        ),
+        (("data.sources.de.dataset={pth: a}",), "pth: unknown key; did you mean path"),
+        (("action=verify", "file=no.lock.yaml"), "file: there is no file no.lock.yaml"),
+        (("action=diff", "a=teuken7b", "b=teuken8b"), "b: there is no recipe 'teuken8b'"),
+        (("action=diff", "a=none.yaml", "b=teuken7b"), "a: there is no file none.yaml"),
     ],
 )
 def test_wrong_input_gets_one_message_and_status_two(

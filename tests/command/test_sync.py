@@ -86,6 +86,11 @@ def test_what_cannot_be_sent_is_refused_with_a_way_out(
     assert capsys.readouterr().err.startswith(said)
 
 
+def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["action=sync", "run=nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("run: nowhere is no run folder")
+
+
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,14 @@ def test_the_recipes_own_layout_is_dealt_over_the_ranks() -> None:
     assert recipe.parallelism.sequence_parallel
 
 
+def test_one_rank_is_not_compared_with_itself() -> None:
+    with pytest.raises(RecipeError, match=r"cluster\.ranks: one rank .*itself\n  write c"):
+        layouts()
+    with pytest.raises(RecipeError, match=r"cluster\.ranks: one rank .*itself\n  write c"):
+        layouts("cluster.ranks=1")
+    assert len(layouts("parallelism.engine=deepspeed")) == 1
+
+
 def test_listed_layouts_take_their_ranks_from_their_degrees() -> None:
     found = layouts("layouts=[{data: 2, tensor: 2}, {pipeline: 3, schedule: gpipe}]")
     assert [degrees(recipe) for recipe in found] == [(2, 2, 1), (1, 1, 3)]
@@ -58,7 +66,7 @@ def test_a_proof_drops_nothing_and_computes_in_float64(name: str) -> None:
 
 
 def test_a_scale_that_the_user_names_is_taken() -> None:
-    (recipe,) = layouts("scale=mini")
+    (recipe,) = layouts("scale=mini", "cluster.ranks=2")
     assert recipe.scale.name == "mini"
 
 
