@@ -18,6 +18,7 @@ Embedding, head, norms, attention's core, routers and experts are not touched.
 
 import logging
 import os
+import warnings
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, cast
@@ -76,6 +77,8 @@ def _torchao() -> Any:
     # It tells that it skips them, and torch that it registers a type twice.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    import torchao.float8
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # where nobody compiled it before
+        import torchao.float8
 
     return torchao.float8

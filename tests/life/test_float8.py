@@ -11,9 +11,15 @@ from tests.life.test_train import last_weights
 
 # Of a loss near 4.3; two runs in bfloat16 that differ by a rounding are as far apart.
 BFLOAT16_TOLERANCE = 5e-3
-# Ranks add the same float32 gradients in another order; a context rank's softmax too.
-LAYOUT_TOLERANCE = 1e-4
+# Ranks add the same float32 gradients in another order; context ranks attend in parts.
+LAYOUT_TOLERANCE = 1e-5
 SAVED_STEP = 12
+MICROBATCH = "parallelism.microbatch_sequences=4"
+_OWN = ("budget.total_tokens=", MICROBATCH)
+SHORT = (
+    *(word for word in TINY if not word.startswith(_OWN)),
+    *("precision=fp8", "budget.total_tokens=3_072"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +76,14 @@ def _of_llama(name: str) -> str:
     return name.replace("down.", "down_proj.")
 
 
+@pytest.fixture(scope="module")
+def short(home: Path) -> Path:
+    """Six steps of one process."""
+    run = home / "short"
+    assert act(home, *SHORT, MICROBATCH, f"run={run}") == 0
+    return run
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
@@ -77,27 +91,14 @@ def _of_llama(name: str) -> str:
         ("data=2",),
         ("data=2", "zero=3", "recompute=full"),
         ("data=1", "context=2"),
-        ("data=1", "pipeline=2", "tensor=1"),
-        ("microbatch_sequences=2",),
+        ("data=1", "pipeline=2"),
     ],
-    ids=["data", "sharded", "context", "pipeline", "microbatches"],
+    ids=["data", "sharded", "context", "pipeline"],
 )
-def test_scales_do_not_depend_on_how_a_batch_is_dealt(
-    whole: Path, home: Path, program: Program, layout: tuple[str, ...]
+def test_two_ranks_find_the_losses_of_one(
+    short: Path, home: Path, program: Program, layout: tuple[str, ...]
 ) -> None:
     run = home / "-".join(layout).replace("=", "")
-    kept = [word for word in TINY if layout[0].partition("=")[0] not in word.partition("=")[0]]
     words = [f"parallelism.{word}" for word in layout]
-    ranks = 1 if layout[0].startswith("micro") else 2
-    program(*kept, *words, "precision=fp8", f"cluster.ranks={ranks}", f"run={run}")
-    assert losses(run) == pytest.approx(losses(whole), rel=LAYOUT_TOLERANCE)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")  # the compiler's own imports
-def test_compiled_layers_find_the_losses_of_others(
-    whole: Path, home: Path, program: Program
-) -> None:
-    run = home / "compiled"
-    program(*TINY, "precision=fp8", "parallelism.compile=layers", f"run={run}")
-    assert losses(run) == pytest.approx(losses(whole), rel=BFLOAT16_TOLERANCE)
+    program(*SHORT, MICROBATCH, *words, "cluster.ranks=2", f"run={run}")
+    assert losses(run) == pytest.approx(losses(short), rel=LAYOUT_TOLERANCE)
