@@ -15,10 +15,10 @@ help: ## list the targets
 setup: .venv/ready ## build .venv from the lock
 
 .venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock requirements/data.lock requirements/evaluate.lock \
-  requirements/tracking.lock
+  requirements/tracking.lock requirements/fp8.lock
 	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
 	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock -r requirements/data.lock \
-	  -r requirements/evaluate.lock -r requirements/tracking.lock
+	  -r requirements/evaluate.lock -r requirements/tracking.lock -r requirements/fp8.lock
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --require-hashes --no-deps --no-build-isolation \
 	  -r requirements/deepspeed.lock
@@ -107,7 +107,7 @@ docs: .venv/docs ## build the site of docs/ into site/, in an environment of its
 	@touch $@
 
 lock: ## resolve requirements/*.in again (needs uv)
-	for part in run dev deepspeed data evaluate tracking docs; do \
+	for part in run dev deepspeed data evaluate tracking fp8 docs; do \
 	  uv pip compile --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-package torch --override requirements/no_torch.txt \
 	    $$( [ $$part = run ] || [ $$part = docs ] || echo "--constraints requirements/run.lock" ) \

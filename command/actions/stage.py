@@ -15,6 +15,7 @@ from command.outcome import Outcome
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.sharing.prepared import note_staged
+from components.spec.float8_rules import FLOAT8
 from components.spec.recipe import Recipe
 
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
@@ -57,6 +58,7 @@ def locks_of(recipe: Recipe) -> list[str]:
     """Name the locks of what the ranks import, and of what sends their run afterwards."""
     optional = {
         "deepspeed.lock": recipe.parallelism.engine == "deepspeed",
+        "fp8.lock": recipe.precision.compute == FLOAT8,
         "tracking.lock": not recipe.tracking.is_empty,
     }
     return ["run.lock", *(lock for lock, wanted in optional.items() if wanted)]

@@ -61,11 +61,17 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
 def _check_here(recipe: Recipe) -> None:
     """Refuse what cannot be trained on this machine, before anything is written."""
     check_trainable(recipe)
-    from components.train.devices import check_devices  # imports torch: after what is quick
+    from components.train.devices import (  # imports torch: after what is quick
+        check_devices,
+        device_type,
+        emulation_of,
+    )
 
     check_devices(recipe.cluster)
     for warning in warnings_of(recipe):
         _say(warning)
+    if emulated := emulation_of(recipe, device_type(recipe.cluster.device)):
+        _say(f"precision.compute: float8 is {emulated}")
     check_builds(recipe)
 
 

@@ -17,6 +17,7 @@ from components.parallelism.mesh import build_mesh
 from components.parallelism.microbatches import Microbatches
 from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
+from components.train.devices import device_type
 from components.train.module import Pretraining
 from components.train.pour import RankModel, pour_rank_model
 from components.train.strategy import MeshStrategy, degrees_of
@@ -120,6 +121,7 @@ class FakeRank(Pretraining):
             self.mesh,
             dtype=self.weight_dtype,
             reduce_dtype=self.dtype_of("reduce"),
+            device_kind=device_type(self.recipe.cluster.device),
         )
         with self._fake:
             for decoder in model.stages:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from components.spec.float8_rules import FLOAT8
 from components.spec.recipe import Recipe
 from components.spec.sections import Parallelism
 from components.spec.shape import ModelShape
@@ -82,7 +83,8 @@ class Job:
 def job_of(recipe: Recipe) -> Job:
     """Read a settled recipe; what it publishes, assumes and is called stays unread."""
     precision, shape = recipe.precision, recipe.shape
-    compute = "bfloat16" if precision.compute == "auto" else precision.compute
+    # No measured step stands behind float8: it is planned as what it is built upon.
+    compute = "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
     sizes = _sizes(recipe.parallelism.engine, compute, precision.accumulate)
     return Job(
         shape=shape,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from components.errors import RecipeError
 from components.spec.engine_rules import check_engine
 from components.spec.expert_rules import check_experts
+from components.spec.float8_rules import check_float8_layout
 from components.spec.microbatches import check_microbatches
 from components.spec.sections import Parallelism
 from components.spec.shape import ModelShape
@@ -46,6 +47,7 @@ def check_degrees(recipe: "Recipe") -> None:
     _check_zero_bubble(recipe)
     _check_pipeline(recipe)
     check_engine(recipe)
+    check_float8_layout(recipe)
 
 
 def _check_ranks(recipe: "Recipe") -> None:

@@ -1,13 +1,14 @@
 """The miniature: a recipe made small by rule, which keeps every feature of the big one.
 
 Width, depth, vocabulary, sequence, batch and tokens shrink; head grouping, positions, norm,
-activation, tying, routing and the schedule's shape stay. The sizes are those of
+activation, tying, routing, float8 and the schedule's shape stay. The sizes are those of
 ``conf/scale/``; what the user named is left alone.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from components.spec.float8_rules import FLOAT8, MULTIPLE
 from components.spec.named import Named, Tree, leaves
 from components.spec.sections import Shrink
 
@@ -36,7 +37,8 @@ def shrink(tree: Tree, rule: Shrink, named: Named, full: Tree) -> None:
     widths = full["model"]["dim"] / tree["model"]["dim"]
     lr = tree["optimizer"]["lr"] * widths**rule.lr_width_exponent
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
-    named.put(tree, "precision.compute", "auto")
+    if tree["precision"]["compute"] != FLOAT8:  # emulated where a device has none
+        named.put(tree, "precision.compute", "auto")
     named.put(tree, "data.held_out_fraction", rule.held_out_fraction)
     named.put(tree, "data.tokenizer_sample_bytes", rule.tokenizer_sample_bytes)
     _shrink_phases(tree, full["budget"]["total_tokens"], named)
@@ -56,7 +58,8 @@ def _shrink_model(tree: Tree, rule: Shrink, named: Named, full: Any) -> None:
     most = kept if groups == heads else min(groups, max(1, kept // 2))
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
-    ffn_dim = round(ratio * model["dim"] / FFN_MULTIPLE) * FFN_MULTIPLE
+    multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
+    ffn_dim = round(ratio * model["dim"] / multiple) * multiple
     named.put(tree, "model.mlp.ffn_dim", ffn_dim)
 
 

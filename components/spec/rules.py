@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from components.errors import RecipeError
 from components.spec.data_rules import check_data
+from components.spec.float8_rules import check_float8
 from components.spec.guard_rules import check_guard
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
@@ -26,6 +27,7 @@ def check_rules(recipe: "Recipe") -> None:
     _check_budget(recipe)
     _check_ramp(recipe)
     _check_precision(recipe)
+    check_float8(recipe)
     check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
     check_layout(recipe)
     check_watchdog(recipe)

@@ -51,10 +51,11 @@ class LossScale(Section):
 class Precision(Section):
     """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32.
 
-    ``float64`` is for proofs: two layouts that agree in it compute the same.
+    ``float64`` is for proofs: two layouts that agree in it compute the same. ``float8`` is
+    bfloat16 but for the linear maps of the layers, see :mod:`components.model.float8`.
     """
 
-    compute: Literal["auto", "bfloat16", "float16", "float32", "float64"]
+    compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
     accumulate: Literal["bfloat16", "float32", "float64"]
     reduce: Literal["bfloat16", "float32", "float64"]
     loss_scale: LossScale | Literal["none"]

@@ -12,12 +12,15 @@ import torch
 import torch.distributed as dist
 
 from components.errors import RecipeError
+from components.spec.float8_rules import FLOAT8
+from components.spec.recipe import Recipe
 from components.spec.sections import Cluster
 
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 _TILES_ARE_DEVICES = ("FLAT", "COMBINED")
 MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
 _TELL = "tell the site if its other nodes have {}"
+_FLOAT8_CAPABILITY = (8, 9)  # Ada; `torch._scaled_mm` refuses what is older
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
@@ -31,12 +34,47 @@ def device_type(wanted: str) -> str:
 
 
 def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
-    """Choose the dtype that ``auto`` stands for on ``device``."""
+    """Choose the dtype that ``auto`` stands for on ``device``, or what is not in float8."""
     if compute == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if compute == FLOAT8:
+        return torch.bfloat16
     dtype = getattr(torch, compute)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def emulates_float8(kind: str) -> bool:
+    """Whether such a device has no products in float8, but may go through their numbers."""
+    return kind == "cpu"
+
+
+def emulation_of(recipe: Recipe, kind: str) -> str | None:
+    """Say how the recipe's float8 is computed on such a device, where it is emulated."""
+    if recipe.precision.compute != FLOAT8 or not emulates_float8(kind):
+        return None
+    return f"emulated: a {kind} rounds the numbers and multiplies them in float32, slower"
+
+
+def check_float8_device(device: torch.device) -> None:
+    """Refuse a GPU that has no products of rows in float8; a CPU emulates them.
+
+    Raises:
+        RecipeError: it is older than Ada, or Intel's.
+    """
+    if emulates_float8(device.type):
+        return
+    seen = f"an {device.type} device"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) >= _FLOAT8_CAPABILITY:
+            return
+        seen = f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
+    raise RecipeError(
+        "precision.compute",
+        f"{FLOAT8}, but {seen} has no products in it",
+        "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them",
+    )
 
 
 def count_devices(kind: str) -> int:

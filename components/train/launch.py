@@ -10,6 +10,7 @@ from pathlib import Path
 from components.build import build
 from components.errors import RecipeError
 from components.life.failures import MENDABLE, recipe_error
+from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
@@ -43,6 +44,10 @@ def check_builds(recipe: Recipe) -> None:
             "deepspeed, which is not installed here",
             "run make setup again, or set parallelism.engine=mesh",
         )
+    if recipe.precision.compute == FLOAT8:
+        from components.model.float8 import check_torchao  # imports torch
+
+        check_torchao()
     build(recipe.tokenizer, "tokenizer")
     build(recipe.schedule, "schedule")
     with torch.device("meta"):

@@ -10,6 +10,7 @@ from components.convert.reading import read_folder
 from components.model.checkpointing import checkpoint_activations
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
+from components.model.float8 import float8_layers
 from components.parallelism.context import split_sequence
 from components.parallelism.data import shard_weights
 from components.parallelism.experts import split_experts
@@ -17,8 +18,10 @@ from components.parallelism.filling import copy_weights, draw_weights
 from components.parallelism.mesh import Mesh
 from components.parallelism.stages import TIED, cut_stage
 from components.parallelism.tensor import split_tensors
+from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
+from components.train.devices import check_float8_device, emulates_float8
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,16 @@ def build_rank_model(
     dtype: torch.dtype,
     reduce_dtype: torch.dtype,
 ) -> RankModel:
-    """Give memory and starting values to this rank's part of the model."""
-    model = pour_rank_model(recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype)
+    """Give memory and starting values to this rank's part of the model.
+
+    Raises:
+        RecipeError: the recipe computes in float8, which ``device`` does not have.
+    """
+    if recipe.precision.compute == FLOAT8:
+        check_float8_device(device)
+    model = pour_rank_model(
+        recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype, device_kind=device.type
+    )
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
@@ -51,9 +62,17 @@ def build_rank_model(
 
 
 def pour_rank_model(
-    recipe: Recipe, mesh: Mesh, *, dtype: torch.dtype, reduce_dtype: torch.dtype
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    device_kind: str,
 ) -> RankModel:
-    """Build on ``meta``, cut and split; what is left has shapes and no memory."""
+    """Build on ``meta``, cut and split; what is left has shapes and no memory.
+
+    ``device_kind`` is where it will compute.
+    """
     degrees = recipe.parallelism
     stages, ranges, tied = [], [], False
     for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
@@ -68,6 +87,8 @@ def pour_rank_model(
             split_tensors(
                 decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
             )
+        if recipe.precision.compute == FLOAT8:
+            float8_layers(decoder, emulates=emulates_float8(device_kind))
         checkpoint_activations(decoder, degrees.recompute)
         if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)

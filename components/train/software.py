@@ -64,7 +64,7 @@ def describe_software() -> Software:
         changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
         rooms={room: hash_room(ROOT / room) for room in ROOMS},
     )
-    asked = sorted({"torch", *required(("run", "data", "deepspeed"))})
+    asked = sorted({"torch", *required(("run", "data", "deepspeed", "fp8"))})
     packages = {name: version_of(name) for name in asked}
     return Software(python=platform.python_version(), packages=packages, code=code)
 

@@ -10,6 +10,7 @@ from components.checkpoint.agreement import together
 from components.life.journal import Journal, Kind
 from components.life.place import job_name, node_name
 from components.train.callback import RunCallback
+from components.train.devices import emulation_of
 from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
 
@@ -29,6 +30,8 @@ class Story(RunCallback):
     def on_begin(self, module: Pretraining) -> None:
         step, where = module.progress.step, places(module.recipe.cluster.ranks)
         seconds = time.perf_counter() - self._began
+        if emulated := emulation_of(module.recipe, module.device.type):
+            where["float8"] = emulated
         if step == 0:
             self._note(module, "start", "a run begins", seconds, where)
             return

@@ -39,7 +39,7 @@ def distributions(folder: str) -> set[str]:
 
 
 def test_a_run_asks_for_all_that_it_imports() -> None:
-    own = asked("run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in")
+    own = asked("run.in", "torch.txt", "deepspeed.in", "evaluate.in", "tracking.in", "fp8.in")
     assert set().union(*map(distributions, ("command", "cluster", "components"))) <= own
 
 

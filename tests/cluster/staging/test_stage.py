@@ -93,10 +93,12 @@ def test_installers_are_shell_without_a_fault(words: str, tmp_path: Path) -> Non
         assert done.returncode == 0, done.stdout
 
 
-def test_libraries_of_a_tracker_are_staged_if_the_recipe_names_one() -> None:
+def test_libraries_that_not_every_run_needs_are_staged_if_the_recipe_does() -> None:
     own = ("recipe=teuken7b", "cluster=juwels")
     assert locks_of(recipe_of(*own)) == ["run.lock"]
     assert locks_of(recipe_of(*own, "tracking=mlflow")) == ["run.lock", "tracking.lock"]
+    float8 = (own[0], "precision=fp8")
+    assert locks_of(recipe_of(*float8)) == ["run.lock", "fp8.lock"]
     both = (own[0], "tracking=wandb", "parallelism.engine=deepspeed")
     assert locks_of(recipe_of(*both)) == ["run.lock", "deepspeed.lock", "tracking.lock"]
 
