@@ -15,8 +15,8 @@ from command.outcome import Outcome
 from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.sharing.prepared import note_staged
-from components.spec.float8_rules import FLOAT8
 from components.spec.recipe import Recipe
+from components.train.software import parts_of
 
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
 
@@ -56,12 +56,8 @@ def run(arguments: Arguments) -> Outcome:
 
 def locks_of(recipe: Recipe) -> list[str]:
     """Name the locks of what the ranks import, and of what sends their run afterwards."""
-    optional = {
-        "deepspeed.lock": recipe.parallelism.engine == "deepspeed",
-        "fp8.lock": recipe.precision.compute == FLOAT8,
-        "tracking.lock": not recipe.tracking.is_empty,
-    }
-    return ["run.lock", *(lock for lock, wanted in optional.items() if wanted)]
+    sent = [] if recipe.tracking.is_empty else ["tracking"]
+    return [f"{part}.lock" for part in [*parts_of(recipe), *sent]]
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:

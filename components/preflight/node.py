@@ -33,6 +33,7 @@ from components.spec.recipe import Recipe, read_recipe
 from components.train.devices import compute_dtype
 from components.train.ranks import task_number
 from components.train.run_folder import RunFolder
+from components.train.software import parts_of
 
 
 def short_name(seen: Mapping[str, str]) -> str:
@@ -95,7 +96,7 @@ def _findings(
     yield check_memory(recipe.cluster, rules, devices_here(recipe.cluster))
     yield from check_places(recipe, rules, folder.path)
     yield from check_copies(folder.path, name, os.environ)
-    yield check_packages(folder, recipe.parallelism.engine)
+    yield check_packages(folder, parts_of(recipe))
     yield check_data(recipe, rules, folder, name)
     yield check_network(recipe, folder, os.environ)
 

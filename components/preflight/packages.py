@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from packaging.requirements import Requirement
 
@@ -14,9 +14,9 @@ _PIN = re.compile(r"^([A-Za-z0-9][^\\\n]*)", re.MULTILINE)
 _SHOWN = 3
 
 
-def check_packages(folder: RunFolder, engine: str) -> Finding:
+def check_packages(folder: RunFolder, parts: Sequence[str]) -> Finding:
     """Compare versions; what the run was made without may be here all the same."""
-    expected, where = expected_versions(folder, engine)
+    expected, where = expected_versions(folder, parts)
     other = list(_differences(expected))
     shown = ", ".join(other[:_SHOWN]) + (f" and {len(other) - _SHOWN} more" * (len(other) > 3))
     return Finding(
@@ -29,17 +29,16 @@ def check_packages(folder: RunFolder, engine: str) -> Finding:
     )
 
 
-def expected_versions(folder: RunFolder, engine: str) -> tuple[dict[str, str], str]:
-    """Read what the run was made with, or the lock, and say where that stands.
+def expected_versions(folder: RunFolder, parts: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Read what the run was made with, or the locks of ``parts``, and say where that stands.
 
-    The lock leaves torch to the site.
+    No lock has torch: it is left to the site.
     """
     if (folder.path / "software.json").exists():
         software = folder.read_json("software.json")
         made = {"python": software["python"], **software["packages"]}
         kept = {name: version for name, version in made.items() if version != ABSENT}
         return kept, "software.json"
-    parts = ("run", "deepspeed") if engine == "deepspeed" else ("run",)
     pinned = {key: version for part in parts for key, version in _pins(part).items()}
     return {name: pinned[name] for name in required(parts) if name in pinned}, "requirements"
 

@@ -8,7 +8,9 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import FrozenMapping
+from components.spec.recipe import Recipe
 from components.spec.section import Section
 from components.train.provenance import describe_environment, git, source_diff
 from components.train.run_folder import RunFolder
@@ -84,6 +86,15 @@ def files_changed(commit: str, room: str) -> list[str]:
     if commit == ABSENT:
         return []
     return git("diff", "--name-only", commit, "--", room).splitlines()
+
+
+def parts_of(recipe: Recipe) -> list[str]:
+    """Name the files of ``requirements/`` that have what the recipe's ranks import."""
+    optional = {
+        "deepspeed": recipe.parallelism.engine == "deepspeed",
+        "fp8": recipe.precision.compute == FLOAT8,
+    }
+    return ["run", *(part for part, wanted in optional.items() if wanted)]
 
 
 def required(parts: Sequence[str]) -> Iterator[str]:

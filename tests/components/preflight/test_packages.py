@@ -16,7 +16,7 @@ def write(folder: RunFolder, packages: dict[str, str], python: str) -> None:
 
 def test_the_packages_that_a_run_was_made_with_are_as_expected(folder: RunFolder) -> None:
     folder.write_json("software.json", describe_software().model_dump(mode="json"))
-    found = check_packages(folder, "mesh")
+    found = check_packages(folder, ["run"])
     assert (found.verdict, found.rule) == ("ok", "software.json")
 
 
@@ -32,28 +32,29 @@ def test_another_version_is_named_beside_the_one_expected(
     folder: RunFolder, packages: dict[str, str], python: str, said: str
 ) -> None:
     write(folder, packages, python)
-    found = check_packages(folder, "mesh")
+    found = check_packages(folder, ["run"])
     here = {"numpy": version("numpy"), "python": platform.python_version()}
     assert (found.verdict, found.found) == ("bad", said.format(**here))
 
 
 def test_of_many_other_versions_three_are_named(folder: RunFolder) -> None:
     write(folder, {f"gone-{n}": "1" for n in range(5)}, platform.python_version())
-    assert check_packages(folder, "mesh").found.endswith("gone-2 absent, not 1 and 2 more")
+    assert check_packages(folder, ["run"]).found.endswith("gone-2 absent, not 1 and 2 more")
 
 
 def test_what_the_run_was_made_without_may_be_here(folder: RunFolder) -> None:
     write(folder, {"numpy": "absent"}, platform.python_version())
-    assert check_packages(folder, "mesh").verdict == "ok"
+    assert check_packages(folder, ["run"]).verdict == "ok"
 
 
 def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) -> None:
-    expected, where = expected_versions(folder, "mesh")
+    expected, where = expected_versions(folder, ["run"])
     assert where == "requirements"
     assert expected["hydra-core"] == "1.3.8"
     assert "torch" not in expected  # the site's own wins
     assert "deepspeed" not in expected
-    assert expected_versions(folder, "deepspeed")[0]["deepspeed"] == "0.19.8"
+    assert expected_versions(folder, ["run", "deepspeed"])[0]["deepspeed"] == "0.19.8"
+    assert expected_versions(folder, ["run", "fp8"])[0]["torchao"] == "0.18.0"
     # The lock has two lines of numpy, by Python's version.
     new = tuple(map(int, platform.python_version_tuple()[:2])) >= (3, 12)
     assert expected["numpy"].startswith("2.5" if new else "2.4")
