@@ -21,6 +21,7 @@ from benchmarks.ledger_proofs import (
 from benchmarks.ledger_sections import section, table_line
 from benchmarks.marked import split_marked
 from command.arguments import ROOT
+from components.planner.digits import significant
 
 PAGE, DETAILS, FRONT = (
     ROOT / name for name in ("recipes/README.md", "docs/ledger.md", "README.md")
@@ -118,7 +119,7 @@ def _plan_row(entry: Entry) -> str:
         memory["verdict"].replace("_", " "),
         "-" if time["step_seconds"] is None else f"{time['step_seconds']:.3g} s",
         "-" if time["mfu_full"] is None else f"{time['mfu_full']:.0%}",
-        "-" if bill["device_hours"] is None else f"{bill['device_hours']:,.3g}",
+        "-" if bill["device_hours"] is None else significant(bill["device_hours"], 3),
     ]
     return table_line(cells)
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from components.planner.digits import significant
+
 PARTS = (
     ("useful_days", "steps"),
     ("checkpoint_days", "checkpoints, which stop the run"),
@@ -45,7 +47,8 @@ def _count(bill: Mapping[str, Any], key: str) -> str:
 
 def _saving(bill: Mapping[str, Any]) -> str | None:
     saving = bill["checkpoints"]
-    own = f"{saving['interval_seconds'] / 60:.3g} min, {saving['bytes'] / 1e9:,.4g} GB each"
+    size = significant(saving["bytes"] / 1e9)
+    own = f"{saving['interval_seconds'] / 60:.3g} min, {size} GB each"
     if saving["best_interval_seconds"] is None:
         return own
     best = f"{saving['best_interval_seconds'] / 60:.3g} min"

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from components.planner.bill_rows import bill_rows
+from components.planner.digits import significant
 
 Tree = Mapping[str, Any]
 
@@ -83,11 +84,11 @@ def _calibration_rows(found: Tree | None) -> list[tuple[str, str]]:
 
 def _bill_rows(costs: Tree, now: datetime | None) -> list[tuple[str, str]]:
     rows = [
-        ("device-hours", f"{costs['device_hours']:,.4g}"),
-        (f"bill, {costs['site_unit']}", f"{costs['site_units']:,.4g}"),
+        ("device-hours", significant(costs["device_hours"])),
+        (f"bill, {costs['site_unit']}", significant(costs["site_units"])),
     ]
     if costs["energy_kwh"] is not None:
-        rows.append(("energy of the devices", f"{costs['energy_kwh']:,.4g} kWh"))
+        rows.append(("energy of the devices", f"{significant(costs['energy_kwh'])} kWh"))
     return [*rows, *bill_rows(costs, now)]
 
 
@@ -100,7 +101,7 @@ def published_sheet(tree: Tree) -> Sheet:
             name,
             f"{item['value']:,}" if isinstance(item["value"], int) else str(item["value"]),
             item["unit"],
-            "" if predicted is None else f"{predicted:,.4g}",
+            "" if predicted is None else significant(predicted),
             "" if deviation is None else f"{deviation:+.1%}",
         ))
     columns = ("published", "value", "unit", "predicted", "deviation")

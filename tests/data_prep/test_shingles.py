@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.shingles import _table, shingles
@@ -18,7 +18,6 @@ def runs_of(words, ngram):
     return [tuple(words[i : i + width]) for i in range(len(words) - width + 1)]
 
 
-@settings(deadline=None)  # the first call builds the table
 @given(st.lists(st.text("abä", min_size=1, max_size=3), max_size=40), st.integers(1, 6))
 def test_two_runs_of_words_have_one_hash_just_if_they_are_the_same(words, ngram):
     expected = runs_of([word.replace("ä", "a") for word in words], ngram)

@@ -54,7 +54,7 @@ def test_code_points_get_the_ids_of_the_engine_beside_letters_and_in_a_row(both)
     assert same(both, [f" {c}a{c}{c} {c}1{c}. {c}" for c in known[::23]])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

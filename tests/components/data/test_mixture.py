@@ -66,7 +66,7 @@ def test_a_limit_counts_all_phases_together():
         limited(phases, {"a": 120, "b": 2000}, {"a": 1}, 1000, "refused")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 60), min_size=2, max_size=6),
     st.lists(st.integers(10, 400), min_size=6, max_size=6),

@@ -33,7 +33,7 @@ def runs(draw) -> tuple[list[Phase], SampleOrder]:
     return phases, order
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(runs())
 def test_every_prefix_of_each_phase_keeps_its_shares_within_two_samples(run):
     phases, order = run
@@ -47,7 +47,7 @@ def test_every_prefix_of_each_phase_keeps_its_shares_within_two_samples(run):
             assert all(abs(counts[name] - shares[name] * done) < 2 for name in shares)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(runs())
 def test_a_source_repeats_nothing_before_all_of_it_was_seen_whatever_the_phase(run):
     phases, order = run
@@ -62,7 +62,7 @@ def test_a_source_repeats_nothing_before_all_of_it_was_seen_whatever_the_phase(r
             assert len({sample.index for sample in epoch}) == len(epoch)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(runs())
 def test_counts_add_up_to_what_was_drawn(run):
     phases, order = run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -34,7 +34,6 @@ def sharded(folder, sizes, files: OpenFiles) -> ShardedTokens:
     return ShardedTokens(records=records, files=files)
 
 
-@settings(deadline=None)  # files are written: the disk may be busy
 @given(
     st.lists(st.integers(0, 9), max_size=12),
     st.lists(st.tuples(st.integers(0, 99), st.integers(0, 40))),

@@ -3,7 +3,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.token_file import open_token_file, width_of, write_token_file
@@ -30,7 +30,6 @@ def test_the_width_follows_the_largest_id(vocab_size, width):
     assert width_of(vocab_size) == width
 
 
-@settings(deadline=None)  # each file is synced to disk
 @given(st.lists(st.lists(st.integers(0, 99_999)), min_size=1), st.booleans())
 def test_what_was_written_is_read(tmp_path_factory, documents, wide):
     vocab_size = 100_000 if wide else 1000

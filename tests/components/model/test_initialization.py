@@ -16,7 +16,7 @@ from components.model.mlp import MLP
 ROWS = 2_500  # three blocks, the last one short
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, ROWS), st.integers(0, ROWS))
 def test_any_slice_of_rows_is_that_slice_of_the_whole(one: int, other: int) -> None:
     first, last = sorted((one, other))

@@ -23,7 +23,7 @@ def peak(one: Job) -> float:
     return plan_memory(one, hopper(), ours().memory).peak
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tensor=st.sampled_from([1, 2, 4, 8]),
     pipeline=st.sampled_from([1, 2, 4]),
@@ -44,7 +44,7 @@ def test_sharing_more_keeping_less_and_smaller_microbatches_never_need_more(
     assert peak(replace(one, sequence_length=8_192)) > before
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(factor=st.floats(0.1, 1.0), tensor=st.sampled_from([2, 8]))
 def test_less_memory_never_makes_a_verdict_kinder(factor: float, tensor: int) -> None:
     one, machine = job(MIDDLE, layout(tensor=tensor)), hopper()

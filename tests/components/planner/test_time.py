@@ -82,7 +82,7 @@ def slower_links(hardware: Hardware, factor: float) -> Hardware:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     tensor=st.sampled_from([2, 4, 8, 16]),
     pipeline=st.sampled_from([1, 2, 4]),

@@ -10,7 +10,7 @@ from data_prep.sources import OpenSource
 from data_prep.stages.cut import cut_source
 
 TEXT = st.text(st.sampled_from("ab\n \r\té\u2003"), max_size=60)
-QUICK = settings(max_examples=150, deadline=None)
+QUICK = settings(max_examples=150)
 
 
 def pieces_of(tmp_path_factory, name, content, shard_bytes):
