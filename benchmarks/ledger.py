@@ -2,8 +2,8 @@
 
     python -m benchmarks.ledger
 
-Three places take their tables from the same rows: `recipes/README.md` the verdicts and plans,
-`docs/ledger.md` everything, `README.md` the counts.
+Four places take their tables from the same rows: `recipes/README.md` the verdicts and plans,
+`docs/ledger.md` everything, `docs/parity.md` the layouts, `README.md` the counts.
 """
 
 import re
@@ -14,6 +14,7 @@ from benchmarks.ledger_proofs import (
     FILES,
     GIB,
     NOT_DONE,
+    PARITY,
     Entry,
     Proof,
     read_entries,
@@ -23,13 +24,15 @@ from benchmarks.marked import split_marked
 from command.arguments import ROOT
 from components.planner.digits import significant
 
-PAGE, DETAILS, FRONT = (
-    ROOT / name for name in ("recipes/README.md", "docs/ledger.md", "README.md")
+PAGE, DETAILS, FRONT, LAYOUTS = (
+    ROOT / name
+    for name in ("recipes/README.md", "docs/ledger.md", "README.md", "docs/parity.md")
 )
 PARTS = {
     PAGE: ("verdicts", "plans"),
     DETAILS: ("sections",),
     FRONT: ("counts",),
+    LAYOUTS: ("layouts",),
 }
 VERDICTS = """\
 | Recipe | Published | Predicted | Dry run | Parity | Miniature | Measured |
@@ -38,6 +41,10 @@ VERDICTS = """\
 HEAD_OF_PLANS = """\
 | Recipe | Cluster | Nodes | Memory, GiB | Verdict | Step | MFU, full | Hours |
 |---|---|---:|---:|---|---:|---:|---:|
+"""
+HEAD_OF_LAYOUTS = """\
+| Recipe | Layout | Ranks | Loss | Gradient | Weight | Float32 loss | Seconds | |
+|---|---|---:|---:|---:|---:|---:|---:|---|
 """
 NAMES = re.compile(r"`(\w+)`")
 
@@ -124,6 +131,25 @@ def _plan_row(entry: Entry) -> str:
     return table_line(cells)
 
 
+def _layouts(entries: Sequence[Entry]) -> str:
+    proofs = [proof for entry in entries for proof in entry.of(PARITY)]
+    return HEAD_OF_LAYOUTS + "".join(map(_layout_row, proofs))
+
+
+def _layout_row(proof: Proof) -> str:
+    row = proof.row
+    figures = [row[part] for part in ("loss", "gradient", "weight", "float32_loss")]
+    cells = [
+        f"`{row['recipe']}`",
+        ", ".join([row["label"], *(f"`{word}`" for word in row["words"])]),
+        str(row["ranks"]),
+        *("-" if figure is None else f"{figure:.1e}" for figure in figures),
+        f"{row['seconds']:.0f}",
+        proof.verdict + (", **stale**" if proof.stale else ""),
+    ]
+    return table_line(cells)
+
+
 def _sections(entries: Sequence[Entry]) -> str:
     return "\n".join(map(section, entries))
 
@@ -150,7 +176,7 @@ def _share(entries: Sequence[Entry], kind: str) -> str:
     return f"{len(done)} of {len(entries)}"
 
 
-MADE = {"verdicts": _verdicts, "plans": _plans, "sections": _sections}
+MADE = {"verdicts": _verdicts, "plans": _plans, "sections": _sections, "layouts": _layouts}
 
 
 if __name__ == "__main__":
