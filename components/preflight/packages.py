@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from components.preflight.verdict import Finding
 from components.train.run_folder import RunFolder
-from components.train.software import ABSENT, ROOT, required, version_of
+from components.train.software import ABSENT, RECORDED, ROOT, required, version_of
 
 _PIN = re.compile(r"^([A-Za-z0-9][^\\\n]*)", re.MULTILINE)
 _SHOWN = 3
@@ -37,10 +37,21 @@ def expected_versions(folder: RunFolder, parts: Sequence[str]) -> tuple[dict[str
     if (folder.path / "software.json").exists():
         software = folder.read_json("software.json")
         made = {"python": software["python"], **software["packages"]}
-        kept = {name: version for name, version in made.items() if version != ABSENT}
+        other = set(_asked_by_others(parts))
+        kept = {
+            name: version
+            for name, version in made.items()
+            if version != ABSENT and name not in other
+        }
         return kept, "software.json"
     pinned = {key: version for part in parts for key, version in _pins(part).items()}
     return {name: pinned[name] for name in required(parts) if name in pinned}, "requirements"
+
+
+def _asked_by_others(parts: Sequence[str]) -> Iterator[str]:
+    """Name what no rank of this run imports: an environment for it need not have them."""
+    others = [part for part in RECORDED if part not in parts]
+    yield from set(required(others)) - set(required(parts))
 
 
 def _pins(part: str) -> Mapping[str, str]:

@@ -29,6 +29,7 @@ ROOMS = (
     "components/tracking",
     *("conf", "recipes", "run.py"),
 )
+RECORDED = ("run", "data", "deepspeed", "fp8")  # files of requirements/
 REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
 ABSENT = "absent"
 
@@ -66,7 +67,7 @@ def describe_software() -> Software:
         changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
         rooms={room: hash_room(ROOT / room) for room in ROOMS},
     )
-    asked = sorted({"torch", *required(("run", "data", "deepspeed", "fp8"))})
+    asked = sorted({"torch", *required(RECORDED)})
     packages = {name: version_of(name) for name in asked}
     return Software(python=platform.python_version(), packages=packages, code=code)
 

@@ -63,11 +63,6 @@ def environment(venv: Path, names: set[str]) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (into,) = venv.glob("lib/python3.*/site-packages")
     tops = {file.parts[0] for name in names for file in distribution(name).files or ()}
-    # The preflight asks for the versions of more than ranks import here.
-    more = (distribution(name).files or () for name in required(("data", "deepspeed")))
-    tops |= {
-        part for files in more for file in files if (part := file.parts[0]).endswith("-info")
-    }
     for top in sorted(tops - {"..", "__pycache__"}):
         if (PACKAGES / top).exists():
             subprocess.run(["cp", "-al", str(PACKAGES / top), str(into / top)], check=True)

@@ -47,6 +47,13 @@ def test_what_the_run_was_made_without_may_be_here(folder: RunFolder) -> None:
     assert check_packages(folder, ["run"]).verdict == "ok"
 
 
+def test_what_no_rank_of_the_run_imports_may_be_missing(folder: RunFolder) -> None:
+    write(folder, {"torchao": "0", "datatrove": "0"}, platform.python_version())
+    assert check_packages(folder, ["run"]).verdict == "ok"
+    found = check_packages(folder, ["run", "fp8"])
+    assert (found.verdict, found.found) == ("bad", f"torchao {version('torchao')}, not 0")
+
+
 def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) -> None:
     expected, where = expected_versions(folder, ["run"])
     assert where == "requirements"
