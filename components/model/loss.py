@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from components.model.precision import as_given, product_dtype
-from components.model.products import product
+from components.model.products import product, product_into
 
 
 class Blocks(NamedTuple):
@@ -101,7 +101,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = product(hidden[tokens], weight.T)
             total += softmax.to_gradient(logits, targets[tokens])
             if of_hidden is not None:
-                of_hidden[tokens] = product(logits, weight)
+                product_into(of_hidden[tokens], logits, weight)
             if of_weight is not None:
                 of_weight.addmm_(logits.T, hidden[tokens])
             del logits  # before the next block's are made

@@ -42,6 +42,18 @@ def product(
     return _by_onednn(left, right.T) if goes_to_onednn(left, right) else left @ right
 
 
+def product_into(
+    result: Float[Tensor, "rows columns"],
+    left: Float[Tensor, "rows depth"],
+    right: Float[Tensor, "depth columns"],
+) -> None:
+    """Multiply into ``result``; only oneDNN, which takes no result, makes one of its own."""
+    if goes_to_onednn(left, right):
+        result.copy_(_by_onednn(left, right.T))
+    else:
+        torch.mm(left, right, out=result)
+
+
 def goes_to_onednn(inputs: Tensor, weight: Tensor) -> bool:
     """Whether these are plain float32 matrices on a processor whose products oneDNN does."""
     return (

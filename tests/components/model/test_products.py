@@ -9,12 +9,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from components.model.linear import Linear
-from components.model.products import goes_to_onednn, linear, product
+from components.model.products import goes_to_onednn, linear, product, product_into
 from tests.components.model.comparison import relative_difference
 
 # Sums of some hundred float32 products, in any order.
 TOLERANCE = 2e-6
-needs_kernels = pytest.mark.skipif(
+needs_kernels = pytest.mark.skipif(  # oneDNN is not asked on other processors
     not goes_to_onednn(torch.ones(1, 1), torch.ones(1, 1)),
     reason="oneDNN is asked for products on processors with AVX-512",
 )
@@ -67,6 +67,16 @@ def test_strides_of_either_side_and_of_the_gradient_change_nothing(stride: str) 
     assert_close(
         product(strided(ours[0]).detach(), strided(ours[1]).detach().T), expected.detach()
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_is_put_where_it_belongs(dtype: torch.dtype) -> None:
+    place = torch.zeros(6, 5, dtype=dtype)
+    left, right = torch.randn(3, 4, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+    product_into(place[2:5], left, right)
+    assert_close(place[2:5], left.double() @ right.double())
+    assert not place[:2].any()
+    assert not place[5:].any()
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
