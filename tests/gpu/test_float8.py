@@ -15,7 +15,9 @@ PRODUCT_TOLERANCE = 2**-6
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method."),
+    pytest.mark.filterwarnings(  # torch's own import of Triton's compiler
+        "ignore:.torch.jit.script_method."
+    ),
 ]
 
 

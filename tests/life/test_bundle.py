@@ -106,7 +106,7 @@ def as_nobody(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
+@pytest.mark.skipif(  # only root can act as another user
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can act as another user",
 )

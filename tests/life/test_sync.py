@@ -14,12 +14,13 @@ from tests.life.conftest import TINY, Program, command, entries, environment
 pytestmark = [
     pytest.mark.long,  # two starts of the program and of both libraries
     pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here"),
-    pytest.mark.skipif(
+    pytest.mark.skipif(  # they are optional
         not (find_spec("wandb") and find_spec("mlflow")),
         reason="the trackers are not installed: requirements/tracking.lock",
     ),
-    # MLflow's own use of SQLAlchemy.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.filterwarnings(  # MLflow's own use of SQLAlchemy
+        "ignore:The ``noload`` loader strategy is deprecated"
+    ),
 ]
 
 

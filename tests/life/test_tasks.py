@@ -24,7 +24,7 @@ from tests.life.conftest import TINY, Program, act
 
 pytestmark = [
     pytest.mark.long,  # most of it importing lm-eval and reading the tasks that it ships
-    pytest.mark.skipif(
+    pytest.mark.skipif(  # it is optional
         find_spec("lm_eval") is None,
         reason="lm-eval is not installed: requirements/evaluate.lock",
     ),

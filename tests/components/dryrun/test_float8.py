@@ -13,8 +13,9 @@ WORDS = (
     *("budget.global_batch_tokens=256", "budget.total_tokens=2560"),
 )
 
-# Triton's compiler, which torchao mends, is imported by torch.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")
+pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compiler
+    "ignore:.torch.jit.script_method."
+)
 
 
 def found(compute: str) -> tuple[Recipe, Rehearsal]:

@@ -19,8 +19,9 @@ from components.model.linear import ResidualLinear
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
 
-# Triton's compiler, which torchao mends, is imported by torch.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method.")
+pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compiler
+    "ignore:.torch.jit.script_method."
+)
 
 
 class Model(nn.Module):

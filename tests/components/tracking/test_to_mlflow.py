@@ -23,12 +23,13 @@ from tests.components.tracking.runs import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(
+    pytest.mark.skipif(  # it is optional
         find_spec("mlflow") is None,
         reason="MLflow is not installed: requirements/tracking.lock",
     ),
-    # MLflow's own use of SQLAlchemy.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.filterwarnings(  # MLflow's own use of SQLAlchemy
+        "ignore:The ``noload`` loader strategy is deprecated"
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from tests.components.tracking.runs import (
     write_run,
 )
 
-pytestmark = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(  # it is optional
     find_spec("wandb") is None, reason="W&B is not installed: requirements/tracking.lock"
 )
 SECTION = Wandb(project="cakes", entity="me", tags=("a tag",))

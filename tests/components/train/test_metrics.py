@@ -31,9 +31,12 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
     assert [line["step"] for line in read_lines(file)] == [2]
 
 
-# The writer's thread ends by the error, which Python tells; that is what is looked at here.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(  # the writer's thread ends by the error that is looked at here
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+@pytest.mark.filterwarnings(  # and Python tells of it once more when it is collected
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_curves_go_on_in_a_new_file_once_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
