@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -37,6 +37,8 @@ TRACER = ("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-e")
 RUNS = re.compile(r'execve\("[^"]*/python[\d.]*", .* = 0$')
 OPENS = re.compile(r'open(?:at\(AT_FDCWD, |\()"([^"]+)"')
 BEARS = re.compile(r"(?:clone3?|v?fork)\b.* = (\d+)$")
+# Another call came between its beginning and its rest.
+CUT, REST = " <unfinished ...>", re.compile(r"<\.\.\. \w+ resumed>")
 CALLS = "trace=openat,open,execve,clone,clone3,fork,vfork"
 
 
@@ -69,12 +71,24 @@ def environment(venv: Path, names: set[str]) -> Path:
     return venv
 
 
+def calls(trace: Path) -> Iterator[tuple[str, str]]:
+    """Yield the process and the text of every call, whole, when it ended."""
+    begun = dict[str, str]()
+    for line in trace.read_text("utf-8", errors="replace").splitlines():
+        process, call = line.split(maxsplit=1)
+        if call.endswith(CUT):
+            begun[process] = call.removesuffix(CUT)
+        elif rest := REST.match(call):
+            yield process, begun.pop(process, "") + call[rest.end() :]
+        else:
+            yield process, call
+
+
 def opened(trace: Path, program: str) -> list[list[Path]]:
     """List for each Python that ran ``program`` what it and its children opened."""
     groups = dict[str, list[Path]]()  # by process, its parent's if that is one
     found: list[list[Path]] = []
-    for line in trace.read_text("utf-8", errors="replace").splitlines():
-        process, call = line.split(maxsplit=1)
+    for process, call in calls(trace):
         if RUNS.match(call) and f'"-m", "{program}"' in call:
             found.append(groups.setdefault(process, []))
         elif process not in groups:
