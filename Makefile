@@ -74,6 +74,7 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	$(PY) -m benchmarks.model
 	$(PY) -m benchmarks.loss
 	$(PY) -m benchmarks.moe
+	$(PY) -m benchmarks.dispatch
 	$(PY) -m benchmarks.document_steps
 	$(PY) -m benchmarks.planner_accuracy
 	$(PY) -m benchmarks.planner_blind

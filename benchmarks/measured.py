@@ -150,6 +150,7 @@ def _job(where: str, counts: Mapping[str, int], cells: Mapping[str, str]) -> Job
         context=1,
         zero=int(cells["zero_stage"]),
         expert_aware=True,
+        expert_overlap=1,
         sequence_parallel=True,
         schedule="1f1b",
         stages_per_rank=1,

@@ -187,6 +187,7 @@ def _job(item: Mapping[str, Any], layers: list[int], *, vocabulary: int, fused: 
         context=1,
         zero=1,
         expert_aware=True,
+        expert_overlap=1,
         sequence_parallel=fused,
         schedule="1f1b",
         stages_per_rank=1,

@@ -207,7 +207,9 @@ def _label(recipe: Recipe) -> str:
     if section.sequence_parallel and section.tensor > 1:
         label += ", sequence parallel"
     if section.expert > 1:
-        label += f", {section.expert_dispatch}" + ("" if section.expert_aware else ", plain")
+        parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
+        plain = "" if section.expert_aware else ", plain"
+        label += f", {section.expert_dispatch}{parts}{plain}"
     if section.pipeline > 1:
         label += f", {section.schedule}"
     for key, word in (("recompute", "recomputed"), ("compile", "compiled")):

@@ -46,10 +46,10 @@ def device_kernels() -> Iterator[None]:
 
 
 def even_load() -> AbstractContextManager[None]:
-    """Answer the host, which asks how many tokens an expert has, with the average."""
+    """Answer the host, which asks how many tokens an expert has, as if all had as many."""
 
-    def answer(counts: Tensor, *, average: int) -> list[int]:
-        return [average] * len(counts)
+    def answer(counts: Tensor, *, even: Sequence[int]) -> list[int]:
+        return list(even)
 
     return _exchanged(expert_products, "on_host", answer)
 

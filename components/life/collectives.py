@@ -15,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import _C
 
+from components.parallelism import exchange
+
 _SIZE = "TORCH_FR_BUFFER_SIZE"
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
 _TORCH = str(Path(_GROUPS_OF_TORCH).parent)
@@ -49,11 +51,14 @@ def _recorded() -> dict[str, Any]:
 
 
 def _main_thread_waits() -> bool:
-    """Tell whether torch's code for groups is what the main thread has last called.
+    """Tell whether the main thread has last called torch's code for groups, or such a wait.
 
-    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher.
+    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher. What was
+    started to be waited for later is waited for in `exchange`.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is not None and frame.f_code.co_filename == exchange.__file__:
+        return True
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         if frame.f_code.co_filename.startswith(_GROUPS_OF_TORCH):
             return True

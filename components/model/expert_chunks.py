@@ -13,7 +13,7 @@ from torch import Tensor
 
 from components.model import expert_products
 from components.model.activations import Activation
-from components.model.expert_products import Matrices, Order, accumulator
+from components.model.expert_products import Matrices, Order, accumulator, dealt
 
 # Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
 # they win by lying closer; whole microbatches pass through memory again and again.
@@ -66,8 +66,8 @@ class _Chunked(torch.autograd.Function):
         order: Order,
         activation: Activation,
     ) -> Tensor:
-        average = len(order.pairs) // len(order.counts)
-        counts = expert_products.on_host(order.counts, average=average)
+        even = dealt(len(order.pairs), len(order.counts))
+        counts = expert_products.on_host(order.counts, even=even)
         chunks = list(chunks_of(counts, dim=tokens.shape[1]))
         sorted_weights = weights.flatten()[order.pairs]
         given = (tokens, sorted_weights, gate, up, down, *order[:2])

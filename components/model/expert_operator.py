@@ -14,7 +14,7 @@ from torch import Tensor
 from components.model import expert_products
 from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import ChunkedGradients, chunks_of, mix_chunks
-from components.model.expert_products import Matrices, Order, accumulator
+from components.model.expert_products import Matrices, Order, accumulator, dealt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def _mix(
     activation: str,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Mix; give the counts back on the host, where the backward pass wants them, too."""
-    on_host = expert_products.on_host(counts, average=len(pairs) // len(counts))
+    on_host = expert_products.on_host(counts, even=dealt(len(pairs), len(counts)))
     chunks = list(chunks_of(on_host, dim=tokens.shape[1]))
     given = (tokens, sorted_weights, gate, up, down, pairs, token)
     mixed, widened = mix_chunks(*given, chunks, ACTIVATIONS[activation])

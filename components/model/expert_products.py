@@ -5,6 +5,7 @@ pairs (token, expert) by expert once. `grouped_products` then asks the host noth
 grouped products do all experts. `expert_chunks` has the third way.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -118,15 +119,21 @@ class Order(NamedTuple):
         counts = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))
         counts = counts[:num_experts]
         if parts > 1:
-            (here,) = on_host(counts.sum()[None], average=len(pairs) // parts)
+            (here,) = on_host(counts.sum()[None], even=dealt(len(pairs), parts)[:1])
             pairs = pairs[:here]
         return Order(pairs, pairs // experts.shape[1], counts, parts == 1)
 
 
-def on_host(counts: Int[Tensor, "numbers"], *, average: int) -> list[int]:
-    """Read counts, which an even load makes ``average``: so a rehearsal answers instead."""
+def on_host(counts: Int[Tensor, "numbers"], *, even: Sequence[int]) -> list[int]:
+    """Read counts, which are ``even`` where the load is: so a rehearsal answers instead."""
     read: list[int] = counts.tolist()
     return read
+
+
+def dealt(total: int, among: int) -> list[int]:
+    """Give each of ``among`` equally many, the first ones one more where some are left."""
+    each, left = divmod(total, among)
+    return [each + (place < left) for place in range(among)]
 
 
 class _Spread(torch.autograd.Function):

@@ -30,15 +30,25 @@ from typing_extensions import override
 
 from components.model import expert_products
 from components.model.decoder import Decoder
-from components.model.expert_products import Matrices, Order
+from components.model.expert_products import Matrices, Order, accumulator, dealt
 from components.model.moe import Experts, Mixture, Stack, expert_layers
-from components.parallelism.exchange import exchange_rows, gather_rows, sum_rows
+from components.parallelism.exchange import (
+    Way,
+    arrive,
+    depart,
+    exchanging,
+    gather_rows,
+    gathering,
+    summing,
+)
 from components.parallelism.tensor_styles import place_parameters
 
 Dispatch = Literal["all_gather", "all_to_all"]
 
 
-def split_experts(decoder: Decoder, mesh: DeviceMesh, *, dispatch: Dispatch) -> None:
+def split_experts(
+    decoder: Decoder, mesh: DeviceMesh, *, dispatch: Dispatch, overlap: int
+) -> None:
     """Pour expert parallelism over a decoder or a stage of one; ``mesh`` has one axis.
 
     The stacks of matrices become DTensors of that axis under their old names. They may be on
@@ -56,7 +66,7 @@ def split_experts(decoder: Decoder, mesh: DeviceMesh, *, dispatch: Dispatch) -> 
         # Also where the pass breaks off, as it does once checkpointing has what it needs.
         layer.register_forward_hook(partial(_take_back, stacks), always_call=True)
         kind = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}[dispatch]
-        layer.mixture = kind(layer.mixture, mesh)
+        layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
 
 
 def _lend(stacks: Sequence[Stack], layer: Experts, inputs: tuple[Any, ...]) -> None:
@@ -71,14 +81,23 @@ def _take_back(stacks: Sequence[Stack], layer: Experts, inputs: Any, output: Any
 
 
 class SplitMixture(Mixture):
-    """Bring tokens and experts together, let ``mixture`` compute, and bring results back."""
+    """Bring tokens and experts together, let ``mixture`` compute, and bring results back.
 
-    def __init__(self, mixture: Mixture, mesh: DeviceMesh) -> None:
+    The tokens go in ``overlap`` parts, which all depart at once: while one is computed, others
+    are under way, there or back, in the backward pass too. Tutel's adaptive pipelining, by
+    hand (https://arxiv.org/abs/2206.03382).
+    """
+
+    def __init__(self, mixture: Mixture, mesh: DeviceMesh, *, overlap: int) -> None:
         super().__init__(path=mixture.path)
         self.mixture = mixture
+        self._overlap = overlap
         self._ranks = mesh.size()
         self._rank = mesh.get_local_rank()
         self._group = mesh.get_group()
+
+    def _split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        return rows.tensor_split(self._overlap, dim)
 
 
 class GatheredMixture(SplitMixture):
@@ -92,16 +111,19 @@ class GatheredMixture(SplitMixture):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
+        there, back = gathering(self._group), summing(self._group)
+        parts = zip(self._split(tokens), self._split(weights), strict=True)
+        departed = [[depart(rows, there) for rows in part] for part in parts]
         with torch.no_grad():
-            chosen = gather_rows(experts, self._group)
-        mixed = self.mixture(
-            gather_rows(tokens, self._group),
-            gather_rows(weights, self._group),
-            chosen - self._rank * len(matrices.up),
-            matrices._replace(parts=self._ranks),
-        )
-        # As wide as the tokens came, as Optimus sends them; the sums here were taken wider.
-        return sum_rows(mixed.to(tokens.dtype), self._group)
+            chosen = gather_rows(experts, self._group) - self._rank * len(matrices.up)
+        chosen = chosen.view(self._ranks, *experts.shape)
+        matrices = matrices._replace(parts=self._ranks)
+        returning = []
+        for given, ids in zip(departed, self._split(chosen, 1), strict=True):
+            mixed = self.mixture(*map(arrive, given), ids.flatten(0, 1), matrices)
+            # As wide as the tokens came, as Optimus sends them; the sums were taken wider.
+            returning.append(depart(mixed.to(tokens.dtype), back))
+        return _joined([arrive(rows) for rows in returning])
 
 
 class ExchangedMixture(SplitMixture):
@@ -115,23 +137,58 @@ class ExchangedMixture(SplitMixture):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
-        order = Order.of(experts, num_experts=len(matrices.up) * self._ranks, parts=1)
-        arriving = torch.empty_like(order.counts)
-        dist.all_to_all_single(arriving, order.counts, group=self._group)
-        # Both as (rank, expert): one copy to the host reads them all.
-        counts = torch.stack([order.counts, arriving]).view(2 * self._ranks, -1)
-        totals = expert_products.on_host(counts.sum(1), average=len(order.pairs) // self._ranks)
-        sent, received = totals[: self._ranks], totals[self._ranks :]
-        send = partial(exchange_rows, sent=sent, received=received, group=self._group)
-        mixed = self.mixture(
-            send(tokens.index_select(0, order.tokens)),
-            send(weights.flatten().index_select(0, order.pairs)[:, None]),
-            _experts_of(arriving.view(self._ranks, -1), sum(received)),
-            matrices,
-        )
-        back = exchange_rows(mixed.to(tokens.dtype), received, sent, self._group)
-        sums: Tensor = mixed.new_zeros(tokens.shape)
-        return sums.index_add_(0, order.tokens, back.to(mixed.dtype))
+        num_experts = len(matrices.up) * self._ranks
+        parts = list(zip(self._split(tokens), self._split(weights), strict=True))
+        orders = [
+            Order.of(ids, num_experts=num_experts, parts=1) for ids in self._split(experts)
+        ]
+        ways, ids_of_arriving = self._ways(orders)
+        departed = [
+            [
+                depart(rows.index_select(0, order.tokens), way),
+                depart(row_weights.flatten().index_select(0, order.pairs)[:, None], way),
+            ]
+            for (rows, row_weights), order, way in zip(parts, orders, ways, strict=True)
+        ]
+        returning = []
+        for given, ids, way in zip(departed, ids_of_arriving, ways, strict=True):
+            mixed = self.mixture(*map(arrive, given), ids, matrices)
+            returning.append(depart(mixed.to(tokens.dtype), way.reversed()))
+        return _joined([
+            _sum_pairs(arrive(rows), order, like=part[0])
+            for rows, order, part in zip(returning, orders, parts, strict=True)
+        ])
+
+    def _ways(self, orders: Sequence[Order]) -> tuple[list[Way], list[Int[Tensor, "pairs 1"]]]:
+        """Tell the ranks what comes to them: each part's way, and what its pairs' experts are.
+
+        One exchange and one copy to the host do all parts.
+        """
+        counts = torch.stack([order.counts for order in orders])
+        leaving = counts.view(len(orders), self._ranks, -1).transpose(0, 1).contiguous()
+        arriving = torch.empty_like(leaving)
+        dist.all_to_all_single(arriving, leaving, group=self._group)
+        arriving, leaving = arriving.transpose(0, 1), leaving.transpose(0, 1)
+        even = [n for order in orders for n in dealt(len(order.pairs), self._ranks)]
+        pairs = torch.stack([leaving, arriving]).sum(-1).flatten()
+        read = expert_products.on_host(pairs, even=even * 2)
+        ends = range(0, len(read), self._ranks)
+        lengths = [read[end : end + self._ranks] for end in ends]
+        sent, received = lengths[: len(orders)], lengths[len(orders) :]
+        ways = [exchanging(*both, self._group) for both in zip(sent, received, strict=True)]
+        totals = zip(arriving, map(sum, received), strict=True)
+        return ways, [_experts_of(part, total) for part, total in totals]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _sum_pairs(
+    rows: Float[Tensor, "pairs dim"], order: Order, *, like: Float[Tensor, "tokens dim"]
+) -> Float[Tensor, "tokens dim"]:
+    sums = accumulator(like)
+    return sums.index_add_(0, order.tokens, rows.to(sums.dtype))
 
 
 def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:

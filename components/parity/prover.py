@@ -163,7 +163,7 @@ def on_one_process(recipe: Recipe) -> Recipe:
     parallelism |= {key: 1 for key in _ALONE if key in parallelism}
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
-    parallelism |= {"expert_dispatch": "all_gather", "expert_aware": True}
+    parallelism |= {"expert_dispatch": "all_gather", "expert_overlap": 1, "expert_aware": True}
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return check_recipe(tree)
 

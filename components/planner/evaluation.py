@@ -45,17 +45,20 @@ def forward_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpee
     """Take one microbatch forward through the stages of one rank.
 
     Of what a training step counts for both passes, memory traffic and the host's work are
-    a third, collectives of tensor and expert ranks a half.
+    a third, collectives of tensor ranks a half.
     """
     layout = job.layout
     stages = range(rank, len(layout.layers), layout.pipeline)
     layers = sum(layout.layers[stage] for stage in stages)
     rate, units = reached_teraflops(job, hardware), hardware.compute_units
+    products = layer_products(job)
+    experts = product_seconds(products[2:], rate, speed, units)
     layer = (
-        product_seconds(layer_products(job), rate, speed, units)
+        product_seconds(products, rate, speed, units)
         + attention_seconds(job, rate, hardware, speed)
         + traffic_seconds(job, hardware, speed) / 3
-        + (tensor_seconds(job, hardware, speed) + expert_seconds(job, hardware)) / 2
+        + tensor_seconds(job, hardware, speed) / 2
+        + expert_seconds(job, hardware, experts)
         + context_seconds(job, hardware)
     )
     device = layers * layer

@@ -1,7 +1,8 @@
 """Seconds that one microbatch's ranks spend on each other's data, in one layer.
 
 The calls block: nothing of them is hidden behind computation but what
-``SoftwareSpeed.exposed_fraction`` says of tensor ranks.
+``SoftwareSpeed.exposed_fraction`` says of tensor ranks, and of experts what ``expert_overlap``
+lets travel while other tokens are computed.
 """
 
 from components.planner.communication import gather_bandwidth, group_of, latency
@@ -27,14 +28,21 @@ def tensor_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
     return speed.tensor_collectives * each
 
 
-def expert_seconds(job: Job, hardware: Hardware) -> float:
-    """Gather tokens for experts and scatter their results, forward and backward."""
+def expert_seconds(job: Job, hardware: Hardware, computed: float) -> float:
+    """Return what a pass in which experts compute for so long takes longer, forward or back.
+
+    Tokens are gathered for the experts and their results scattered. In parts the pass takes as
+    long as the longest of three: the first part's way there, all computation and the last
+    part's way back; all ways there, the last part's computation and its way back; all ways.
+    """
     layout = job.layout
     if layout.expert == 1:
         return 0.0
-    where = group_of(layout, "expert")
+    where, parts = group_of(layout, "expert"), layout.expert_overlap
     rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    return EXPERT_COLLECTIVES * (expert_bytes(job) / rate + latency(hardware, where))
+    way = expert_bytes(job) / rate + parts * latency(hardware, where)
+    one, of_one = way / parts, computed / parts
+    return max(2 * one + computed, way + of_one + one, 2 * way) - computed
 
 
 def context_seconds(job: Job, hardware: Hardware) -> float:

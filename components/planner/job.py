@@ -28,6 +28,7 @@ class Layout:
     context: int
     zero: int
     expert_aware: bool
+    expert_overlap: int
     sequence_parallel: bool
     schedule: str
     stages_per_rank: int
@@ -146,6 +147,7 @@ def layout_of(
         context=degrees.context,
         zero=degrees.zero,
         expert_aware=degrees.expert_aware,
+        expert_overlap=degrees.expert_overlap,
         sequence_parallel=degrees.sequence_parallel,
         schedule=degrees.schedule,
         stages_per_rank=degrees.stages_per_rank if degrees.pipeline > 1 else 1,

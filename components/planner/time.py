@@ -156,6 +156,7 @@ def layer_parts(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> dict[str,
     teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
     products = layer_products(job)
     inner = product_seconds(products, teraflops, speed, units)
+    experts = product_seconds(products[2:], teraflops, speed, units)
     core = attention_seconds(job, teraflops, hardware, speed)
     again = again_fraction(job)
     return {
@@ -164,7 +165,8 @@ def layer_parts(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> dict[str,
         "memory traffic": traffic_seconds(job, hardware, speed)
         * (1 + (again[0] + again[1]) / 6),
         "tensor collectives": tensor_seconds(job, hardware, speed) * (1 + again[0] / 3),
-        "expert collectives": expert_seconds(job, hardware),
+        "expert collectives": expert_seconds(job, hardware, experts)
+        + expert_seconds(job, hardware, 2 * experts),
         "context collectives": context_seconds(job, hardware) * (2 + again[1]),
     }
 

@@ -43,6 +43,12 @@ def _check_dense(recipe: "Recipe") -> None:
             f"{degree} ranks for experts, but the model has none",
             "set parallelism.expert=1; parallelism.data is the axis of dense models",
         )
+    if (parts := recipe.parallelism.expert_overlap) > 1:
+        raise RecipeError(
+            "parallelism.expert_overlap",
+            f"{parts} parts of what goes to experts, but the model has none",
+            "set parallelism.expert_overlap=1",
+        )
 
 
 def _check_fully_sharded(recipe: "Recipe", experts: int) -> None:

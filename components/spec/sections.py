@@ -67,6 +67,8 @@ class Parallelism(Section):
     ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
     so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
     which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
+    others are under way.
     """
 
     data: Count
@@ -79,6 +81,7 @@ class Parallelism(Section):
     zero: Literal[0, 1, 2, 3]
     offload_optimizer: bool
     expert_dispatch: Literal["all_gather", "all_to_all"]
+    expert_overlap: Count
     expert_aware: bool
     expert_divisor: Literal["ranks", "copies"]
     sequence_parallel: bool

@@ -82,7 +82,12 @@ def pour_rank_model(
         if degrees.context > 1:
             split_sequence(decoder, mesh.axis("context"))
         if degrees.expert > 1:
-            split_experts(decoder, mesh.axis("expert"), dispatch=degrees.expert_dispatch)
+            split_experts(
+                decoder,
+                mesh.axis("expert"),
+                dispatch=degrees.expert_dispatch,
+                overlap=degrees.expert_overlap,
+            )
         if degrees.tensor > 1:
             split_tensors(
                 decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel

@@ -36,6 +36,14 @@ LAYOUTS = {
         "parallelism.zero=1",
         "model.mlp.routing=uniform",
     ),
+    "expert, exchanged in parts": (
+        "recipe=mula7b_a1b",
+        "parallelism.expert=2",
+        "parallelism.zero=1",
+        "parallelism.expert_dispatch=all_to_all",
+        "parallelism.expert_overlap=2",
+        "model.mlp.routing=uniform",
+    ),
 }
 
 

@@ -102,5 +102,5 @@ def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:
     counts = torch.tensor([3, 5])
     with device_kernels(), even_load():
         assert len(list(loss.blocks(small, wide))) == 2
-        assert expert_products.on_host(counts, average=4) == [4, 4]
-    assert expert_products.on_host(counts, average=4) == [3, 5]
+        assert expert_products.on_host(counts, even=[4, 4]) == [4, 4]
+    assert expert_products.on_host(counts, even=[4, 4]) == [3, 5]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
 from components.model.expert_products import Matrices, grouped_products, loop
 from components.model.moe import Mixture
+from components.parallelism import exchange
 from components.parallelism.experts import ExchangedMixture, GatheredMixture
 from tests.components.parallelism.layout_cases import Layout, Poured, batch_of, layout_mesh
 from tests.components.parallelism.tensor_cases import Parts, randomized
@@ -32,14 +34,14 @@ class _Mixture(Mixture):
         return PATHS[self._name]
 
 
-def mix(dispatch: str, routing: str, path: str) -> dict[str, float]:
+def mix(dispatch: str, routing: str, path: str, overlap: int) -> dict[str, float]:
     """Return the largest relative differences of this rank's results and gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     inputs = [_draw(other, routing) for other in range(ranks)]
     stacks = _stacks(torch.float32)
     whole = [_run(loop, given, stacks) for given in inputs]
     mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
-    mixture = KINDS[dispatch](_Mixture(path), mesh)
+    mixture = KINDS[dispatch](_Mixture(path), mesh, overlap=overlap)
     here = [stack.detach().chunk(ranks)[rank].clone().requires_grad_() for stack in stacks]
     found = _run(mixture, inputs[rank], here)
     expected = dict(whole[rank])
@@ -51,6 +53,51 @@ def mix(dispatch: str, routing: str, path: str) -> dict[str, float]:
     }
 
 
+class _Noted(Mixture):
+    """Note when a part is computed, forward and backward."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(path="loop")
+        self._events = events
+
+    def forward(self, *given: Any) -> Tensor:
+        self._events.append("compute")
+        mixed = super().forward(*given)
+        mixed.register_hook(lambda _: self._events.append("compute"))
+        return mixed
+
+
+def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
+    """List what a rank does forward and backward: departures, computation, arrivals."""
+    events: list[str] = []
+
+    def noted(word: str, act: Any) -> Any:
+        def call(*given: Any) -> Any:
+            events.append(word)
+            return act(*given)
+
+        return call
+
+    mesh = layout_mesh(Layout(expert=dist.get_world_size())).axis("expert")
+    mixture = KINDS[dispatch](_Noted(events), mesh, overlap=overlap)
+    here = [
+        stack.detach().chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
+        for stack in _stacks(torch.float32)
+    ]
+    tokens, weights, experts, upstream = _draw(mesh.get_local_rank(), "spread")
+    voyage = exchange._Voyage
+    with (
+        patch.object(voyage, "start", noted("depart", voyage.start)),
+        patch.object(voyage, "end", noted("arrive", voyage.end)),
+    ):
+        learned = tokens.requires_grad_(), weights.requires_grad_()
+        mixed = mixture(*learned, experts, _matrices(here))
+        forward = events.copy()
+        events.clear()
+        mixed.backward(upstream)
+    return forward, events
+
+
 def mix_coarsely(dispatch: str) -> float:
     """Return how far bfloat16 is from float32, relative to the largest result."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -60,7 +107,7 @@ def mix_coarsely(dispatch: str) -> float:
     expected = loop(tokens.bfloat16().float(), weights.bfloat16().float(), experts, exact)
     mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
     here = [stack.chunk(ranks)[rank] for stack in stacks]
-    mixture = KINDS[dispatch](Mixture(path="auto"), mesh)
+    mixture = KINDS[dispatch](Mixture(path="auto"), mesh, overlap=1)
     found: Tensor = mixture(tokens.bfloat16(), weights.bfloat16(), experts, _matrices(here))
     return ((found.float() - expected).abs().max() / expected.abs().max()).item()
 

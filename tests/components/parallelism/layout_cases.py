@@ -44,6 +44,7 @@ class Layout(NamedTuple):
     sequence_parallel: bool = False
     recompute: Literal["none", "full"] = "none"
     dispatch: Dispatch = "all_gather"
+    overlap: int = 1
     expert_aware: bool = True
     accumulate: str = "float64"
     reduce: str = "float64"
@@ -193,7 +194,7 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
 
 
 def _pour(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
-    split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch)
+    split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute)
     if layout.zero == 3:

@@ -49,9 +49,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """List how many numbers each question to the host is about; an even load answers."""
     lengths: list[int] = []
 
-    def answer(counts: Tensor, *, average: int) -> list[int]:
+    def answer(counts: Tensor, *, even: list[int]) -> list[int]:
         lengths.append(len(counts))
-        return [average] * len(counts)
+        return even
 
     monkeypatch.setattr(expert_products, "on_host", answer)
     return lengths
@@ -73,8 +73,8 @@ def dispatches() -> Iterator[dict[str, Dispatch]]:
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("expert",))
     yield {
         "one place": lambda mixture: mixture,
-        "all_gather": lambda mixture: GatheredMixture(mixture, mesh),
-        "all_to_all": lambda mixture: ExchangedMixture(mixture, mesh),
+        "all_gather": lambda mixture: GatheredMixture(mixture, mesh, overlap=1),
+        "all_to_all": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1),
     }
     dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from tests.components.parallelism.experts_cases import (
     compare_divisors,
     mix,
     mix_coarsely,
+    note_order,
 )
 from tests.components.parallelism.layout_cases import Layout
 from tests.components.parallelism.microbatches_cases import run_steps
@@ -49,12 +50,26 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 @dispatches
 @pytest.mark.parametrize("routing", ["spread", "one rank", "one expert"])
 @pytest.mark.parametrize("path", ["loop", "chunked", "grouped"])
+# Seven tokens: in parts of unlike lengths, and in one that is empty.
+@pytest.mark.parametrize("overlap", [1, 3, 8])
 def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
-    two_ranks: Ranks, dispatch: str, routing: str, path: str
+    two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
 ) -> None:
-    for differences in two_ranks(mix, dispatch, routing, path):
+    for differences in two_ranks(mix, dispatch, routing, path, overlap):
         for name, difference in differences.items():
             assert difference < MIXTURE_TOLERANCE, name
+
+
+@dispatches
+def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
+    two_ranks: Ranks, dispatch: str
+) -> None:
+    there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
+    for forward, backward in two_ranks(note_order, dispatch, 2):
+        each = ["arrive", "arrive", "compute", *back]
+        assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
+        each = ["arrive", "compute", *there]
+        assert backward == [*back * 2, *each * 2, *["arrive"] * 4]
 
 
 @dispatches
@@ -66,11 +81,11 @@ def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
 
 
 @dispatches
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize(("zero", "overlap"), [(0, 1), (1, 1), (2, 1), (2, 2)])
 def test_two_expert_ranks_train_as_one_process_does(
-    two_ranks: Ranks, dispatch: Any, zero: int
+    two_ranks: Ranks, dispatch: Any, zero: int, overlap: int
 ) -> None:
-    layout = Layout(expert=2, zero=zero, dispatch=dispatch)
+    layout = Layout(expert=2, zero=zero, dispatch=dispatch, overlap=overlap)
     assert_as_one_process(two_ranks(train, mixture(), layout))
 
 
@@ -82,8 +97,9 @@ def test_two_expert_ranks_train_as_one_process_does(
         Layout(shard=2, expert=2, zero=2, expert_aware=False),
         Layout(replicate=2, expert=2, zero=1),
         Layout(shard=2, expert=2, zero=0, recompute="full"),
+        Layout(shard=2, expert=2, recompute="full", dispatch="all_to_all", overlap=3),
     ],
-    ids=["expert 4", "aware", "plain", "replicas", "recomputed"],
+    ids=["expert 4", "aware", "plain", "replicas", "recomputed", "recomputed in parts"],
 )
 def test_data_and_expert_ranks_train_as_one_process_does(
     four_ranks: Ranks, layout: Layout

@@ -47,6 +47,7 @@ def layout(**changes: Any) -> Layout:
         "data_shard": sizes["data"] * sizes["expert"],
         "zero": 0,
         "expert_aware": True,
+        "expert_overlap": 1,
         "sequence_parallel": True,
         "schedule": "1f1b",
         "stages_per_rank": 1,

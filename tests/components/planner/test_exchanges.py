@@ -13,7 +13,13 @@ from components.model.positions import Placement
 from components.parallelism import exchange
 from components.parallelism.context import ContextCore, SequencePart
 from components.parallelism.mesh import build_mesh
-from components.planner.exchanges import context_seconds, key_value_bytes
+from components.planner.communication import gather_bandwidth, group_of, latency
+from components.planner.exchanges import (
+    context_seconds,
+    expert_bytes,
+    expert_seconds,
+    key_value_bytes,
+)
 from components.planner.job import Job
 from components.planner.time import plan_time
 from components.spec.shape import AttentionShape
@@ -47,11 +53,11 @@ def test_keys_and_values_of_a_part_are_counted_by_hand() -> None:
 def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: dict[str, list[int]] = {"gather": [], "scatter": []}
 
-    def gather(whole: Tensor, part: Tensor, group: object) -> None:
+    def gather(whole: Tensor, part: Tensor, group: object, async_op: bool) -> None:
         whole.zero_()
         moved["gather"].append(part.numel() * part.element_size())
 
-    def scatter(part: Tensor, whole: Tensor, group: object) -> None:
+    def scatter(part: Tensor, whole: Tensor, group: object, async_op: bool) -> None:
         part.zero_()
         moved["scatter"].append(part.numel() * part.element_size())
 
@@ -106,3 +112,25 @@ def test_context_ranks_on_several_nodes_make_a_step_longer_than_on_one() -> None
         one = job(gpt(dim=4_096, num_layers=32, num_heads=32), where, sequence_length=32_768)
         times.append(plan_time(one, hopper(), ours().speed).microbatches)
     assert times[0] < times[1]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("computed_per_way", [0.01, 0.4, 0.9, 1.1, 2.5, 40.0])
+def test_ways_in_parts_take_what_a_channel_and_a_device_take_one_after_the_other(
+    parts: int, computed_per_way: float
+) -> None:
+    where = layout(expert=4, num_layers=4, expert_overlap=parts)
+    several = job(gpt(dim=4_096, num_layers=4, num_heads=8), where, sequence_length=4_096)
+    place = group_of(several.layout, "expert")
+    hardware = hopper()
+    rate = gather_bandwidth(hardware, place, several.layout.devices_per_node)
+    way = expert_bytes(several) / parts / rate + latency(hardware, place)
+    computed = computed_per_way * way
+    channel = [way * (part + 1) for part in range(parts)]  # all depart at once
+    free, ended = channel[-1], 0.0
+    for there in channel:
+        ended = max(ended, there) + computed
+        free = max(free, ended) + way
+    assert expert_seconds(several, hardware, parts * computed) == pytest.approx(
+        free - parts * computed
+    )

@@ -77,6 +77,11 @@ REFUSED = [
         "set parallelism.expert=1; parallelism.data is the axis of dense models",
     ),
     (
+        "bloom7b1 expert_overlap=2",
+        "parallelism.expert_overlap: 2 parts of what goes to experts, but the model has none",
+        "set parallelism.expert_overlap=1",
+    ),
+    (
         "bloom7b1 data_shard=4",
         "parallelism.data_shard: 4 ranks would share a sharded copy, but at zero=0 nothing "
         "is sharded",

@@ -1,0 +1,39 @@
+"""Rehearsed exchanges between expert ranks: as many numbers, however they are dealt and cut."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.collectives import Kind
+from components.dryrun.rehearsal import Rehearsal, rehearse
+
+WORDS = (
+    *("recipe=mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
+    *("model.mlp.num_experts=6", "model.mlp.top_k=2", "parallelism.expert=3"),
+    *("parallelism.expert_dispatch=all_to_all", "parallelism.recompute=none"),
+    *("budget.sequence_length=64", "budget.global_batch_tokens=192"),
+    "budget.total_tokens=1920",
+)
+
+
+def rehearsed(overlap: int) -> Rehearsal:
+    words = [*WORDS, f"parallelism.expert_overlap={overlap}"]
+    return rehearse(compose_recipe(read_point(words)), 0)
+
+
+def exchanges(found: Rehearsal, dtype: str) -> tuple[int, int]:
+    kind = Kind("expert", "all_to_all", dtype, 3)
+    return found.calls[kind], found.bytes[kind]
+
+
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
+    """128 pairs of token and expert are not divided evenly by three ranks."""
+    recipe = compose_recipe(read_point(list(WORDS)))
+    found, layers = rehearsed(overlap), recipe.shape.num_layers
+    calls, sent = exchanges(found, "float32")
+    ways, pairs = 4, 64 * 2  # there and back, forward and backward
+    assert calls == layers * overlap * (ways + 2)  # weights go, and their gradients come
+    assert sent == layers * pairs * (ways * recipe.shape.dim + 2) * 4
+    assert found.flops == rehearsed(1).flops
+    assert exchanges(found, "int64") == (layers, layers * overlap * 6 * 8)
