@@ -87,7 +87,7 @@ class _Linear(torch.autograd.Function):
 
 
 def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
-    """Say of each argument, all of them tensors or None, whether this pass wants its gradient.
+    """Say of each argument whether this pass wants its gradient; what is no tensor comes last.
 
     Schedules without a bubble ask for the gradients of activations and of weights apart. Torch
     tells its own operators; of one in Python ``needs_input_grad`` says what has a gradient.
