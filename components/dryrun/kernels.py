@@ -7,7 +7,7 @@ stand-in makes the tensors that the kernel makes and saves what it saves; nothin
     attention with a mask       torch's memory-efficient kernel, which reads the mask
     RMSNorm                     the fused kernel: saves its input and a number a vector
     dropout                     the fused kernel: saves a byte a number
-    experts                     grouped products on CUDA; chunks where there is no such kernel
+    experts                     grouped products where the layer takes them, else its chunks
     Adam                        its update of all parameters at once
 """
 
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from components.model import expert_chunks, expert_products, loss
 from components.model.attention import AttentionCore
-from components.model.expert_products import grouped_products, has_grouped_kernel
+from components.model.expert_products import has_grouped_kernel
 from components.model.masks import Scope
 from components.model.moe import Mixture
 
@@ -134,12 +134,12 @@ class _FlexCore(AttentionCore):
         return _attend(query, key, value, is_causal=True)
 
 
-class _GroupedMixture(Mixture):
-    """Compute experts as on a device with grouped products."""
+class _MixtureOnDevice(Mixture):
+    """Choose as on a device that has grouped products."""
 
     @override
-    def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
-        return grouped_products
+    def _has_kernel(self, tokens: Tensor) -> bool:
+        return True
 
 
 def replace_parts(model: nn.Module, device: str) -> None:
@@ -149,8 +149,8 @@ def replace_parts(model: nn.Module, device: str) -> None:
             if type(part) is AttentionCore and _is_flex(part, device):
                 core = _FlexCore(dropout=part.dropout, backend=part.backend)
                 setattr(parent, name, core.train(part.training))
-            if type(part) is Mixture and part.path != "loop" and has_grouped_kernel(device):
-                setattr(parent, name, _GroupedMixture(path=part.path).train(part.training))
+            if type(part) is Mixture and has_grouped_kernel(device):
+                setattr(parent, name, _MixtureOnDevice(path=part.path).train(part.training))
 
 
 def _is_flex(core: AttentionCore, device: str) -> bool:

@@ -150,9 +150,12 @@ class Mixture(nn.Module):
     def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
         if self.path == "loop":
             return loop
-        if tokens.dtype == torch.bfloat16 and has_grouped_kernel(tokens.device.type):
+        if tokens.dtype == torch.bfloat16 and self._has_kernel(tokens):
             return grouped_products  # what torch's kernel does not take, it loops over
         return chunked_operator if torch.compiler.is_compiling() else chunked_products
+
+    def _has_kernel(self, tokens: Tensor) -> bool:
+        return has_grouped_kernel(tokens.device.type)
 
 
 def repeats_forward() -> bool:

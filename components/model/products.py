@@ -6,6 +6,7 @@ processor with AVX-512; all else (float64, autocast, devices, DTensors, shapes w
 goes torch's usual way. Sums are taken in another order, and nothing else differs.
 """
 
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -77,12 +78,34 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         rows = gradient.flatten(0, -2)
-        wanted = ctx.needs_input_grad
+        of_inputs, of_weight, of_bias = wanted_gradients(ctx)
         return (
-            _by_onednn(gradient, weight.T) if wanted[0] else None,
-            _of_weight(rows, inputs.flatten(0, -2)) if wanted[1] else None,
-            rows.sum(0) if wanted[2] else None,
+            _by_onednn(gradient, weight.T) if of_inputs else None,
+            _of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
+            rows.sum(0) if of_bias else None,
         )
+
+
+def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
+    """Say of each argument whether this pass wants its gradient; what is no tensor comes last.
+
+    Schedules without a bubble ask for the gradients of activations and of weights apart. Torch
+    tells its own operators; of one in Python ``needs_input_grad`` says what has a gradient.
+    """
+    has: tuple[bool, ...] = ctx.needs_input_grad
+    if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses
+        return has
+    return tuple(
+        each and _will_run(node)
+        for each, (node, _) in zip_longest(has, ctx.next_functions, fillvalue=(None, 0))
+    )
+
+
+def _will_run(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf that is asked for by name torch does not say yes
+        return True
 
 
 def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:

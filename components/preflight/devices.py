@@ -11,7 +11,7 @@ from components.preflight.rates import large_rows, product_teraflops
 from components.preflight.verdict import Finding, refused
 from components.spec.preflight import Preflight
 from components.spec.sections import Cluster
-from components.train.devices import check_devices, count_devices, device_type
+from components.train.devices import check_devices, count_devices, device_type, misses_profile
 
 GIB = 2**30
 
@@ -19,6 +19,8 @@ GIB = 2**30
 def devices_here(cluster: Cluster) -> list[torch.device]:
     """Name the devices that this node's ranks will have; the CPU is one, whatever its ranks."""
     kind = device_type(cluster.device)
+    if misses_profile(cluster):
+        return []
     if kind == "cpu":
         return [torch.device("cpu")]
     seen = min(count_devices(kind), cluster.devices_per_node)
@@ -28,7 +30,8 @@ def devices_here(cluster: Cluster) -> list[torch.device]:
 def check_count(cluster: Cluster) -> Finding:
     """Compare the devices that torch sees with those of the profile."""
     kind = device_type(cluster.device)
-    expected = "a CPU" if kind == "cpu" else f"{cluster.devices_per_node} {kind}"
+    wanted = "GPUs" if misses_profile(cluster) else kind
+    expected = "a CPU" if wanted == "cpu" else f"{cluster.devices_per_node} {wanted}"
     try:
         check_devices(cluster)
     except RecipeError as error:

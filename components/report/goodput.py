@@ -1,15 +1,16 @@
 """Goodput: which part of a run's time led to its weights, and where the rest went."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_BEGINS = ("start", "resume")
+_PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
+_BEGINS = ("start", "resume", _PREFLIGHT)
 _BETWEEN = "between processes"
 _OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
+_ENERGY = "energy"  # a sum so far, which took no time of its own
 _PARTS = {
-    "start": "starting",
-    "resume": "starting",
+    **dict.fromkeys(_BEGINS, "starting"),
     "held_out": "held-out losses",
     "checkpoint": "checkpoints",
     "skip": "guards",
@@ -46,6 +47,7 @@ class Account:
 
     began: float | None = None
     last: float = 0.0
+    last_kind: str = ""
     lost: dict[str, float] = field(
         default_factory=lambda: {
             "starting": 0.0,
@@ -58,16 +60,19 @@ class Account:
     )
 
     def book(self, record: Mapping[str, Any]) -> None:
-        kind, time, seconds = record["kind"], record["time"], record["seconds"]
-        if kind in _OF_JOBS:
+        kind = record["kind"]
+        if kind in _OF_JOBS or kind == _ENERGY or _is_of_an_earlier_job(record):
             return
+        time, seconds = record["time"], record["seconds"]
         if self.began is None:
             self.began = time - seconds
         elif kind in _BEGINS:
-            self.lost[_BETWEEN] += max(0.0, time - seconds - self.last)
+            in_one_job = self.last_kind == _PREFLIGHT and kind != _PREFLIGHT
+            gap = max(0.0, time - seconds - self.last)
+            self.lost["starting" if in_one_job else _BETWEEN] += gap
         if kind in _PARTS:
             self.lost[_PARTS[kind]] += seconds
-        self.last = max(self.last, time)
+        self.last, self.last_kind = max(self.last, time), kind
 
     def throw_away(self, seconds: float) -> None:
         """Count a step that did not lead to the last weights."""
@@ -82,3 +87,21 @@ class Account:
             progress_seconds=progress_seconds,
             lost_seconds={**self.lost, "elsewhere": rest},
         )
+
+
+def held_until(now: float, records: Iterable[Mapping[str, Any]]) -> float:
+    """Add up how long all processes of a run held its devices, the last one until ``now``.
+
+    ``records`` are those of ``metrics.jsonl`` and ``journal.jsonl``, in any order; ``now`` is
+    in seconds since the epoch, as their times are.
+    """
+    account = Account()
+    for record in sorted(records, key=lambda one: float(one["time"])):
+        account.book(record)
+    account.last = max(account.last, now)
+    return account.close(0.0).held_seconds
+
+
+def _is_of_an_earlier_job(record: Mapping[str, Any]) -> bool:
+    """Whether a new job tells why the ranks of one before ended: the queue lies between."""
+    return record["kind"] == "restart" and not record["evidence"]["restart"]

@@ -77,6 +77,15 @@ def check_float8_device(device: torch.device) -> None:
     )
 
 
+def misses_profile(cluster: Cluster) -> bool:
+    """Whether ``auto`` would fall to the CPU of a node whose profile describes its devices.
+
+    Without a scheduler the profile may be of this very CPU.
+    """
+    described = cluster.scheduler != "none" and not isinstance(cluster.hardware, str)
+    return described and cluster.device == "auto" and device_type("auto") == "cpu"
+
+
 def count_devices(kind: str) -> int:
     """Count the GPUs, or tiles of GPUs, that torch sees."""
     return torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count()
@@ -93,6 +102,15 @@ def check_devices(cluster: Cluster) -> None:
             GPUs whose tiles are not devices.
     """
     kind = device_type(cluster.device)
+    if misses_profile(cluster):
+        assert not isinstance(cluster.hardware, str)
+        raise RecipeError(
+            "cluster.device",
+            f"auto, but torch {torch.__version__} sees no GPU here, and the profile's hardware "
+            f"is {cluster.hardware.device}",
+            f"{_TELL.format(cluster.devices_per_node)}, or load a torch that was built for it, "
+            "or set cluster.device=cpu",
+        )
     if kind == "cpu":
         return
     if kind == "xpu":

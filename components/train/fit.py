@@ -99,7 +99,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         results = summarize(
             module=module,
             metrics=metrics,
-            file=folder.metrics,
+            folder=folder,
             unigram=data["unigram"],
             began=began,
             energy_sources=metering.sources,

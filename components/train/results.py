@@ -1,9 +1,8 @@
 """How a run ended, as data: nothing is ever read back out of a log."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,23 +10,30 @@ import numpy as np
 
 from components.energy.counted import Counted
 from components.life.journal import read_lines
+from components.report.goodput import held_until
 from components.train.devices import peak_memory_bytes
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
+from components.train.run_folder import RunFolder
 
 
 def summarize(
     *,
     module: Pretraining,
     metrics: Metrics,
-    file: Path,
+    folder: RunFolder,
     unigram: dict[str, float],
     began: float,
     energy_sources: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Collect the figures of ``results.json``; every rate names its FLOP convention."""
+    """Collect the figures of ``results.json``; every rate names its FLOP convention.
+
+    ``seconds`` are those of all processes of the run, ``last_process_seconds`` those since
+    this one ``began`` (`time.perf_counter`).
+    """
     recipe, derived = module.recipe, module.recipe.derived
-    speed = _median_speed(file)
+    measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
+    speed = _median_speed(measured)
     finished = module.progress.step == derived.steps
     return {
         "status": "finished" if finished else "stopped",
@@ -37,7 +43,8 @@ def summarize(
         "steps": module.progress.step,
         "tokens": module.progress.tokens,
         "loss": module.last.loss if module.last else None,
-        "seconds": time.perf_counter() - began,
+        "seconds": held_until(time.time(), (*measured, *happened)),
+        "last_process_seconds": time.perf_counter() - began,
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,
         "step_seconds": derived.tokens_per_step / speed if speed else None,
@@ -108,8 +115,7 @@ def summarize_energy(
     }
 
 
-def _median_speed(file: Path) -> float:
+def _median_speed(entries: Sequence[Mapping[str, Any]]) -> float:
     """Median over the steps: the first one warms up, evaluations are not training."""
-    entries = read_lines(file)
     speeds = [entry["tokens_per_second"] for entry in entries if entry["kind"] == "step"]
     return float(np.median(speeds)) if speeds else 0.0

@@ -16,6 +16,8 @@ from tests.life.conftest import TINY, Program, act, command, entries, environmen
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.
 TWO_RANKS_TOLERANCE = 2e-5
+# A start's clock and that of its record are read one after the other.
+CLOCKS_SECONDS = 0.25
 
 
 def last_weights(run: Path) -> dict[str, Any]:
@@ -45,6 +47,8 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
     assert results["status"] == "finished"
     assert results["steps"] == 24
     assert results["tokens"] == 24 * 512
+    only_process = results["last_process_seconds"]
+    assert results["seconds"] == pytest.approx(only_process, abs=CLOCKS_SECONDS)
     assert set(results["flops_per_second"]) == {"full", "causal"}
     (drawn,) = results["mixture"].values()
     assert (drawn["samples"], drawn["share"], drawn["promised_share"]) == (192, 1.0, 1.0)
@@ -80,9 +84,14 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     process.stderr.close()
     assert printed == f"resume={run}"
     saved = entries(run, "checkpoint")[-1]["step"]
+    before = records(run)
     program(printed)
     lines = records(run)
     resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
+    results = json.loads((run / "results.json").read_text())
+    killed_seconds = before[-1]["time"] - before[0]["time"] + before[0]["seconds"]
+    of_both = killed_seconds + results["last_process_seconds"]
+    assert results["seconds"] == pytest.approx(of_both, abs=CLOCKS_SECONDS)
     began = lines[resumed]["step"]
     assert began >= saved  # the kill may have come between a checkpoint and its line
     computed = [line["step"] for line in lines[resumed:] if line["kind"] == "step"]

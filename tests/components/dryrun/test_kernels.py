@@ -1,5 +1,8 @@
 """What stands for a GPU's kernels."""
 
+from functools import partial
+from typing import cast
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.dryrun.kernels import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
+from components.model.activations import ACTIVATIONS
 from components.model.attention import AttentionCore
+from components.model.expert_chunks import chunked_products
+from components.model.expert_products import Matrices, grouped_products
 from components.model.moe import Mixture
 
 
@@ -87,6 +93,35 @@ def test_flex_attention_is_stood_for_where_the_model_would_take_it(
     parent = nn.ModuleDict({"core": AttentionCore(dropout=dropout, backend="auto")})
     replace_parts(parent, device)
     assert (type(parent["core"]) is not AttentionCore) == replaced
+
+
+def products_of_experts(mixture: Mixture, dtype: torch.dtype) -> set[str]:
+    """Name the operators that multiply, in a forward and backward pass of four experts."""
+    with FakeTensorMode(), even_load(), Seen() as seen:
+        empty = partial(torch.empty, dtype=dtype, requires_grad=True)
+        up, down = empty(4, 16, 8), empty(4, 8, 16)
+        matrices = Matrices(None, up, down, ACTIVATIONS["silu"])
+        experts = torch.zeros(6, 2, dtype=torch.int64)
+        mixture(empty(6, 8), empty(6, 2), experts, matrices).sum().backward()
+    return {name for name in seen.names if "mm" in name}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+)
+def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_device(
+    dtype: torch.dtype,
+) -> None:
+    """The layer itself is asked with a fake tensor that says it is on the device."""
+    layer = Mixture(path="auto")
+    with FakeTensorMode():
+        taken = layer._path(torch.empty(6, 8, device="cuda", dtype=dtype))
+    parent = nn.ModuleDict({"mixture": layer})
+    replace_parts(parent, "cuda")
+    rehearsed = products_of_experts(cast("Mixture", parent["mixture"]), dtype)
+    grouped, chunked = "aten._grouped_mm.default", "aten.mm.out"
+    kinds = {grouped_products: {grouped}, chunked_products: {chunked}}
+    assert rehearsed & {grouped, chunked} == kinds[taken]
 
 
 @pytest.mark.parametrize(("device", "grouped"), [("cuda", True), ("cpu", False)])

@@ -1,12 +1,16 @@
 """Products through oneDNN against torch's in double precision, and what does not go there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.utils.flop_counter import FlopCounterMode
 
 from components.model.linear import Linear
 from components.model.products import goes_to_onednn, linear, product, product_into
@@ -85,6 +89,63 @@ def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
     sides[frozen].requires_grad_(False)
     torch.autograd.backward(linear(*sides).sum())
     assert [side.grad is None for side in sides] == [index == frozen for index in range(3)]
+
+
+def counted(backward: Callable[[], object]) -> int:
+    """Count the FLOPs of products; torch's counter does not know oneDNN's."""
+
+    def of_map(inputs: torch.Size, weight: torch.Size, *others: Any, **named: Any) -> int:
+        return 2 * inputs.numel() * weight[0]
+
+    formulas = {torch.ops.mkldnn._linear_pointwise: of_map}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        backward()
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_a_backward_pass_computes_what_it_is_asked_for_as_torchs_does(
+    asked: tuple[int, ...],
+) -> None:
+    sides = [torch.randn(shape, requires_grad=True) for shape in ((3, 7, 4), (5, 4), (5,))]
+    flops, gradients = [], []
+    for map_ in (F.linear, linear):
+        mapped = map_(sides[0] * 1, *sides[1:])
+        wanted = [sides[place] for place in asked]
+        take = partial(torch.autograd.grad, mapped.sum(), wanted, retain_graph=True)
+        flops.append(counted(take))
+        gradients.append(take())
+    assert flops[0] == flops[1] == 2 * 21 * 4 * 5 * len({0, 1}.intersection(asked))
+    for expected, found in zip(*gradients, strict=True):
+        assert_close(found, expected.double())
+
+
+def test_gradients_of_activations_and_weights_cost_apart_what_they_cost_together() -> None:
+    """As torch's schedules without a bubble take them, of a stage of three maps."""
+    stage = torch.nn.Sequential(*(Linear(16, 16) for _ in range(3)))
+    inputs = torch.randn(4, 16, requires_grad=True)
+    together = counted(lambda: torch.autograd.backward(stage(inputs).sum())) - forward_flops(3)
+    expected = [weight.grad for weight in stage.parameters()]
+    stage.zero_grad()
+
+    outputs = stage(inputs)
+    groups: list[dict[str, Any]] = []
+
+    def of_activations() -> None:
+        found = stage_backward_input([outputs.sum()], None, [inputs], stage.parameters())
+        groups.extend(found[1])
+
+    first = counted(of_activations)
+    second = counted(lambda: stage_backward_weight(stage.parameters(), groups))
+    assert first == second == together // 2 == forward_flops(3)
+    for weight, gradient in zip(stage.parameters(), expected, strict=True):
+        assert weight.grad is not None
+        assert gradient is not None
+        assert torch.equal(weight.grad, gradient)
+
+
+def forward_flops(maps: int) -> int:
+    return maps * 2 * 4 * 16 * 16
 
 
 def test_two_calls_give_the_same_bits() -> None:

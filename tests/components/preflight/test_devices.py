@@ -27,6 +27,19 @@ def test_a_device_of_the_profile_that_torch_does_not_see_is_missed(compose: Comp
     assert devices_here(cluster) == []
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() or torch.xpu.is_available(), reason="this machine has a GPU"
+)
+def test_a_node_on_which_auto_finds_only_a_cpu_is_bad_where_the_profile_has_gpus(
+    compose: Compose,
+) -> None:
+    cluster = compose(*JUWELS, "cluster.device=auto").cluster
+    found = check_count(cluster)
+    assert (found.verdict, found.rule, found.expected) == ("bad", "cluster.device", "1 GPUs")
+    assert "sees no GPU here, and the profile's hardware is NVIDIA A100-40GB" in found.found
+    assert devices_here(cluster) == []
+
+
 def test_a_cpu_is_one_device_whatever_its_ranks(compose: Compose) -> None:
     cluster = compose("cluster.ranks=2").cluster
     assert check_count(cluster).verdict == "ok"

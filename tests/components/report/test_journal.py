@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
+from components.report.goodput import held_until
 from components.report.journal import read_journal
 from tests.components.report.conftest import energy_line, mark_line, write_journal
 
@@ -125,6 +126,47 @@ def test_refuses_a_record_of_another_version(tmp_path, line, problem):
     with pytest.raises(RecipeError, match=problem) as caught:
         _read(tmp_path, line)
     assert caught.value.path.endswith(".jsonl:1")
+
+
+# By hand: 6 s of preflight, 5 s until the ranks begin, 2 s to start and a step of 3 s; after a
+# day in the queue the same job again, whose ranks tell why those before ended.
+TWO_JOBS = [
+    mark_line("preflight", 0) | {"time": 106.0, "seconds": 6.0},
+    mark_line("start", 0) | {"time": 113.0, "seconds": 2.0},
+    _step(1, 5.0) | {"time": 116.0, "seconds": 3.0},
+    mark_line("preflight", 1) | {"time": 86_406.0, "seconds": 6.0},
+    mark_line("job_end", 1) | {"time": 86_406.5, "seconds": 0.0},
+    mark_line("restart", 1, restart=0) | {"time": 86_412.0, "seconds": 86_296.0},
+    mark_line("resume", 1) | {"time": 86_413.0, "seconds": 2.0},
+    _step(2, 5.0) | {"time": 86_416.0, "seconds": 3.0},
+]
+WITHOUT_PREFLIGHT = [line for line in TWO_JOBS if line["kind"] != "preflight"]
+
+
+def test_devices_are_held_from_the_preflight_of_a_job_and_not_in_the_queue(tmp_path):
+    account = _read(tmp_path, *TWO_JOBS).goodput
+    assert account.held_seconds == 2 * (6 + 5 + 2 + 3)
+    assert account.lost_seconds["between processes"] == 86_400 - 116
+    assert account.lost_seconds["starting"] == 2 * (6 + 5 + 2)
+    assert account.lost_seconds["elsewhere"] == 0
+
+
+def test_a_process_that_tells_why_another_ended_did_not_hold_its_devices_since(tmp_path):
+    account = _read(tmp_path, *WITHOUT_PREFLIGHT).goodput
+    assert account.held_seconds == 2 * (2 + 3)
+
+
+def test_ranks_that_start_again_in_their_job_held_its_devices_all_along():
+    lines = [
+        line | ({"evidence": {"restart": 1}} if line["kind"] == "restart" else {})
+        for line in WITHOUT_PREFLIGHT
+    ]
+    assert held_until(86_416.0, lines) == 86_416 - 111
+
+
+def test_seconds_of_all_processes_run_until_now_and_records_come_in_any_order():
+    energy = {"kind": "energy", "time": 86_416.5, "step": 2, "tokens": 2}
+    assert held_until(86_420.0, [energy, *reversed(TWO_JOBS)]) == 2 * (6 + 5 + 2 + 3) + 4
 
 
 def test_goodput_is_the_time_of_the_steps_that_count(tmp_path):
