@@ -4,7 +4,7 @@ The noise floor comes first: layouts measured twice, and layouts measured with Z
 ZeRO-1, whose gap is the cluster's. Constants were fitted on two node counts; the figures are of
 the others, or of all where a file has no others. Nothing is fitted here.
 
-    python -m benchmarks.planner_accuracy --measured FILE.csv
+    python -m benchmarks.planner_accuracy [--measured FILE.csv]
 """
 
 import argparse

@@ -133,6 +133,12 @@ class Axis(Section):
     def told(self) -> str:
         return f"{self.title}; {self.better} is better" if self.better else self.title
 
+    def behind(self, figure: Figure) -> bool:
+        """Tell whether a figure is on the wrong side of the peer's."""
+        if self.peer is None or figure.part_of is not None:
+            return False
+        return {"more": figure.value < 1, "less": figure.value > 1, "": False}[self.better]
+
 
 class Claim(Section):
     """What is compared with whom, by which script, and how what it keeps is laid out."""
@@ -189,6 +195,16 @@ class Finding:
     def misses(self) -> list[tuple[str, Figure]]:
         """Give every figure that is not what was asked for."""
         return [(words, figure) for words, figure in self.figures() if not figure.met]
+
+    def behind(self) -> list[tuple[str, Figure]]:
+        """Give what the peer betters and of which nothing was asked, worst first."""
+        axis = self.claim.axis
+        found = [
+            (words, figure)
+            for words, figure in self.figures()
+            if figure.wanted is None and axis.behind(figure)
+        ]
+        return sorted(found, key=lambda one: one[1].value, reverse=axis.better == "less")
 
     def judged(self) -> int:
         return sum(figure.wanted is not None for _, figure in self.figures())

@@ -55,11 +55,19 @@ def shape_before(result: Result) -> str:
 
 
 def words(value: object) -> str:
-    """Write any kept value in a line."""
+    """Write any kept value in a line; what has parts of its own stands in brackets."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {words(v)}" for name, v in value.items())
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_part(one)}" for name, one in value.items()
+        )
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence):
         return " ".join(words(one) for one in value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return str(value)
+
+
+def _part(value: object) -> str:
+    return f"({words(value)})" if isinstance(value, Mapping) else words(value)

@@ -22,6 +22,7 @@ from command.arguments import ROOT
 PAGE = ROOT / "docs" / "speed.md"
 PLOTS = ROOT / "docs" / "speed"
 WRITER = "python -m benchmarks.speed_page"
+BEHIND = "Of these nothing was asked, and what stands beside them does better, or is a limit:"
 
 
 def files(findings: Sequence[Finding], page: str) -> dict[Path, str]:
@@ -38,6 +39,8 @@ def summary(findings: Sequence[Finding]) -> str:
     missed = [line for finding in findings for line in _missed(finding)]
     judged = sum(finding.judged() for finding in findings)
     lines = f" These do not:\n\n{''.join(missed)}" if missed else "\n"
+    behind = [line for finding in findings for line in _behind(finding)]
+    lines += f"\n{BEHIND}\n\n{''.join(behind)}" if behind else ""
     return (
         f"\nOf {judged} figures of which something was asked, {judged - len(missed)} reach it."
         f"{lines}\n| | Beside | Reached |\n|---|---|---:|\n{''.join(map(_line, findings))}\n"
@@ -49,6 +52,16 @@ def _missed(finding: Finding) -> Iterator[str]:
         assert figure.wanted is not None
         wanted = figure.wanted.told(figure.unit)
         yield f"- {link(finding.claim)}, {words}: **{figure.told}**, wanted {wanted}.\n"
+
+
+def _behind(finding: Finding) -> Iterator[str]:
+    if found := finding.behind():
+        words, worst = found[0]
+        every = sum(1 for _ in finding.figures())
+        yield (
+            f"- {link(finding.claim)}: {len(found)} of {every} figures, at the worst {words}: "
+            f"{worst.told}.\n"
+        )
 
 
 def _line(finding: Finding) -> str:
@@ -127,9 +140,16 @@ def told_of_itself(finding: Finding) -> str:
     return (
         f"{f'*Counted so: {convention}.*' if convention else ''}\n\n"
         f"<details><summary>Where it comes from</summary><ul>\n"
-        f"<li>python -m benchmarks.{claim.script}, kept in {claim.kept_in}</li>\n"
+        f"<li>{html.escape(usage(claim.script))}, kept in {claim.kept_in}</li>\n"
         f"{''.join(f'{line}{chr(10)}' for line in lines)}</ul></details>\n"
     ).lstrip("\n")
+
+
+def usage(script: str) -> str:
+    """Return the command that measures, as the script's docstring has it."""
+    begin = f"    python -m benchmarks.{script}"
+    lines = (ROOT / "benchmarks" / f"{script}.py").read_text("utf-8").splitlines()
+    return next(line.strip() for line in lines if line.startswith(begin))
 
 
 def main() -> int:

@@ -19,17 +19,24 @@ LEGEND_LINE, LETTER = 17.0, 7.2  # a letter of 12 pixels is hardly wider
 AXIS = 44.0
 LEFT, RIGHT = MARGIN, WIDTH - MARGIN - VALUES
 MOST_TICKS = 6
+SHAPES = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",  # a circle
+    "M-3.5 -3.5h7v7h-7z",
+    "M0 -4.5l4.8 8.5h-9.6z",
+    "M0 -5l5 5l-5 5l-5 -5z",
+    "M0 4.5l4.8 -8.5h-9.6z",
+)
 STYLE = """
 text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1d2127 }
 .ground { fill: #fdfdfb; stroke: #dcdcd5 } .soft { fill: #5d6570 } .rule { stroke: #dcdcd5 }
-.peer { stroke: #5d6570; stroke-width: 1.5 } .wanted { stroke: #b3382f; stroke-width: 2 }
+.peer { stroke: #5d6570; stroke-width: 1.5 } .wanted { stroke: #b3382f; stroke-width: 3 }
 .missed { fill: #b3382f; font-weight: 600 } [class^="series"] { stroke-width: 1.6 }
 .label { paint-order: stroke; stroke: #fdfdfb; stroke-width: 4px }
 .interval { stroke-opacity: 0.35 } [class$="interval"] { stroke-width: 5 }
 .series0 { fill: #3b7dc4; stroke: #3b7dc4 } .series1 { fill: #d9652b; stroke: #d9652b }
 .series2 { fill: #2f9e78; stroke: #2f9e78 } .series3 { fill: #b05cae; stroke: #b05cae }
 .series4 { fill: #b8912a; stroke: #b8912a }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
 text { fill: #e4e6e8 } .ground { fill: #15181c; stroke: #333a42 } .soft { fill: #9aa3ad }
 .rule { stroke: #333a42 } .peer { stroke: #9aa3ad } .label { stroke: #15181c }
 .wanted { stroke: #ee8278 } .missed { fill: #ee8278 }
@@ -47,7 +54,7 @@ def draw(finding: Finding) -> str:
     ground = ET.SubElement(svg, "rect", {"class": "ground", "rx": "6"})
     top = _legend(svg, finding, MARGIN)
     bottom = top + sum(LABEL + LINE * len(row.figures) + GAP for row in finding.rows)
-    _axis(svg, scale, top, bottom, axis.told)
+    _axis(svg, scale, top, bottom, f"{axis.told}; log scale" if axis.log else axis.told)
     if axis.peer is not None:
         _line(svg, "peer", scale.place(1.0), top - 4, scale.place(1.0), bottom)
     height = top
@@ -188,7 +195,10 @@ def _point(svg: ET.Element, scale: Scale, figure: Figure, series: int, height: f
 
 
 def _dot(svg: ET.Element, kind: str, x: float, y: float) -> None:
-    ET.SubElement(svg, "circle", {"class": kind, "cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "4"})
+    """Mark a place; each series has a shape of its own, for paper without colours."""
+    shape = SHAPES[int(kind.removeprefix("series"))]
+    place = {"transform": f"translate({x:.1f} {y:.1f})"}
+    ET.SubElement(svg, "path", {"class": kind, "d": shape, **place})
 
 
 def _line(svg: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import wanted
 from benchmarks.measured import read_rows
-from benchmarks.planner_accuracy import accuracy
+from benchmarks.planner_accuracy import FILTER, accuracy
 from benchmarks.speed_figures import number
 from benchmarks.speed_kept import Result, merged
 from command.arguments import ROOT
@@ -17,6 +17,7 @@ from command.arguments import ROOT
 View = dict[str, Any]
 # Of the sides that a step is measured by, those of which more than the peer's pace is asked.
 ASKED_OF_STEPS = {"ours, compiled / transformers": wanted.LEAST_COMPILED_TO_EAGER}
+PASSES = ("signatures", "tokens")
 
 
 def _train_step(result: Result) -> View:
@@ -99,15 +100,24 @@ def _data_prep(result: Result) -> View:
         },
         "ratio_found": recall["ours"] / recall["datatrove"],
         "passes": [
-            {"name": kind, "megabytes": size.partition("_")[0], **one}
-            for kind in ("signatures", "tokens")
+            {"name": kind, "megabytes": _of_text(size), **one}
+            for kind in PASSES
             for size, one in memory[kind].items()
         ],
         "passes_speak": {
             **merged({"": memory}, result),
             "convention": "resident memory at the highest, of the largest process",
+            "shape": {
+                "megabytes": {
+                    kind: [_of_text(size) for size in memory[kind]] for kind in PASSES
+                }
+            },
         },
     }
+
+
+def _of_text(size: str) -> int:
+    return int(size.removesuffix("_megabytes"))
 
 
 def _sizes(families: Mapping[str, Result]) -> View:
@@ -142,12 +152,14 @@ def _document_steps(result: Result) -> View:
 
 def _data_open(result: Result) -> View:
     rows = dict(result["rows"])
-    theirs = rows.pop("megatron-core")["added_bytes"]
+    theirs = rows.pop("megatron-core")
     return {
         "ours": [
-            {"name": name, "ratio_memory": theirs / one["added_bytes"], **one}
+            {"name": name, "ratio_memory": theirs["added_bytes"] / one["added_bytes"], **one}
             for name, one in rows.items()
-        ]
+        ],
+        "times_their_tokens": rows["ours"]["tokens"] / theirs["tokens"],
+        "machine": result["machine"] | {"load": round(result["load"], 1)},
     }
 
 
@@ -170,7 +182,8 @@ def _planner_accuracy(result: Result) -> View:
         ],
         "peer": "layouts that the Ultra-Scale Playbook's authors measured and released",
         "convention": "medians of absolute errors, as a part of what was measured; noise is "
-        "the median gap of layouts measured twice or with ZeRO 0 and 1",
+        "the median gap of layouts measured twice or with ZeRO 0 and 1; of the times, "
+        f"{FILTER}",
         "shape": {
             "layouts": len(measured),
             "not seen by constants": found["fits"]["n"],

@@ -34,6 +34,13 @@ def kept(stem: str) -> Any:
     return json.loads((RESULTS / f"{stem}.json").read_text("utf-8"))
 
 
+def points(svg: ET.Element) -> list[tuple[float, float]]:
+    """Give where the marks stand, the legend's first."""
+    places = [mark.attrib["transform"] for mark in svg.iter(f"{SVG}path")]
+    found = [re.fullmatch(r"translate\((\S+) (\S+)\)", place) for place in places]
+    return [(float(one[1]), float(one[2])) for one in found if one]
+
+
 def section(page: str, title: str) -> str:
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
@@ -147,6 +154,29 @@ def test_units_scale_a_figure_and_its_bound_alike() -> None:
     assert figure.wanted.told(figure.unit) == "at most 3 %"
 
 
+def test_what_the_peer_betters_is_told_though_nothing_was_asked() -> None:
+    rows = [
+        Row(label="asked", figures={"found": Figure(value=0.4, wanted=at_least(0.3))}),
+        Row(label="slow", figures={"found": Figure(value=0.9)}),
+        Row(label="slower", figures={"found": Figure(value=0.5)}),
+        Row(label="quick", figures={"found": Figure(value=2.0)}),
+    ]
+    said = "- [Made](#made): 2 of 4 figures, at the worst slower: 0.500.\n"
+    assert said in speed_page.summary([finding_of(*rows, better="more")])
+    less = speed_page.summary([finding_of(*rows, better="less")])
+    assert "- [Made](#made): 1 of 4 figures, at the worst quick: 2.00.\n" in less
+    for axis in ({}, {"better": "more", "peer": None}):
+        assert speed_page.BEHIND not in speed_page.summary([finding_of(*rows, **axis)])
+
+
+def test_each_claim_names_a_command_that_its_script_explains(findings: list[Finding]) -> None:
+    page = speed_page.PAGE.read_text("utf-8")
+    assert "python -m benchmarks.guards recipe=NAME [key=value ...], kept in" in page
+    for finding in findings:
+        words = speed_page.usage(finding.claim.script).split()
+        assert words[:3] == ["python", "-m", f"benchmarks.{finding.claim.script}"]
+
+
 def test_bounds_themselves_are_met() -> None:
     assert Figure(value=1.15, wanted=at_least(1.15)).met
     assert Figure(value=12.0, wanted=at_most(12.0)).met
@@ -230,9 +260,11 @@ def test_plots_ask_for_no_other_file_and_keep_their_words_inside(
         height = float(svg.attrib["height"])
         for node in svg.iter():
             assert not {"href", "src"} & {name.rpartition("}")[2] for name in node.attrib}
-        for circle in svg.iter(f"{SVG}circle"):
-            assert 0 < float(circle.attrib["cx"]) < WIDTH
-            assert 0 < float(circle.attrib["cy"]) < height
+        figures = list(finding.figures())
+        assert len(points(svg)) == len(finding.series) + len(figures)
+        for x, y in points(svg):
+            assert 0 < x < WIDTH
+            assert 0 < y < height
         for text in svg.iter(f"{SVG}text"):
             assert 0 < float(text.attrib["x"]) < WIDTH
             assert 0 < float(text.attrib["y"]) < height
@@ -242,7 +274,7 @@ def test_points_stand_where_their_values_are() -> None:
     """Of ratios 1, 2, 4 on a logarithmic axis the middle one is half-way, as on paper."""
     rows = [Row(label=f"{v}", figures={"found": Figure(value=v)}) for v in (1.0, 2.0, 4.0)]
     svg = ET.fromstring(draw(finding_of(*rows, log=True)))
-    _, *places = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    _, *places = (x for x, _ in points(svg))
     assert places[1] == pytest.approx((places[0] + places[2]) / 2, abs=0.11)
     assert places[0] < places[2]
     (peer,) = (
@@ -258,7 +290,7 @@ def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
     svg = ET.fromstring(
         draw(finding_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
     )
-    *_, place = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    *_, (place, _) = points(svg)
     assert 0.3 * WIDTH < place < 0.6 * WIDTH
 
 
@@ -270,8 +302,13 @@ def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
     assert "a & b < c" in words
     marks = [x for x in svg.iter(f"{SVG}line") if x.attrib["class"] == "wanted"]
     assert len(marks) == 2  # in the legend and at 1.5, right of the point
-    points = [float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle")]
-    assert float(marks[-1].attrib["x1"]) > points[-1]
+    assert float(marks[-1].attrib["x1"]) > points(svg)[-1][0]
+
+
+def test_series_differ_in_shape_as_on_paper_without_colours(findings: list[Finding]) -> None:
+    for finding in findings:
+        drawn = [mark.attrib["d"] for mark in ET.fromstring(draw(finding)).iter(f"{SVG}path")]
+        assert len(set(drawn)) == len(finding.series)
 
 
 def test_a_page_without_its_marks_is_not_written_over() -> None:
