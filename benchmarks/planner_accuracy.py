@@ -50,13 +50,17 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def accuracy(rows: Sequence[Row]) -> dict[str, object]:
-    """Compare all rows with the predictions for the campaign's machine and software."""
+def read_campaign() -> tuple[Hardware, Software, list[int]]:
+    """Read the measured layouts' machine and software, and the nodes that fitted constants."""
     campaign = yaml.safe_load((DATA / "h100_layouts.yaml").read_text("utf-8"))
     tree = yaml.safe_load((ROOT / campaign["profile"]).read_text("utf-8"))
     hardware = read_section(Hardware, tree["hardware"], campaign["profile"])
-    software = read_software(ROOT / campaign["software"])
-    fitted = campaign["fitted_nodes"]
+    return hardware, read_software(ROOT / campaign["software"]), campaign["fitted_nodes"]
+
+
+def accuracy(rows: Sequence[Row]) -> dict[str, object]:
+    """Compare all rows with the predictions for the campaign's machine and software."""
+    hardware, software, fitted = read_campaign()
     judged = [row for row in rows if row.nodes not in fitted] or list(rows)
     timed = [row for row in rows if is_timed(row)]
     unseen = [row for row in judged if is_timed(row)]

@@ -177,6 +177,16 @@ def test_each_claim_names_a_command_that_its_script_explains(findings: list[Find
         assert words[:3] == ["python", "-m", f"benchmarks.{finding.claim.script}"]
 
 
+def test_make_measures_every_claim_anew(findings: list[Finding]) -> None:
+    lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
+    run = {
+        line.split()[2].removeprefix("benchmarks.")
+        for line in lines
+        if "-m benchmarks." in line
+    }
+    assert {one.claim.script for one in findings} <= run
+
+
 def test_bounds_themselves_are_met() -> None:
     assert Figure(value=1.15, wanted=at_least(1.15)).met
     assert Figure(value=12.0, wanted=at_most(12.0)).met
