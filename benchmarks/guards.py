@@ -12,7 +12,6 @@ other work it may be too wide to tell.
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.drawn_run import compare_steps, compose, train_drawn
+from benchmarks.entry import enter
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_GUARDED
 from components.life.guard import Guard
@@ -121,4 +121,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 import yaml
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.entry import enter
 from benchmarks.machine import machine
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -199,4 +200,4 @@ def _figure(value: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

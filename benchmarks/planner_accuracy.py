@@ -18,6 +18,7 @@ from statistics import StatisticsError, correlation, median
 
 import yaml
 
+from benchmarks.entry import enter
 from benchmarks.measured import Row, read_rows
 from components.errors import RecipeError
 from components.planner.memory import plan_memory, rank_memory
@@ -236,4 +237,4 @@ def regret(rows: Iterable[Row], seconds: Predictor) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -11,7 +11,6 @@ in a step is timed alone, too: on a busy host the intervals of the ratios are wi
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.drawn_run import compare_steps, compose, train_drawn
+from benchmarks.entry import enter
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_IDLE
 from components.train.callback import RunCallback
@@ -126,4 +126,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

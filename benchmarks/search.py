@@ -7,12 +7,12 @@ The regret is that of `planner_accuracy`, on node counts that no constant has se
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from time import process_time
 
 import yaml
 
+from benchmarks.entry import enter
 from benchmarks.measured import Row, read_rows
 from benchmarks.planner_accuracy import DATA, ROOT, is_timed, read_campaign, regret
 from command.arguments import read_point
@@ -88,4 +88,4 @@ def first_choice() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)
