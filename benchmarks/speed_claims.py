@@ -43,8 +43,9 @@ def told(words: str, one: Result) -> str:
 
 
 def kept_at(field: str, one: Result) -> Any:
-    """Find what a field names."""
-    return FIELDS.get_field(field, (), one)[0]
+    """Find what a field names, or two with `` / `` between them, one by the other."""
+    found, *by = (FIELDS.get_field(name, (), one)[0] for name in field.split(" / "))
+    return found / by[0] if by else found
 
 
 class Ask(Section):

@@ -38,19 +38,6 @@ def _both_ratios(result: Result) -> Iterator[View]:
         yield {"name": name, "median": ratio, "fastest": result["ratio_fastest"][name]}
 
 
-def _model(result: Result) -> View:
-    return {
-        "families": {
-            name: {**one, "ratio_memory": _theirs_by_ours(one["peak_bytes"], "transformers")}
-            for name, one in result["families"].items()
-        }
-    }
-
-
-def _theirs_by_ours(sides: Mapping[str, float], theirs: str) -> float:
-    return sides[theirs] / sides["ours"]
-
-
 def _loss(result: Result) -> View:
     """Take the widths together: each is a part of the file."""
     widths = list(result.values())
@@ -69,11 +56,6 @@ def _whole_run(result: Result) -> View:
     }
 
 
-def _expert_optimizer(result: Result) -> View:
-    sizes = result["state_bytes_by_formula"]
-    return {"ratio_by_formula": sizes["plain"] / sizes["aware"]}
-
-
 def _data_prep(result: Result) -> View:
     families = {
         name: {"name": name, **one}
@@ -81,7 +63,6 @@ def _data_prep(result: Result) -> View:
         if isinstance(one, dict) and "pieces" in one
     }
     near, memory = result["near_duplicates"], result["memory"]
-    recall = near["recall_above_threshold"]
     return {
         "tokenisers": list(families.values()),
         "tokenisers_by_the_clock": "; ".join(map(_by_the_clock, families.values())),
@@ -98,7 +79,7 @@ def _data_prep(result: Result) -> View:
                 **near["settings"],
             },
         },
-        "ratio_found": recall["ours"] / recall["datatrove"],
+        "recalls": [near["recall_above_threshold"]],
         "passes": [
             {"name": kind, "megabytes": _of_text(size), **one}
             for kind in PASSES
@@ -199,10 +180,8 @@ VIEWS: Mapping[str, Callable[[Result], View]] = {
     "data_open": _data_open,
     "data_prep": _data_prep,
     "document_steps": _document_steps,
-    "expert_optimizer": _expert_optimizer,
     "guards": lambda result: {"ratio_alone": 1 + result["alone_fraction"]},
     "loss": _loss,
-    "model": _model,
     "parallel_overhead": lambda result: {
         "layouts": [one for one in _both_ratios(result) if one["name"] != "independent"]
     },
