@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test long cluster corpus check fix golden recipes chaos parity dryruns moved bench megatron docs lock clean
+.PHONY: help setup run test long cluster corpus check fix golden recipes chaos parity dryruns moved bench megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -91,6 +91,10 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
 	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python
 	$(PY) -m benchmarks.data_open .venv/megatron/bin/python
+
+datatrove: setup ## compare the preparation of a corpus with datatrove, on text from Debian's packages (two hours; needs apt-get)
+	$(PY) -m benchmarks.data_prep prepared/manuals
+	$(PY) -m benchmarks.corpus_memory recipe=mula1b prepared/manuals
 
 .venv/megatron: .venv/ready
 	$(PY) -m venv $@

@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.chaos_cases import CASES, DRAWS, LAYOUTS, Draw, check_complete, draws
 from benchmarks.chaos_runs import Row, Runs, ranks_at_hand
+from benchmarks.entry import enter
 from benchmarks.machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
@@ -161,4 +162,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

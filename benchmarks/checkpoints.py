@@ -14,10 +14,9 @@ import json
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.paired import paired_ratio, told
 from benchmarks.wanted import LEAST_THROUGHPUT, MOST_STALL
@@ -158,11 +158,11 @@ def summarize(measured: list[dict[str, float]], size: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Measure in a folder of the disk that is meant, and keep the result as data."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    where = sys.argv[1] if len(sys.argv) > 1 else None
+    where = words[0] if words else None
     state = Weights(LAYERS, DIM)
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=where) as name:
         measured = measure(Path(name), state, WARMUP_ROUNDS + ROUNDS)[WARMUP_ROUNDS:]
@@ -192,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main, most=1)

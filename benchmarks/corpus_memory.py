@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import resident_bytes
 from benchmarks.real_text import NoPackagesError, real_text
@@ -46,8 +47,10 @@ SAMPLE_SECONDS = 0.2
 KINDS = {"VmHWM": "bytes", "RssAnon": "anonymous_bytes"}
 
 
-def main(recipe: str, folder: Path, sizes: Sequence[int]) -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, keep, show."""
+    recipe, folder, sizes = words[0], Path(words[1]), [*map(int, words[2:])] or SIZES
+    os.environ["OMP_NUM_THREADS"] = "1"
     try:
         files = real_text(folder)
     except NoPackagesError as error:
@@ -160,5 +163,4 @@ def _family(parent: int) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [*map(int, sys.argv[3:])] or SIZES))
+    enter(main, least=2)

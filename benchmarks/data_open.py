@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
@@ -210,4 +211,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    enter(main, least=1)

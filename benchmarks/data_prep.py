@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import data_prep_ours as ours
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.planted import plant, write_texts
 from benchmarks.real_text import NoPackagesError, real_text
@@ -52,8 +53,10 @@ CONVENTION = (
 )
 
 
-def main(folder: Path, megabytes: int, rounds: int, parts: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Measure, keep, show."""
+    folder, parts = Path(words[0]), words[3:]
+    megabytes, rounds = [*map(int, words[1:3]), *(200, 3)[len(words) - 1 :]]
     try:
         files = real_text(folder)
     except NoPackagesError as error:
@@ -234,5 +237,4 @@ def _memory(texts: Sequence[str], work: Path, megabytes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    megabytes, rounds = [*map(int, sys.argv[2:4]), *(200, 3)[len(sys.argv) - 2 :]]
-    sys.exit(main(Path(sys.argv[1]), megabytes, rounds, sys.argv[4:]))
+    enter(main, least=1)

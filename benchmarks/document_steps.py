@@ -24,6 +24,7 @@ from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from components.spec.corpus import Preparation
 from components.spec.recipe import read_section
@@ -167,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter(lambda words: main(), most=0)

@@ -45,19 +45,25 @@ def train_drawn(
     return callback, module
 
 
-def keep_and_print(
-    measure: Callable[[], dict[str, Any]],
+def compare_steps(
+    measure: Callable[[list[str]], dict[str, Any]],
+    words: list[str],
     file: Path,
     *,
     peer: str,
-    convention: str,
+    alone: str,
     shape: Mapping[str, object],
 ) -> int:
-    """Measure on as many threads as the environment says, and say whether the claim holds."""
+    """Measure on as many threads as the environment says, keep it, and say if the claim holds.
+
+    ``alone`` says what is also timed without a step around it.
+    """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    found = measure() | circumstances(
+    found = measure(words) | circumstances(
         peer=peer,
-        convention=convention,
+        convention="wall clock from a step's batch until its record is kept, one process, in "
+        "turns; medians of paired ratios with their 95 % intervals; alone is what "
+        f"{alone} without a step",
         shape={**shape, "threads": torch.get_num_threads()},
         packages=("torch", "lightning"),
     )

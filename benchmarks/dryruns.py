@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks import ledger
+from benchmarks.entry import enter
 from benchmarks.kept import stamp
 from benchmarks.ledger_proofs import DRY_RUN, FILES
 from command.arguments import ROOT, read_point
@@ -97,4 +98,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

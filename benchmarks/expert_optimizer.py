@@ -13,7 +13,6 @@ the published sizes and layouts by the same formula.
 
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -178,7 +178,15 @@ def measure(recipe: str, home: Path) -> dict[str, Any]:
     }
 
 
-def main(recipe: str, published: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
+    """Compare, or be one of the ranks of a run folder."""
+    if words[0].startswith("recipe="):
+        compare(words[0], [word.removeprefix("published=") for word in words[1:]])
+    else:
+        measure_rank(Path(words[0]))
+
+
+def compare(recipe: str, published: Sequence[str]) -> None:
     """Measure, keep, show."""
     with tempfile.TemporaryDirectory() as home:
         result = measure(recipe, Path(home))
@@ -216,7 +224,4 @@ def main(recipe: str, published: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1].startswith("recipe="):
-        main(sys.argv[1], [word.removeprefix("published=") for word in sys.argv[2:]])
-    else:
-        measure_rank(Path(sys.argv[1]))
+    enter(main, least=1)

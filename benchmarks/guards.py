@@ -12,7 +12,6 @@ other work it may be too wide to tell.
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.drawn_run import compose, keep_and_print, train_drawn
+from benchmarks.drawn_run import compare_steps, compose, train_drawn
+from benchmarks.entry import enter
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_GUARDED
 from components.life.guard import Guard
@@ -110,16 +110,15 @@ def measure(words: list[str]) -> dict[str, Any]:
 
 def main(words: list[str]) -> int:
     """Measure, keep the result, print it and say whether it holds."""
-    return keep_and_print(
-        lambda: measure(words),
+    return compare_steps(
+        measure,
+        words,
         RESULT,
         peer="the same steps without a rule of the guard",
-        convention="wall clock from a step's batch until its record is kept, one process, in "
-        "pairs; the median of paired ratios with its 95 % interval; alone is what the guard "
-        "computes without a step",
+        alone="the guard computes",
         shape={"recipe": [*WORDS, *words], "pairs": PAIRS},
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import ledger
+from benchmarks.entry import enter
 from benchmarks.kept import Row, fingerprints, keep_rows
 from benchmarks.ledger_proofs import FILES, MEASURED
 from command.arguments import read_point
@@ -81,4 +82,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.entry import enter
 from benchmarks.ledger_proofs import (
     FILES,
     GIB,
@@ -180,4 +181,4 @@ MADE = {"verdicts": _verdicts, "plans": _plans, "sections": _sections, "layouts"
 
 
 if __name__ == "__main__":
-    write()
+    enter(lambda words: write(), most=0)

@@ -12,13 +12,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import resident_bytes
 from benchmarks.wanted import MOST_LOSS_MEMORY, MOST_LOSS_TIME
@@ -100,8 +101,17 @@ def summarize(dim: int, measured: dict[str, list[Measurement]]) -> dict[str, obj
     }
 
 
-def main(dim: int) -> None:
-    """Measure, keep, show."""
+def main(words: Sequence[str]) -> None:
+    """Measure, keep, show; with a way behind the width, take one measurement of it here."""
+    dim = int(words[0]) if words else DIM
+    if words[1:]:
+        print(json.dumps(measure_here(words[1], dim)))
+    else:
+        compare(dim)
+
+
+def compare(dim: int) -> None:
+    """Measure both ways in turns, keep, show."""
     measured: dict[str, list[Measurement]] = {way: [] for way in WAYS}
     for index in range(ROUNDS):
         for way in sorted(WAYS, reverse=bool(index % 2)):
@@ -117,8 +127,4 @@ def main(dim: int) -> None:
 
 
 if __name__ == "__main__":
-    width = int(sys.argv[1]) if len(sys.argv) > 1 else DIM
-    if len(sys.argv) > 2:
-        print(json.dumps(measure_here(sys.argv[2], width)))
-    else:
-        main(width)
+    enter(main, most=2)

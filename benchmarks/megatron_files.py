@@ -12,7 +12,6 @@ With a second word, the small files for the tests are written by megatron-core i
 
 import json
 import subprocess
-import sys
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from benchmarks.entry import enter
 from components.data.megatron import read_index, write_index
 from components.data.token_file import write_token_file
 
@@ -114,4 +114,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    enter(main, least=1)

@@ -12,12 +12,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import ledger
+from benchmarks.entry import enter
 from benchmarks.kept import Row, keep_rows, stamp
 from benchmarks.ledger_proofs import FILES, MINIATURE
 from command.arguments import read_point
@@ -67,9 +69,9 @@ def train(recipe: str, home: Path) -> Row:
     }
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Train, print the table, keep the result."""
-    names = sys.argv[1:] or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    names = words or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
     console = Console()
     rows = []
     with tempfile.TemporaryDirectory() as home:
@@ -89,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main)

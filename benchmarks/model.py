@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
 from command.arguments import read_point
@@ -163,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter(lambda words: main(), most=0)

@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
 from components.model.compiling import compile_layers
@@ -223,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter(lambda words: main(), most=0)

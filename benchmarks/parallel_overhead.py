@@ -12,7 +12,6 @@ after the layouts; ratios are between medians of one run.
 
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -115,7 +115,15 @@ def measure_all(recipe: str, home: Path) -> dict[str, list[float]]:
     return seconds
 
 
-def main(recipe: str) -> None:
+def main(words: Sequence[str]) -> None:
+    """Compare, or be one of the ranks of a run folder."""
+    if words[0].startswith("recipe="):
+        compare(words[0])
+    else:
+        measure_rank(Path(words[0]))
+
+
+def compare(recipe: str) -> None:
     """Measure, keep, show."""
     with tempfile.TemporaryDirectory() as home:
         seconds = measure_all(recipe, Path(home))
@@ -147,7 +155,4 @@ def main(recipe: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1].startswith("recipe="):
-        main(sys.argv[1])
-    else:
-        measure_rank(Path(sys.argv[1]))
+    enter(main, least=1, most=1)

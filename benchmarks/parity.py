@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import ledger
+from benchmarks.entry import enter
 from benchmarks.kept import Row, keep_rows, stamp
 from benchmarks.ledger_proofs import FILES, PARITY
 from command.arguments import ROOT, read_point
@@ -110,4 +111,4 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -7,9 +7,10 @@
     srun -N 8 --ntasks-per-node=4 python -m benchmarks.peaks ranks=32 per_node=4  # and across
 
 Prints YAML: ``hardware`` as a file of ``conf/cluster`` has it, and beside it what was measured
-in which shape. Rates are medians. A collective's is its bus bandwidth: bytes over seconds times
-2 (n - 1) / n for an all-reduce and (n - 1) / n for an all-gather of the whole (NVIDIA,
-nccl-tests, doc/PERFORMANCE.md), while all groups of a node talk at once.
+in which shape. Layers are multiplied in the type that the recipe computes in on this device,
+which a CPU may know no instruction of. Rates are medians. A collective's is its bus bandwidth:
+bytes over seconds times 2 (n - 1) / n for an all-reduce and (n - 1) / n for an all-gather of
+the whole (NVIDIA, nccl-tests, doc/PERFORMANCE.md), while all groups of a node talk at once.
 """
 
 import os
@@ -23,11 +24,12 @@ import torch.nn.functional as F
 import yaml
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.entry import enter
 from benchmarks.machine import machine
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parallelism.buckets import all_gather
-from components.planner.job import job_of
+from components.planner.job import Job, job_of
 from components.planner.products import layer_products
 from components.preflight.rates import (
     ROUNDS,
@@ -37,11 +39,11 @@ from components.preflight.rates import (
     median_seconds,
     product_teraflops,
 )
-from components.train.devices import device_type
+from components.train.devices import compute_dtype, device_type
 from components.train.ranks import rank_variables
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-NATIVE = {"cpu": ("float32",)}  # of the others many CPUs know no instruction
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NATIVE = {"cpu": (torch.float32,)}  # of the others many CPUs know no instruction
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 Figures = dict[str, Any]
 
@@ -57,10 +59,13 @@ def main(words: Sequence[str]) -> int:
     device = torch.device(kind, local) if kind != "cpu" else torch.device(kind)
     if kind != "cpu":
         torch.get_device_module(kind).set_device(device)
-    found: Figures = {"machine": _machine(device), "hardware": _alone(device)}
-    if kept:
-        best = found["hardware"]["gemm_teraflops"]
-        found["products"] = list(_products(kept, device, best))
+    recipe = compose_recipe(read_point(kept)) if kept else None
+    dtype = compute_dtype(recipe.precision.compute if recipe else "float32", device)
+    hardware = _alone(device, [*dict.fromkeys((*NATIVE.get(kind, DTYPES), dtype))])
+    found: Figures = {"machine": _machine(device), "hardware": hardware}
+    if recipe:
+        best = hardware["gemm_teraflops"]
+        found["products"] = list(_products(job_of(recipe), dtype, device, best))
     if "RANK" in os.environ:
         dist.init_process_group(BACKENDS[kind])
         found["hardware"] |= _links(device)
@@ -77,7 +82,7 @@ def _machine(device: torch.device) -> Figures:
     return {"device": name, "torch": str(torch.__version__), "rounds": ROUNDS}
 
 
-def _alone(device: torch.device) -> Figures:
+def _alone(device: torch.device, dtypes: Sequence[torch.dtype]) -> Figures:
     """Measure one device: large square products in each type, and copies."""
     rows, size = large_rows(device.type), large_bytes(device.type)
     source = torch.ones(size, dtype=torch.uint8, device=device)
@@ -85,31 +90,30 @@ def _alone(device: torch.device) -> Figures:
     copied = median_seconds(lambda: target.copy_(source), device)
     return {
         "gemm_teraflops": {
-            name: _figure(product_teraflops(rows, rows, rows, dtype, device))
-            for name, dtype in DTYPES.items()
-            if name in NATIVE.get(device.type, DTYPES)
+            _name(dtype): _figure(product_teraflops(rows, rows, rows, dtype, device))
+            for dtype in dtypes
         },
         "memory_gigabytes_per_second": _figure(2 * size / copied / 1e9),
     }
 
 
-def _products(words: Sequence[str], device: torch.device, best: Figures) -> Iterator[Figures]:
+def _products(
+    job: Job, dtype: torch.dtype, device: torch.device, best: Figures
+) -> Iterator[Figures]:
     """Measure the products of a recipe's layers, each beside the large one."""
-    job = job_of(compose_recipe(read_point(words)))
     for product in layer_products(job):
         rows, columns, depth = (
             max(1, round(size)) for size in (product.rows, product.columns, product.depth)
         )
-        dtype = DTYPES[job.compute]
         reached = product_teraflops(rows, columns, depth, dtype, device)
         experts = round(product.times)
         yield {
             "rows": rows,
             "columns": columns,
             "depth": depth,
-            "dtype": job.compute,
+            "dtype": _name(dtype),
             "teraflops": _figure(reached),
-            "fraction": _figure(reached / best[job.compute]),
+            "fraction": _figure(reached / best[_name(dtype)]),
             **(_grouped(experts, rows, columns, depth, dtype, device) if experts > 1 else {}),
         }
 
@@ -186,10 +190,14 @@ def _latency(group: dist.ProcessGroup, device: torch.device) -> float | None:
     return seconds
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _figure(value: float) -> float:
     """Keep four digits: more were not measured."""
     return float(f"{value:.4g}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -4,7 +4,7 @@ The noise floor comes first: layouts measured twice, and layouts measured with Z
 ZeRO-1, whose gap is the cluster's. Constants were fitted on two node counts; the figures are of
 the others, or of all where a file has no others. Nothing is fitted here.
 
-    python -m benchmarks.planner_accuracy --measured FILE.csv
+    python -m benchmarks.planner_accuracy [--measured FILE.csv]
 """
 
 import argparse
@@ -18,6 +18,7 @@ from statistics import StatisticsError, correlation, median
 
 import yaml
 
+from benchmarks.entry import enter
 from benchmarks.measured import Row, read_rows
 from components.errors import RecipeError
 from components.planner.memory import plan_memory, rank_memory
@@ -50,13 +51,17 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def accuracy(rows: Sequence[Row]) -> dict[str, object]:
-    """Compare all rows with the predictions for the campaign's machine and software."""
+def read_campaign() -> tuple[Hardware, Software, list[int]]:
+    """Read the measured layouts' machine and software, and the nodes that fitted constants."""
     campaign = yaml.safe_load((DATA / "h100_layouts.yaml").read_text("utf-8"))
     tree = yaml.safe_load((ROOT / campaign["profile"]).read_text("utf-8"))
     hardware = read_section(Hardware, tree["hardware"], campaign["profile"])
-    software = read_software(ROOT / campaign["software"])
-    fitted = campaign["fitted_nodes"]
+    return hardware, read_software(ROOT / campaign["software"]), campaign["fitted_nodes"]
+
+
+def accuracy(rows: Sequence[Row]) -> dict[str, object]:
+    """Compare all rows with the predictions for the campaign's machine and software."""
+    hardware, software, fitted = read_campaign()
     judged = [row for row in rows if row.nodes not in fitted] or list(rows)
     timed = [row for row in rows if is_timed(row)]
     unseen = [row for row in judged if is_timed(row)]
@@ -232,4 +237,4 @@ def regret(rows: Iterable[Row], seconds: Predictor) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -5,7 +5,6 @@ python -m benchmarks.planner_blind
 
 import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.entry import enter
 from command.actions.plan import as_json
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -217,4 +217,4 @@ def _job(item: Mapping[str, Any], layers: list[int], *, vocabulary: int, fused: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(lambda words: main(), most=0)

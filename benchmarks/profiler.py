@@ -11,7 +11,6 @@ in a step is timed alone, too: on a busy host the intervals of the ratios are wi
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.drawn_run import compose, keep_and_print, train_drawn
+from benchmarks.drawn_run import compare_steps, compose, train_drawn
+from benchmarks.entry import enter
 from benchmarks.paired import paired_ratio
-from benchmarks.wanted import MOST_IDLE_FRACTION
+from benchmarks.wanted import MOST_IDLE
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
 from components.train.profiling import Profiling
@@ -109,22 +109,21 @@ def measure(words: list[str]) -> dict[str, Any]:
         "idle_fraction_alone": alone / off,
         "idle_ratio": idle,
         "profiled_ratio": profiled,
-        "holds": alone / off < MOST_IDLE_FRACTION and idle["low"] <= 1.0,
+        "holds": 1 + alone / off < MOST_IDLE and idle["low"] <= 1.0,
     }
 
 
 def main(words: list[str]) -> int:
     """Measure, keep the result, print it and say whether it holds."""
-    return keep_and_print(
-        lambda: measure(words),
+    return compare_steps(
+        measure,
+        words,
         RESULT,
         peer="the same steps of a run that asks for no profile",
-        convention="wall clock from a step's batch until its record is kept, one process, in "
-        "turns; medians of paired ratios with their 95 % intervals; alone is what a profile "
-        "that is not due does without a step",
+        alone="a profile that is not due does",
         shape={"recipe": [*WORDS, *words], "rounds": ROUNDS},
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -16,6 +16,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.entry import enter
+
 HELP = (
     "ca cs da de el en-us es et eu fi fr gl hi hu id it ja ko nl pl pt pt-br ru sl sv tr vi "
     "zh-cn"
@@ -137,4 +139,4 @@ def _write(path: Path, documents: Iterator[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    enter(lambda words: main(Path(*words)), least=1, most=1)

@@ -7,22 +7,20 @@ The regret is that of `planner_accuracy`, on node counts that no constant has se
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from time import process_time
 
 import yaml
 
+from benchmarks.entry import enter
 from benchmarks.measured import Row, read_rows
-from benchmarks.planner_accuracy import DATA, ROOT, is_timed, regret
+from benchmarks.planner_accuracy import DATA, ROOT, is_timed, read_campaign, regret
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.planner.memory import plan_memory
 from components.planner.search import search_layouts, weighed
-from components.planner.software import read_software
 from components.planner.time import plan_time
-from components.spec.hardware import Hardware
-from components.spec.recipe import Recipe, read_section
+from components.spec.recipe import Recipe
 
 LIMIT_SECONDS, NODES = 5.0, 1_024
 
@@ -69,10 +67,7 @@ def bare(name: str, batch: int) -> Recipe:
 
 def first_choice() -> dict[str, object]:
     """Take the regret of the search's order, and what its caution with memory adds to it."""
-    campaign = yaml.safe_load((DATA / "h100_layouts.yaml").read_text("utf-8"))
-    tree = yaml.safe_load((ROOT / campaign["profile"]).read_text("utf-8"))
-    hardware = read_section(Hardware, tree["hardware"], campaign["profile"])
-    software = read_software(ROOT / campaign["software"])
+    hardware, software, fitted = read_campaign()
 
     def cost(row: Row) -> float:
         verdict = plan_memory(row.job, hardware, software.memory).verdict
@@ -84,7 +79,7 @@ def first_choice() -> dict[str, object]:
         return plan_time(row.job, hardware, software.speed).total if fits else float("inf")
 
     rows = read_rows(DATA / "h100_layouts.csv")
-    unseen = [r for r in rows if is_timed(r) and r.nodes not in campaign["fitted_nodes"]]
+    unseen = [r for r in rows if is_timed(r) and r.nodes not in fitted]
     by_nodes = {
         str(n): regret([row for row in unseen if row.nodes == n], cost)
         for n in sorted({row.nodes for row in unseen})
@@ -93,4 +88,4 @@ def first_choice() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

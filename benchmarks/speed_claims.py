@@ -1,197 +1,226 @@
-"""What a claim of speed is: figures beside a peer or a limit, and what was asked of them.
+"""What a claim of speed is: which kept figures it shows, and what is asked of them.
 
-A claim's table and plot are made of the same figures. What a result does not say of itself is
-not made up: the page names it as missing.
+The records are `benchmarks/data/speed_claims.yaml`; a claim's table and plot are made of the
+same figures. Fields are named as Python's format strings name them, ``ratio[seconds]``, in a
+result or its view. Results keep seconds, bytes and fractions; a figure's unit scales them.
 """
 
-import json
-import math
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.kept import RESULTS
+import yaml
+from typing_extensions import override
 
-Result = Mapping[str, Any]
+from benchmarks import wanted
+from benchmarks.speed_figures import Figure, Row, Wanted
+from benchmarks.speed_kept import Result, read_result
+from benchmarks.speed_views import view
+from command.arguments import ROOT
+from components.spec.section import Section
 
-TOLD_OF_ITSELF = ("peer", "convention", "shape", "date", "machine", "versions")
-# Results from before `benchmarks.kept.circumstances` have their shapes under these.
-SHAPES = (
-    *("shape", "model", "block", "recipe", "settings", "threads", "workers", "tokens_per_step"),
-    *("rounds", "steps", "pairs", "bytes", "megabytes"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A bound that a figure is to keep: by its value, or by an end of its interval."""
-
-    bound: float
-    least: bool
-    end: Literal["value", "low", "high"] = "value"
-
-    def met_by(self, figure: "Figure") -> bool:
-        found = getattr(figure, self.end)
-        return bool(found >= self.bound if self.least else found <= self.bound)
-
-    def told(self, unit: str) -> str:
-        word = "at least" if self.least else "at most"
-        whole = {"value": "", "low": ", from its low end", "high": ", to its high end"}
-        return f"{word} {bound(self.bound, unit)}{whole[self.end]}"
+CLAIMS = ROOT / "benchmarks" / "data" / "speed_claims.yaml"
+SCALES = {"": 1.0, "s": 1.0, "ms": 1e3, "us": 1e6, "%": 100.0, "MB": 1e-6}
 
 
-def at_least(bound: float) -> Wanted:
-    """Ask for as much, or more."""
-    return Wanted(bound=bound, least=True)
+class Fields(string.Formatter):
+    """Format strings whose specifications may begin with a unit: ``{peak_bytes:MB,.0f}``."""
+
+    @override
+    def format_field(self, value: Any, format_spec: str) -> str:
+        unit = next((one for one in SCALES if one and format_spec.startswith(one)), "")
+        scaled = SCALES[unit] * value if unit else value
+        return format(scaled, format_spec.removeprefix(unit))
 
 
-def at_most(bound: float, end: Literal["value", "low", "high"] = "value") -> Wanted:
-    """Ask for as little, or less."""
-    return Wanted(bound=bound, least=False, end=end)
+FIELDS = Fields()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What was found, in a unit, with the interval of its median where one was computed."""
+def told(words: str, one: Result) -> str:
+    """Fill a sentence, label or cell with what is kept."""
+    return FIELDS.vformat(words, (), one)
 
-    value: float
+
+def kept_at(field: str, one: Result) -> Any:
+    """Find what a field names, or two with `` / `` between them, one by the other."""
+    found, *by = (FIELDS.get_field(name, (), one)[0] for name in field.split(" / "))
+    return found / by[0] if by else found
+
+
+class Ask(Section):
+    """Where a figure is kept, in which unit it is told, and what is asked of it.
+
+    A bound is one of `benchmarks.wanted` or, in small letters, a field. ``part_of`` is what a
+    figure is drawn by, where units differ in one plot.
+    """
+
+    at: str
     unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    wanted: Wanted | None = None
-    part_of: float | None = None  # what it is drawn by, where units differ in one plot
+    at_least: str = ""
+    at_most: str = ""
+    end: Literal["value", "low", "high"] = "value"
+    part_of: str = ""
+    if_kept: bool = False
 
-    @property
-    def met(self) -> bool:
-        """Tell whether it is what was asked for; what nobody asked for is."""
-        return self.wanted is None or self.wanted.met_by(self)
+    def is_kept(self, one: Result) -> bool:
+        """Tell whether the figure is there; only one that says so may be missing."""
+        try:
+            kept_at(self.at, one)
+        except KeyError:
+            if not self.if_kept:
+                raise
+            return False
+        return True
+
+    def figure(self, one: Result) -> Figure:
+        """Read the figure; a ratio that `benchmarks.paired` keeps brings its interval."""
+        kept, scale = kept_at(self.at, one), SCALES[self.unit]
+        interval = kept if isinstance(kept, Mapping) else {"median": kept}
+        ends = {end: scale * interval[end] for end in ("low", "high") if end in interval}
+        return Figure(
+            value=scale * interval["median"],
+            unit=self.unit,
+            wanted=self._wanted(one, scale),
+            part_of=scale * _bound(self.part_of, one) if self.part_of else None,
+            **ends,
+        )
+
+    def _wanted(self, one: Result, scale: float) -> Wanted | None:
+        name = self.at_least or self.at_most
+        if not name:
+            return None
+        bound = scale * _bound(name, one)
+        return Wanted(bound=bound, least=bool(self.at_least), end=self.end)
+
+
+def _bound(name: str, one: Result) -> float:
+    return float(getattr(wanted, name) if name.isupper() else kept_at(name, one))
+
+
+class Case(Section):
+    """Rows of one kind: one for each entry of the list or mapping ``over``, or one alone."""
+
+    label: str
+    figures: Mapping[str, Ask]
+    cells: Sequence[str] = ()
+    over: str = ""
+
+    def rows(self, result: Result) -> Iterator[Row]:
+        for one in self._entries(result):
+            asked = {name: ask for name, ask in self.figures.items() if ask.is_kept(one)}
+            figures = {name: ask.figure(one) for name, ask in asked.items()}
+            cells = [told(cell, one) for cell in self.cells]
+            yield Row(label=told(self.label, one), figures=figures, cells=cells)
+
+    def _entries(self, result: Result) -> Sequence[Result]:
+        if not self.over:
+            return [result]
+        kept = result[self.over]
+        if isinstance(kept, Mapping):
+            return [{"name": name, **one} for name, one in kept.items()]
+        return list(kept)
+
+
+class Axis(Section):
+    """How a claim is drawn: its axis, which way is better, and who stands at 1, if anyone."""
+
+    title: str
+    better: Literal["more", "less", ""] = ""
+    peer: str | None = None
+    log: bool = False
 
     @property
     def told(self) -> str:
-        interval = ""
-        if self.low is not None and self.high is not None:
-            interval = f" ({number(self.low)} to {number(self.high)})"
-        return number(self.value, self.unit) + interval
+        return f"{self.title}; {self.better} is better" if self.better else self.title
+
+    def behind(self, figure: Figure) -> bool:
+        """Tell whether a figure is on the wrong side of the peer's."""
+        if self.peer is None or figure.part_of is not None:
+            return False
+        return {"more": figure.value < 1, "less": figure.value > 1, "": False}[self.better]
 
 
-def number(value: float, unit: str = "") -> str:
-    """Write three digits, none of them dropped, and the unit; from a hundred on it is whole."""
-    power = math.floor(math.log10(abs(value))) if value else 0
-    # The rounding to three digits can carry: 0.9996 is 1.00.
-    rounded = round(value, 2 - power)
-    power = math.floor(math.log10(abs(rounded))) if rounded else 0
-    return _with_unit(f"{value:,.{max(0, 2 - power)}f}", unit)
-
-
-def bound(value: float, unit: str = "") -> str:
-    """Write a number that somebody chose, as it was said."""
-    return _with_unit(f"{value:.4g}", unit)
-
-
-def _with_unit(digits: str, unit: str) -> str:
-    return f"{digits} {unit}" if unit else digits
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One measured case: a figure for each series that has one, and cells that explain them."""
-
-    label: str
-    figures: Mapping[str, Figure]
-    cells: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """How a claim is drawn: its axis, and who stands at 1 on it, if anyone."""
-
-    title: str
-    peer: str | None
-    log: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What is compared with whom, what was found, and what the kept result says of itself."""
+class Claim(Section):
+    """What is compared with whom, by which script, and how what it keeps is laid out."""
 
     key: str
     title: str
+    script: str
+    source: str = ""
     says: str
     beside: str
-    command: str
-    rows: Sequence[Row]
     axis: Axis
     heads: Sequence[str] = ()
-    source: str
-    result: Result
+    cases: Sequence[Case]
     after: str = ""
+    speaks: str = ""  # what says how it was measured, if the file as a whole does not
+
+    @property
+    def kept_in(self) -> str:
+        return self.source or f"benchmarks/results/{self.script}.json"
+
+    def found(self, kept: Result) -> "Finding":
+        """Lay a result out."""
+        result = view(self.script, kept)
+        return Finding(
+            claim=self,
+            rows=[row for case in self.cases for row in case.rows(result)],
+            says=told(self.says, result),
+            after=told(self.after, result),
+            result=result[self.speaks] if self.speaks else result,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A claim with what was found, and what the kept result says of itself."""
+
+    claim: Claim
+    rows: Sequence[Row]
+    says: str
+    after: str
+    result: Result
 
     @property
     def series(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row.figures))
 
-    def misses(self) -> Iterator[tuple[Row, str, Figure]]:
-        """Give every figure that is not what was asked for."""
+    def figures(self) -> Iterator[tuple[str, Figure]]:
+        """Give every figure with the words for it."""
+        several = len(self.series) > 1
         for row in self.rows:
             for name, figure in row.figures.items():
-                if not figure.met:
-                    yield row, name, figure
+                yield f"{row.label}, {name}" if several else row.label, figure
+
+    def misses(self) -> list[tuple[str, Figure]]:
+        """Give every figure that is not what was asked for."""
+        return [(words, figure) for words, figure in self.figures() if not figure.met]
+
+    def behind(self) -> list[tuple[str, Figure]]:
+        """Give what the peer betters and of which nothing was asked, worst first."""
+        axis = self.claim.axis
+        found = [
+            (words, figure)
+            for words, figure in self.figures()
+            if figure.wanted is None and axis.behind(figure)
+        ]
+        return sorted(found, key=lambda one: one[1].value, reverse=axis.better == "less")
 
     def judged(self) -> int:
-        return sum(f.wanted is not None for row in self.rows for f in row.figures.values())
+        return sum(figure.wanted is not None for _, figure in self.figures())
 
 
-def read_result(stem: str) -> Result | None:
-    """Read what a benchmark has kept, if it has."""
-    file = RESULTS / f"{stem}.json"
-    if not file.exists():
-        return None
-    found: Result = json.loads(file.read_text("utf-8"))
-    return found
+def read_claims() -> list[Claim]:
+    """Read the table of claims."""
+    return [Claim(**record) for record in yaml.safe_load(CLAIMS.read_text("utf-8"))]
 
 
-def merged(parts: Mapping[str, Result], whole: Result) -> Result:
-    """Take what parts of one file say of themselves, or, from before they did, the file.
-
-    Parts are measured one by one: each has its date.
-    """
-    told = [part for part in parts.values() if "convention" in part]
-    if not told:
-        return whole
-    dates = {name: part["date"] for name, part in parts.items() if "date" in part}
-    return {**told[0], **({"date": dates} if dates else {})}
-
-
-def paired(interval: Mapping[str, float], wanted: Wanted | None = None) -> Figure:
-    """Take a ratio as `benchmarks.paired` keeps it."""
-    return Figure(
-        value=interval["median"], low=interval["low"], high=interval["high"], wanted=wanted
-    )
-
-
-def circumstances_of(result: Result) -> tuple[dict[str, str], list[str]]:
-    """Return what a result says of itself, in words, and the names of what it does not say."""
-    told = {name: words(result[name]) for name in TOLD_OF_ITSELF if name in result}
-    if "shape" not in told and (shape := shape_before(result)):
-        told["shape"] = shape
-    if "machine" not in told and "processor" in result:
-        told["machine"] = words({name: result[name] for name in ("processor", "cores")})
-    if "versions" not in told and "torch" in result:
-        told["versions"] = words({"torch": result["torch"]})
-    return told, [name for name in TOLD_OF_ITSELF if name not in told]
-
-
-def shape_before(result: Result) -> str:
-    """Collect the shape of a result that keeps its parts under names of their own."""
-    return words({name: result[name] for name in SHAPES if name in result})
-
-
-def words(value: object) -> str:
-    """Write any kept value in a line."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {words(v)}" for name, v in value.items())
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence):
-        return " ".join(words(one) for one in value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def read_findings() -> list[Finding]:
+    """Read every claim of which a result is kept, and let the planner predict what is known."""
+    findings = []
+    for claim in read_claims():
+        kept = {"source": claim.source} if claim.source else read_result(claim.script)
+        if kept is not None:
+            findings.append(claim.found(kept))
+    return findings

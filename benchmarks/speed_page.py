@@ -7,127 +7,106 @@ measured here. What was asked for and not reached stands first.
 """
 
 import html
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import speed_data, speed_planner, speed_ranks, speed_runs, speed_training
+from benchmarks.entry import enter
 from benchmarks.ledger_sections import table_line
 from benchmarks.marked import split_marked
-from benchmarks.speed_claims import (
-    Claim,
-    Figure,
-    Result,
-    Row,
-    circumstances_of,
-    read_result,
-)
+from benchmarks.speed_claims import Claim, Finding, read_findings
+from benchmarks.speed_figures import Figure, Row
+from benchmarks.speed_kept import circumstances_of
 from benchmarks.speed_plots import draw
 from command.arguments import ROOT
 
 PAGE = ROOT / "docs" / "speed.md"
 PLOTS = ROOT / "docs" / "speed"
 WRITER = "python -m benchmarks.speed_page"
-BUILDERS: Sequence[tuple[str, Callable[[Result], Claim]]] = (
-    ("train_step", speed_training.dense_step),
-    ("model", speed_training.families),
-    ("moe", speed_training.experts),
-    ("loss", speed_training.loss),
-    ("whole_run", speed_runs.whole_run),
-    ("checkpoints", speed_runs.checkpoints),
-    ("guards", speed_runs.guards),
-    ("profiler", speed_runs.profiles),
-    ("parallel_overhead", speed_ranks.parallel_overhead),
-    ("expert_optimizer", speed_ranks.expert_optimizer),
-    ("worlds", speed_ranks.worlds),
-    ("data_prep", speed_data.tokenising),
-    ("data_prep", speed_data.near_duplicates),
-    ("corpus_memory", speed_data.preparation_memory),
-    ("data_prep", speed_data.pass_memory),
-    ("document_steps", speed_data.document_steps),
-    ("data_open", speed_data.opening),
-)
+BEHIND = "Of these nothing was asked, and what stands beside them does better, or is a limit:"
 
 
-def read_claims() -> list[Claim]:
-    """Read every claim of which a result is kept, and let the planner predict what is known."""
-    claims = []
-    for stem, build in BUILDERS:
-        if (result := read_result(stem)) is not None:
-            claims.append(build(result))
-    return [*claims, speed_planner.planner()]
-
-
-def files(claims: Sequence[Claim], page: str) -> dict[Path, str]:
+def files(findings: Sequence[Finding], page: str) -> dict[Path, str]:
     """Lay out the page and its plots as they should be today."""
-    for part, text in (("summary", summary(claims)), ("claims", sections(claims))):
+    for part, text in (("summary", summary(findings)), ("claims", sections(findings))):
         head, _, tail = split_marked(page, part, WRITER)
         page = f"{head}{text}{tail}"
-    plots = {PLOTS / f"{claim.key}.svg": draw(claim) for claim in claims}
+    plots = {PLOTS / f"{one.claim.key}.svg": draw(one) for one in findings}
     return {PAGE: page, **plots}
 
 
-def summary(claims: Sequence[Claim]) -> str:
+def summary(findings: Sequence[Finding]) -> str:
     """Name what was not reached, then every claim and how many of its figures are."""
-    missed = [line for claim in claims for line in _missed(claim)]
-    judged = sum(claim.judged() for claim in claims)
+    missed = [line for finding in findings for line in _missed(finding)]
+    judged = sum(finding.judged() for finding in findings)
     lines = f" These do not:\n\n{''.join(missed)}" if missed else "\n"
+    behind = [line for finding in findings for line in _behind(finding)]
+    lines += f"\n{BEHIND}\n\n{''.join(behind)}" if behind else ""
     return (
         f"\nOf {judged} figures of which something was asked, {judged - len(missed)} reach it."
-        f"{lines}\n| | Beside | Reached |\n|---|---|---:|\n{''.join(map(_line, claims))}\n"
+        f"{lines}\n| | Beside | Reached |\n|---|---|---:|\n{''.join(map(_line, findings))}\n"
     )
 
 
-def _missed(claim: Claim) -> Iterator[str]:
-    for row, series, figure in claim.misses():
+def _missed(finding: Finding) -> Iterator[str]:
+    for words, figure in finding.misses():
         assert figure.wanted is not None
-        of = f", {series}" if len(claim.series) > 1 else ""
+        wanted = figure.wanted.told(figure.unit)
+        yield f"- {link(finding.claim)}, {words}: **{figure.told}**, wanted {wanted}.\n"
+
+
+def _behind(finding: Finding) -> Iterator[str]:
+    if found := finding.behind():
+        words, worst = found[0]
+        every = sum(1 for _ in finding.figures())
         yield (
-            f"- [{claim.title}](#{anchor(claim)}), {row.label}{of}: "
-            f"**{figure.told}**, wanted {figure.wanted.told(figure.unit)}.\n"
+            f"- {link(finding.claim)}: {len(found)} of {every} figures, at the worst {words}: "
+            f"{worst.told}.\n"
         )
 
 
-def _line(claim: Claim) -> str:
-    judged, missed = claim.judged(), len(list(claim.misses()))
+def _line(finding: Finding) -> str:
+    judged, missed = finding.judged(), len(finding.misses())
     reached = f"{judged - missed} of {judged}" if judged else "nothing asked"
-    name = f"[{claim.title}](#{anchor(claim)})"
-    return table_line([name, claim.beside, f"**{reached}**" if missed else reached])
+    bold = f"**{reached}**" if missed else reached
+    return table_line([link(finding.claim), finding.claim.beside, bold])
 
 
-def anchor(claim: Claim) -> str:
-    """Name a claim's section as links do."""
-    return "".join(c for c in claim.title.lower() if c.isalnum() or c in " -").replace(" ", "-")
+def link(claim: Claim) -> str:
+    """Link to a claim's section."""
+    anchor = "".join(c for c in claim.title.lower() if c.isalnum() or c in " -")
+    return f"[{claim.title}](#{anchor.replace(' ', '-')})"
 
 
-def sections(claims: Sequence[Claim]) -> str:
+def sections(findings: Sequence[Finding]) -> str:
     """Put the sections of all claims below each other."""
-    return "\n" + "\n".join(map(section, claims))
+    return "\n" + "\n".join(map(section, findings))
 
 
-def section(claim: Claim) -> str:
+def section(finding: Finding) -> str:
     """Lay out one claim: the sentence, the plot, the table, what the result says of itself."""
-    after = f"\n{claim.after}\n" if claim.after else ""
+    claim = finding.claim
+    after = f"\n{finding.after}\n" if finding.after else ""
     return (
-        f"## {claim.title}\n\n{claim.says}\n\n"
-        f"![{claim.title}: {claim.axis.title}](speed/{claim.key}.svg)\n\n"
-        f"{table(claim)}{after}\n{told_of_itself(claim)}\n"
+        f"## {claim.title}\n\n{finding.says}\n\n"
+        f"![{claim.title}: {claim.axis.told}](speed/{claim.key}.svg)\n\n"
+        f"{table(finding)}{after}\n{told_of_itself(finding)}\n"
     )
 
 
-def table(claim: Claim) -> str:
+def table(finding: Finding) -> str:
     """Put the figures of each row beside what was asked of them."""
-    series = claim.series
+    series, judged = finding.series, finding.judged()
     found = series if len(series) > 1 else ["Found"]
-    heads = ["", *claim.heads, *found]
+    heads = ["", *finding.claim.heads, *found]
     align = ["---", *("---:" for _ in heads[1:])]
-    if claim.judged():
+    if judged:
         heads, align = [*heads, "Wanted"], [*align, "---"]
     lines = [table_line(heads), f"|{'|'.join(align)}|\n"]
-    for row in claim.rows:
+    for row in finding.rows:
+        explained = [*row.cells, *("" for _ in finding.claim.heads)][: len(finding.claim.heads)]
         cells = [_cell(row.figures.get(name)) for name in series]
-        asked = [_asked(row)] if claim.judged() else []
-        lines.append(table_line([row.label, *row.cells, *cells, *asked]))
+        asked = [_asked(row)] if judged else []
+        lines.append(table_line([row.label, *explained, *cells, *asked]))
     return "".join(lines)
 
 
@@ -151,23 +130,31 @@ def _asked(row: Row) -> str:
     return told if met else f"{told}: **not reached**"
 
 
-def told_of_itself(claim: Claim) -> str:
+def told_of_itself(finding: Finding) -> str:
     """Say how it was measured, in the words of the kept result, and what is not kept."""
-    told, missing = circumstances_of(claim.result)
+    claim = finding.claim
+    told, missing = circumstances_of(finding.result)
     convention = told.pop("convention", "")
     lines = [f"<li>{name}: {html.escape(text)}</li>" for name, text in told.items()]
     lines += [f"<li>not kept with it: {', '.join(missing)}</li>"] if missing else []
     return (
         f"{f'*Counted so: {convention}.*' if convention else ''}\n\n"
         f"<details><summary>Where it comes from</summary><ul>\n"
-        f"<li>python -m {claim.command}, kept in {claim.source}</li>\n"
+        f"<li>{html.escape(usage(claim.script))}, kept in {claim.kept_in}</li>\n"
         f"{''.join(f'{line}{chr(10)}' for line in lines)}</ul></details>\n"
     ).lstrip("\n")
 
 
+def usage(script: str) -> str:
+    """Return the command that measures, as the script's docstring has it."""
+    begin = f"    python -m benchmarks.{script}"
+    lines = (ROOT / "benchmarks" / f"{script}.py").read_text("utf-8").splitlines()
+    return next(line.strip() for line in lines if line.startswith(begin))
+
+
 def main() -> int:
     """Write the page and its plots, and take away plots of claims that are gone."""
-    made = files(read_claims(), PAGE.read_text("utf-8"))
+    made = files(read_findings(), PAGE.read_text("utf-8"))
     PLOTS.mkdir(exist_ok=True)
     for plot in set(PLOTS.glob("*.svg")) - set(made):
         plot.unlink()
@@ -177,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(lambda words: main(), most=0)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from benchmarks.speed_claims import Claim, Figure, number
+from benchmarks.speed_claims import Finding
+from benchmarks.speed_figures import Figure, number
 
 WIDTH, MARGIN = 460.0, 18.0
 VALUES = 92.0  # what the figures beside the points take
@@ -18,17 +19,24 @@ LEGEND_LINE, LETTER = 17.0, 7.2  # a letter of 12 pixels is hardly wider
 AXIS = 44.0
 LEFT, RIGHT = MARGIN, WIDTH - MARGIN - VALUES
 MOST_TICKS = 6
+SHAPES = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",  # a circle
+    "M-3.5 -3.5h7v7h-7z",
+    "M0 -4.5l4.8 8.5h-9.6z",
+    "M0 -5l5 5l-5 5l-5 -5z",
+    "M0 4.5l4.8 -8.5h-9.6z",
+)
 STYLE = """
 text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1d2127 }
 .ground { fill: #fdfdfb; stroke: #dcdcd5 } .soft { fill: #5d6570 } .rule { stroke: #dcdcd5 }
-.peer { stroke: #5d6570; stroke-width: 1.5 } .wanted { stroke: #b3382f; stroke-width: 2 }
+.peer { stroke: #5d6570; stroke-width: 1.5 } .wanted { stroke: #b3382f; stroke-width: 3 }
 .missed { fill: #b3382f; font-weight: 600 } [class^="series"] { stroke-width: 1.6 }
 .label { paint-order: stroke; stroke: #fdfdfb; stroke-width: 4px }
 .interval { stroke-opacity: 0.35 } [class$="interval"] { stroke-width: 5 }
 .series0 { fill: #3b7dc4; stroke: #3b7dc4 } .series1 { fill: #d9652b; stroke: #d9652b }
 .series2 { fill: #2f9e78; stroke: #2f9e78 } .series3 { fill: #b05cae; stroke: #b05cae }
 .series4 { fill: #b8912a; stroke: #b8912a }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
 text { fill: #e4e6e8 } .ground { fill: #15181c; stroke: #333a42 } .soft { fill: #9aa3ad }
 .rule { stroke: #333a42 } .peer { stroke: #9aa3ad } .label { stroke: #15181c }
 .wanted { stroke: #ee8278 } .missed { fill: #ee8278 }
@@ -36,24 +44,25 @@ text { fill: #e4e6e8 } .ground { fill: #15181c; stroke: #333a42 } .soft { fill: 
 """
 
 
-def draw(claim: Claim) -> str:
-    """Draw a claim's figures; the table beside has them in digits."""
-    scale = Scale(claim)
+def draw(finding: Finding) -> str:
+    """Draw what was found; the table beside has it in digits."""
+    axis = finding.claim.axis
+    scale = Scale(finding)
     svg = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
-    ET.SubElement(svg, "title").text = f"{claim.title}: {claim.axis.title}"
+    ET.SubElement(svg, "title").text = f"{finding.claim.title}: {axis.told}"
     ET.SubElement(svg, "style").text = STYLE
     ground = ET.SubElement(svg, "rect", {"class": "ground", "rx": "6"})
-    top = _legend(svg, claim, MARGIN)
-    bottom = top + sum(LABEL + LINE * len(row.figures) + GAP for row in claim.rows)
-    _axis(svg, scale, top, bottom, claim.axis.title)
-    if claim.axis.peer is not None:
+    top = _legend(svg, finding, MARGIN)
+    bottom = top + sum(LABEL + LINE * len(row.figures) + GAP for row in finding.rows)
+    _axis(svg, scale, top, bottom, f"{axis.told}; log scale" if axis.log else axis.told)
+    if axis.peer is not None:
         _line(svg, "peer", scale.place(1.0), top - 4, scale.place(1.0), bottom)
     height = top
-    for row in claim.rows:
+    for row in finding.rows:
         _text(svg, row.label, LEFT, height + LABEL - 5, kind="label")
         height += LABEL
         for name, figure in row.figures.items():
-            _point(svg, scale, figure, claim.series.index(name), height + LINE / 2)
+            _point(svg, scale, figure, finding.series.index(name), height + LINE / 2)
             height += LINE
         height += GAP
     size = {"width": f"{WIDTH:g}", "height": f"{bottom + AXIS:g}"}
@@ -66,13 +75,13 @@ def draw(claim: Claim) -> str:
 class Scale:
     """Where on the axis a value stands."""
 
-    def __init__(self, claim: Claim) -> None:
-        self.axis = claim.axis
-        shown = list(_shown(claim))
+    def __init__(self, finding: Finding) -> None:
+        self.axis = finding.claim.axis
+        shown = list(_shown(finding))
         low, high = min(shown), max(shown)
         if low == high:  # all at the peer, or one figure alone
             low, high = 0.9 * low, 1.1 * high
-        if claim.axis.log:
+        if finding.claim.axis.log:
             pad = (high / low) ** 0.04
             self.low, self.high = low / pad, high * pad
         else:
@@ -122,25 +131,29 @@ def marked(figure: Figure) -> float | None:
     return figure.wanted.bound
 
 
-def _shown(claim: Claim) -> Iterator[float]:
-    if claim.axis.peer is not None:
+def _shown(finding: Finding) -> Iterator[float]:
+    if finding.claim.axis.peer is not None:
         yield 1.0
-    elif not claim.axis.log:
+    elif not finding.claim.axis.log:
         yield 0.0
-    for row in claim.rows:
+    for row in finding.rows:
         for figure in row.figures.values():
             yield drawn(figure)
             ends = (figure.low, figure.high, marked(figure))
             yield from (end for end in ends if end is not None)
 
 
-def _legend(svg: ET.Element, claim: Claim, top: float) -> float:
+def _legend(svg: ET.Element, finding: Finding, top: float) -> float:
     """Name series, peer and bound, and return where the rows begin."""
-    figures = (figure for row in claim.rows for figure in row.figures.values())
+    figures = (figure for row in finding.rows for figure in row.figures.values())
     wanted = any(marked(figure) is not None for figure in figures)
     entries: list[tuple[str, str]] = [
-        *((f"series{index}", name) for index, name in enumerate(claim.series)),
-        *([("peer", f"{claim.axis.peer} = 1")] if claim.axis.peer is not None else []),
+        *((f"series{index}", name) for index, name in enumerate(finding.series)),
+        *(
+            [("peer", f"{finding.claim.axis.peer} = 1")]
+            if finding.claim.axis.peer is not None
+            else []
+        ),
         *([("wanted", "wanted")] if wanted else []),
     ]
     left, height = LEFT, top + 8
@@ -182,7 +195,10 @@ def _point(svg: ET.Element, scale: Scale, figure: Figure, series: int, height: f
 
 
 def _dot(svg: ET.Element, kind: str, x: float, y: float) -> None:
-    ET.SubElement(svg, "circle", {"class": kind, "cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "4"})
+    """Mark a place; each series has a shape of its own, for paper without colours."""
+    shape = SHAPES[int(kind.removeprefix("series"))]
+    place = {"transform": f"translate({x:.1f} {y:.1f})"}
+    ET.SubElement(svg, "path", {"class": kind, "d": shape, **place})
 
 
 def _line(svg: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:

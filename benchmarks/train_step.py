@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from components.model.attention import Attention
 from components.model.compiling import compile_layers
@@ -254,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    enter(lambda words: main(), most=0)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSIDE
 from command.actions.prepare import prepare_data
@@ -151,4 +152,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

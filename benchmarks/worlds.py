@@ -9,7 +9,6 @@ largest published run of any recipe.
 """
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.machine import apart
 from benchmarks.wanted import MOST_WORLD_SECONDS
@@ -70,4 +70,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    enter(main)

@@ -14,7 +14,7 @@ from components.spec.hardware import Hardware
 SMALL = (
     *("recipe=playbook1b", "cluster=hopper", "budget.sequence_length=64", "model.dim=64"),
     *("model.attention.head_dim=16", "model.mlp.ffn_dim=128", "budget.global_batch_tokens=512"),
-    *("parallelism.microbatch_sequences=1", "cluster.nodes=1", "precision.compute=float32"),
+    *("parallelism.microbatch_sequences=1", "cluster.nodes=1"),
 )
 
 
@@ -46,7 +46,7 @@ def measured(*words: str, ranks: int, per_node: int) -> Any:
 
 
 def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
-    found = measured(*SMALL, ranks=4, per_node=2)
+    found = measured(*SMALL, "precision.compute=float32", ranks=4, per_node=2)
     profile = yaml.safe_load((ROOT / "conf" / "cluster" / "hopper.yaml").read_text("utf-8"))
     hardware = profile["hardware"]
     links = {
@@ -64,4 +64,18 @@ def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
     for one in found["products"]:
         assert one["rows"] == 64
         best = found["hardware"]["gemm_teraflops"]["float32"]
+        assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("bfloat16", "bfloat16"), ("auto", "float32")])
+def test_products_are_of_the_type_that_the_recipe_computes_in_here(
+    compute: str, dtype: str
+) -> None:
+    """A CPU has a figure for bfloat16 only where a recipe insists on it."""
+    found = measured(*SMALL, f"precision.compute={compute}", ranks=1, per_node=1)
+    assert set(found["hardware"]["gemm_teraflops"]) == {"float32", dtype}
+    best = found["hardware"]["gemm_teraflops"][dtype]
+    assert len(found["products"]) == 4
+    for one in found["products"]:
+        assert one["dtype"] == dtype
         assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)

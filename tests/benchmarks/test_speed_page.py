@@ -10,21 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import speed_claims, speed_page, speed_runs, speed_training, wanted
+from benchmarks import speed_kept, speed_page, wanted
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.marked import split_marked
-from benchmarks.speed_claims import (
-    Axis,
-    Claim,
-    Figure,
-    Row,
-    at_least,
-    at_most,
-    circumstances_of,
-    merged,
-    number,
-    read_result,
-)
+from benchmarks.speed_claims import Axis, Claim, Finding, read_claims, read_findings
+from benchmarks.speed_figures import Figure, Row, at_least, at_most, number
+from benchmarks.speed_kept import circumstances_of, merged, read_result
 from benchmarks.speed_plots import WIDTH, draw
 from command.arguments import ROOT
 
@@ -35,30 +26,41 @@ NO_SPEED = {"chaos", "dryruns", "miniatures", "parity"}
 
 
 @pytest.fixture(scope="module")
-def claims() -> list[Claim]:
-    return speed_page.read_claims()
+def findings() -> list[Finding]:
+    return read_findings()
 
 
 def kept(stem: str) -> Any:
     return json.loads((RESULTS / f"{stem}.json").read_text("utf-8"))
 
 
+def points(svg: ET.Element) -> list[tuple[float, float]]:
+    """Give where the marks stand, the legend's first."""
+    places = [mark.attrib["transform"] for mark in svg.iter(f"{SVG}path")]
+    found = [re.fullmatch(r"translate\((\S+) (\S+)\)", place) for place in places]
+    return [(float(one[1]), float(one[2])) for one in found if one]
+
+
 def section(page: str, title: str) -> str:
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def claim_of(*rows: Row, **axis: Any) -> Claim:
-    return Claim(
+def finding_of(*rows: Row, **axis: Any) -> Finding:
+    claim = Claim(
         key="made",
         title="Made",
+        script="x",
         says="",
         beside="",
-        command="x",
-        rows=rows,
         axis=Axis(title="ratio", **({"peer": "the peer"} | axis)),
-        source="x.json",
-        result={},
+        cases=[],
     )
+    return Finding(claim=claim, rows=rows, says="", after="", result={})
+
+
+def found(key: str, result: Any) -> Finding:
+    (claim,) = (claim for claim in read_claims() if claim.key == key)
+    return claim.found(result)
 
 
 def digits(value: float) -> str:
@@ -66,15 +68,16 @@ def digits(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def test_page_and_plots_are_what_the_kept_results_give(claims: list[Claim]) -> None:
-    made = speed_page.files(claims, speed_page.PAGE.read_text("utf-8"))
+def test_page_and_plots_are_what_the_kept_results_give(findings: list[Finding]) -> None:
+    made = speed_page.files(findings, speed_page.PAGE.read_text("utf-8"))
     stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
     assert stale == [], f"`{speed_page.WRITER}` writes them"
     assert set(speed_page.PLOTS.iterdir()) == set(made) - {speed_page.PAGE}
 
 
-def test_every_kept_result_of_speed_has_its_claim(claims: list[Claim]) -> None:
-    speaking = {Path(claim.source).stem for claim in claims if "results" in claim.source}
+def test_every_kept_result_of_speed_has_its_claim(findings: list[Finding]) -> None:
+    places = [one.claim.kept_in for one in findings]
+    speaking = {Path(place).stem for place in places if "results" in place}
     every = {file.stem for file in RESULTS.glob("*.json")} - NO_SPEED - {"measured"}
     assert len(every) > 10
     assert speaking == every
@@ -110,18 +113,78 @@ def test_a_slower_result_turns_the_verdict() -> None:
     verdicts = []
     for ratio in (0.99, 1.0):
         result["ratio_median"][pair] = ratio
-        claim = speed_training.dense_step(result)
-        verdicts.append(pair in [row.label for row, _, _ in claim.misses()])
+        missed = [words for words, _ in found("dense_step", result).misses()]
+        verdicts.append(f"{pair}, medians" in missed)
     assert verdicts == [True, False]
 
 
 def test_an_interval_is_judged_by_the_end_that_was_asked_for() -> None:
     result = kept("guards")
     result["paired_ratio"] = {"median": 0.99, "low": 0.97, "high": wanted.MOST_GUARDED + 0.001}
-    assert len(list(speed_runs.guards(result).misses())) == 1
+    assert [words for words, _ in found("guards", result).misses()] == ["a guarded step"]
     figure = Figure(value=1.1, low=0.99, high=1.2, wanted=at_most(1.0, end="low"))
     assert figure.met
     assert not Figure(value=1.1, low=1.01, high=1.2, wanted=at_most(1.0, end="low")).met
+
+
+def test_a_figure_that_not_every_result_has_is_shown_where_it_is_kept() -> None:
+    result = kept("moe")
+    for size in result["sizes"]:
+        size["ratio_median"].pop("ours, compiled", None)
+    assert "our compiled block" not in found("experts", result).series
+    result["sizes"][0]["ratio_median"]["ours, compiled"] = 0.9
+    finding = found("experts", result)
+    assert finding.rows[0].figures["our compiled block"].value == 0.9
+    assert set(finding.rows[1].figures) < set(finding.rows[0].figures)
+
+
+def test_a_figure_that_a_result_lacks_is_an_error() -> None:
+    result = kept("moe")
+    del result["sizes"][0]["ratio_median"]["ours, loop"]
+    with pytest.raises(KeyError, match="ours, loop"):
+        found("experts", result)
+
+
+def test_units_scale_a_figure_and_its_bound_alike() -> None:
+    result = kept("whole_run") | {"outside_fraction": wanted.MOST_OUTSIDE + 0.001}
+    missed = dict(found("whole_run", result).misses())
+    figure = missed["between the steps, of the run's time"]
+    assert figure.told == "3.10 %"
+    assert figure.wanted is not None
+    assert figure.wanted.told(figure.unit) == "at most 3 %"
+
+
+def test_what_the_peer_betters_is_told_though_nothing_was_asked() -> None:
+    rows = [
+        Row(label="asked", figures={"found": Figure(value=0.4, wanted=at_least(0.3))}),
+        Row(label="slow", figures={"found": Figure(value=0.9)}),
+        Row(label="slower", figures={"found": Figure(value=0.5)}),
+        Row(label="quick", figures={"found": Figure(value=2.0)}),
+    ]
+    said = "- [Made](#made): 2 of 4 figures, at the worst slower: 0.500.\n"
+    assert said in speed_page.summary([finding_of(*rows, better="more")])
+    less = speed_page.summary([finding_of(*rows, better="less")])
+    assert "- [Made](#made): 1 of 4 figures, at the worst quick: 2.00.\n" in less
+    for axis in ({}, {"better": "more", "peer": None}):
+        assert speed_page.BEHIND not in speed_page.summary([finding_of(*rows, **axis)])
+
+
+def test_each_claim_names_a_command_that_its_script_explains(findings: list[Finding]) -> None:
+    page = speed_page.PAGE.read_text("utf-8")
+    assert "python -m benchmarks.guards recipe=NAME [key=value ...], kept in" in page
+    for finding in findings:
+        words = speed_page.usage(finding.claim.script).split()
+        assert words[:3] == ["python", "-m", f"benchmarks.{finding.claim.script}"]
+
+
+def test_make_measures_every_claim_anew(findings: list[Finding]) -> None:
+    lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
+    run = {
+        line.split()[2].removeprefix("benchmarks.")
+        for line in lines
+        if "-m benchmarks." in line
+    }
+    assert {one.claim.script for one in findings} <= run
 
 
 def test_bounds_themselves_are_met() -> None:
@@ -132,7 +195,9 @@ def test_bounds_themselves_are_met() -> None:
 
 
 def test_a_page_without_a_miss_names_none() -> None:
-    fine = claim_of(Row(label="a", figures={"found": Figure(value=2.0, wanted=at_least(1.0))}))
+    fine = finding_of(
+        Row(label="a", figures={"found": Figure(value=2.0, wanted=at_least(1.0))})
+    )
     text = speed_page.summary([fine])
     assert "Of 1 figures of which something was asked, 1 reach it.\n" in text
     assert "do not" not in text
@@ -162,7 +227,7 @@ def test_a_result_that_says_less_of_itself_is_shown_with_what_it_has(
         "versions": "torch 2.13.0",
     }
     assert missing == ["peer", "convention", "date"]
-    monkeypatch.setattr(speed_claims, "RESULTS", tmp_path)
+    monkeypatch.setattr(speed_kept, "RESULTS", tmp_path)
     assert read_result("worlds") is None
 
 
@@ -192,20 +257,24 @@ def test_every_benchmark_that_keeps_a_result_says_beside_whom_and_how() -> None:
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
         named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if "RESULT" in named and script.stem not in NO_SPEED:
-            keeping[script.stem] = bool(calls & {"circumstances", "keep_and_print"})
+            keeping[script.stem] = bool(calls & {"circumstances", "compare_steps"})
     assert len(keeping) > 12
     assert [stem for stem, says in keeping.items() if not says] == []
 
 
-def test_plots_ask_for_no_other_file_and_keep_their_words_inside(claims: list[Claim]) -> None:
-    for claim in claims:
-        svg = ET.fromstring(draw(claim))
+def test_plots_ask_for_no_other_file_and_keep_their_words_inside(
+    findings: list[Finding],
+) -> None:
+    for finding in findings:
+        svg = ET.fromstring(draw(finding))
         height = float(svg.attrib["height"])
         for node in svg.iter():
             assert not {"href", "src"} & {name.rpartition("}")[2] for name in node.attrib}
-        for circle in svg.iter(f"{SVG}circle"):
-            assert 0 < float(circle.attrib["cx"]) < WIDTH
-            assert 0 < float(circle.attrib["cy"]) < height
+        figures = list(finding.figures())
+        assert len(points(svg)) == len(finding.series) + len(figures)
+        for x, y in points(svg):
+            assert 0 < x < WIDTH
+            assert 0 < y < height
         for text in svg.iter(f"{SVG}text"):
             assert 0 < float(text.attrib["x"]) < WIDTH
             assert 0 < float(text.attrib["y"]) < height
@@ -214,8 +283,8 @@ def test_plots_ask_for_no_other_file_and_keep_their_words_inside(claims: list[Cl
 def test_points_stand_where_their_values_are() -> None:
     """Of ratios 1, 2, 4 on a logarithmic axis the middle one is half-way, as on paper."""
     rows = [Row(label=f"{v}", figures={"found": Figure(value=v)}) for v in (1.0, 2.0, 4.0)]
-    svg = ET.fromstring(draw(claim_of(*rows, log=True)))
-    _, *places = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    svg = ET.fromstring(draw(finding_of(*rows, log=True)))
+    _, *places = (x for x, _ in points(svg))
     assert places[1] == pytest.approx((places[0] + places[2]) / 2, abs=0.11)
     assert places[0] < places[2]
     (peer,) = (
@@ -229,22 +298,27 @@ def test_points_stand_where_their_values_are() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
     svg = ET.fromstring(
-        draw(claim_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
+        draw(finding_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
     )
-    *_, place = (float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle"))
+    *_, (place, _) = points(svg)
     assert 0.3 * WIDTH < place < 0.6 * WIDTH
 
 
 def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
     figure = Figure(value=0.5, wanted=at_least(1.5))
-    svg = ET.fromstring(draw(claim_of(Row(label="a & b < c", figures={"found": figure}))))
+    svg = ET.fromstring(draw(finding_of(Row(label="a & b < c", figures={"found": figure}))))
     words = [text.text for text in svg.iter(f"{SVG}text")]
     assert "0.500 missed" in words
     assert "a & b < c" in words
     marks = [x for x in svg.iter(f"{SVG}line") if x.attrib["class"] == "wanted"]
     assert len(marks) == 2  # in the legend and at 1.5, right of the point
-    points = [float(circle.attrib["cx"]) for circle in svg.iter(f"{SVG}circle")]
-    assert float(marks[-1].attrib["x1"]) > points[-1]
+    assert float(marks[-1].attrib["x1"]) > points(svg)[-1][0]
+
+
+def test_series_differ_in_shape_as_on_paper_without_colours(findings: list[Finding]) -> None:
+    for finding in findings:
+        drawn = [mark.attrib["d"] for mark in ET.fromstring(draw(finding)).iter(f"{SVG}path")]
+        assert len(set(drawn)) == len(finding.series)
 
 
 def test_a_page_without_its_marks_is_not_written_over() -> None:
