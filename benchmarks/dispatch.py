@@ -30,6 +30,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from benchmarks.link import LOOPBACK, Place, can_link, linked
 from benchmarks.paired import paired_ratio
@@ -46,7 +47,8 @@ GIGABITS = (1.0, 4.0)
 OVERLAPS = (1, 2, 4)
 KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
 UNSENT, UNCOMPUTED = "nothing sent", "nothing computed"
-SIDES = (*(f"{overlap} parts" for overlap in OVERLAPS), UNSENT, UNCOMPUTED)
+PARTS = tuple(f"{overlap} parts" for overlap in OVERLAPS)
+SIDES = (*PARTS, UNSENT, UNCOMPUTED)
 Seconds = dict[str, list[float]]
 
 
@@ -150,29 +152,34 @@ def row_of(link: str, dispatch: str, seconds: Seconds) -> dict[str, Any]:
         "link": link,
         "dispatch": dispatch,
         "seconds": medians,
-        "speedup": {side: paired_ratio(whole, seconds[side]) for side in SIDES[1:3]},
-        "speedup_at_most": paired_ratio(whole, limit),
+        "ratio": {
+            **{side: paired_ratio(whole, seconds[side]) for side in PARTS[1:]},
+            "at most": paired_ratio(whole, limit),
+        },
     }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print what was found."""
     table = Table(title="tokens to experts and back, forward and backward, ms")
-    heads = ("link", "dispatch", *SIDES, *(f"1 / {side}" for side in OVERLAPS[1:]), "at most")
+    heads = ("link", "dispatch", *SIDES, *(f"1 by {n}" for n in OVERLAPS[1:]), "at most")
     for head in heads:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(
             *(row["link"], row["dispatch"]),
             *(f"{1_000 * seconds:.0f}" for seconds in row["seconds"].values()),
-            *(f"{ratio['median']:.2f}" for ratio in row["speedup"].values()),
-            f"{row['speedup_at_most']['median']:.2f}",
+            *(f"{ratio['median']:.2f}" for ratio in row["ratio"].values()),
         )
     Console(width=160).print(table)
 
 
-def main() -> None:
-    """Measure each link, print what was found and keep it."""
+def main(words: Sequence[str]) -> None:
+    """Measure each link, print what was found and keep it; with two words be a rank."""
+    if words:
+        rank, folder = words
+        measure_rank(int(rank), Path(folder))
+        return
     rows = []
     links: dict[str, AbstractContextManager[Sequence[Place]]] = {
         "loopback": nullcontext(LOOPBACK)
@@ -204,7 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        measure_rank(int(sys.argv[1]), Path(sys.argv[2]))
-    else:
-        main()
+    enter(main, most=2)

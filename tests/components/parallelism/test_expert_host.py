@@ -74,7 +74,9 @@ def dispatches() -> Iterator[dict[str, Dispatch]]:
     yield {
         "one place": lambda mixture: mixture,
         "all_gather": lambda mixture: GatheredMixture(mixture, mesh, overlap=1),
+        "all_gather in parts": lambda mixture: GatheredMixture(mixture, mesh, overlap=2),
         "all_to_all": lambda mixture: ExchangedMixture(mixture, mesh, overlap=1),
+        "all_to_all in parts": lambda mixture: ExchangedMixture(mixture, mesh, overlap=2),
     }
     dist.destroy_process_group()
 
@@ -140,9 +142,15 @@ def inputs(num_experts: int, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Matri
 @pytest.mark.usefixtures("dispatches", "cuda")  # in this order: a mesh is of real tensors
 @pytest.mark.parametrize(
     ("dispatch", "questions"),
-    [("one place", []), ("all_gather", [1]), ("all_to_all", [2 * RANKS])],
+    [
+        ("one place", []),
+        ("all_gather", [1]),
+        ("all_gather in parts", [1, 1]),
+        ("all_to_all", [2 * RANKS]),
+        ("all_to_all in parts", [2 * 2 * RANKS]),
+    ],
 )
-def test_the_host_is_asked_once_how_many_pairs_travel_and_never_backward(
+def test_the_host_is_asked_how_many_pairs_travel_and_never_backward(
     dispatches: dict[str, Dispatch], dispatch: str, questions: list[int], asked: list[int]
 ) -> None:
     here = NUM_EXPERTS if dispatch == "one place" else NUM_EXPERTS // RANKS
