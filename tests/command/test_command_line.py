@@ -9,8 +9,8 @@ from pkgutil import iter_modules
 import pytest
 
 from command import actions
-from command.arguments import ACTIONS
 from command.main import main
+from command.words import ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -234,11 +234,8 @@ def test_wrong_input_gets_one_message_and_status_two(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    first = (
-        ()
-        if any(word.startswith(("recipe=", "resume=")) for word in words)
-        else ("recipe=teuken7b",)
-    )
+    own = ("recipe=", "resume=", *(f"action={a}" for a in ("report", "lock", "verify", "diff")))
+    first = () if any(word.startswith(own) for word in words) else ("recipe=teuken7b",)
     shown = (
         ()
         if any(w.startswith(("action=", "resume=", "cluster=", "precision")) for w in words)
