@@ -10,15 +10,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from command.words import ACTIONS
 from components.errors import RecipeError
 from components.spec.targets import nearest
 
 ROOT = Path(__file__).resolve().parents[1]
-ACTIONS = (
-    *("auto", "show", "plan", "dryrun", "parity", "prepare", "render", "submit", "status"),
-    *("cancel", "stage", "preflight", "train", "report", "lock", "verify", "diff", "pack"),
-    *("export", "evaluate", "sync"),
-)
 OUTPUTS = ("text", "json")
 FLAGS = ("again", "force", "cite")
 COMMAND_KEYS = (

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from command.arguments import Arguments
-from command.measured_steps import MeasuredStep, read_steps
+from command.measured_steps import TABLE, MeasuredStep, read_steps
 from command.outcome import Outcome, Status
+from command.words import check_no_recipe, keys_of
 from components.errors import RecipeError
 from components.planner.calibrated import (
     Calibration,
@@ -33,6 +34,8 @@ def calibrate(arguments: Arguments) -> Outcome:
     Raises:
         RecipeError: what was measured cannot be read, or is too little.
     """
+    if not any(path.suffix == TABLE for path in arguments.calibrate):
+        check_no_recipe(keys_of(arguments.words), "run folders have their recipes")
     read = {path: tuple(read_steps(path, arguments)) for path in arguments.calibrate}
     steps = tuple(step for path in read for step in read[path])
     cluster, hardware = _one_machine(steps)

@@ -8,7 +8,7 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.task_file import find_tasks
-from command.trained import Trained, check_words, export_place, export_trained, open_trained
+from command.trained import Trained, export_place, export_trained, open_trained
 from components.build import build
 from components.errors import RecipeError
 from components.evaluate.harness import Harness, Task, check_installed
@@ -21,7 +21,6 @@ from data_prep.files import open_files
 
 Tree = dict[str, Any]
 _RECIPE_KEYS = ("precision.compute", "evaluation.max_windows_per_source")
-_WORDS = ("action", "output", "run", "at_tokens", "text", "tasks", "tasks_folder")
 
 
 def evaluate_run(arguments: Arguments) -> Tree:
@@ -31,8 +30,6 @@ def evaluate_run(arguments: Arguments) -> Tree:
         RecipeError: no such checkpoint or data, a text that cannot be read, or a task that
             cannot be asked.
     """
-    if "run" in arguments.folders:
-        check_words(arguments, (*_WORDS, *_RECIPE_KEYS), "evaluation")
     trained = open_trained(arguments)
     recipe = _with_values(trained.recipe, arguments.values)
     if "tasks" in arguments.values:
@@ -55,7 +52,6 @@ def evaluate_folder(arguments: Arguments) -> Tree:
     Raises:
         RecipeError: it is no such folder, or a task cannot be asked.
     """
-    check_words(arguments, ("action", "output", "file", "tasks", "tasks_folder"), "evaluation")
     check_installed()
     tasks = _find_tasks(arguments)
     folder = arguments.folders["file"]

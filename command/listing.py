@@ -2,8 +2,9 @@
 
 import sys
 
-from command.arguments import ACTIONS, ROOT
+from command.arguments import ROOT
 from command.recipe_file import read_recipe_file
+from command.words import ACTIONS
 
 USAGE = """\
 python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]

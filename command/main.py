@@ -11,6 +11,7 @@ from command.arguments import Arguments, read_point
 from command.listing import list_recipes
 from command.outcome import Outcome, Status
 from command.points import split_sweep, study_words, submits
+from command.words import check_words, keys_of
 from components.errors import RecipeError
 
 READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
@@ -75,6 +76,7 @@ def _run_point(words: Sequence[str], label: str) -> Outcome:
 
 
 def _act(arguments: Arguments) -> Outcome:
+    check_words(arguments.action, keys_of(arguments.words))
     outcome = importlib.import_module(f"command.actions.{arguments.action}").run(arguments)
     assert isinstance(outcome, Outcome)
     return outcome

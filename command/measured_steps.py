@@ -13,11 +13,13 @@ from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
+from command.words import check_recipe_words
 from components.errors import RecipeError
 from components.spec.recipe import Recipe, read_recipe
 
 SECONDS, BYTES = "step_seconds", "peak_memory_bytes"
 MINE = ("action", "calibrate", "output")
+TABLE = ".csv"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def read_steps(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
     Raises:
         RecipeError: it cannot be read, or holds what is no measured step.
     """
-    if path.suffix == ".csv":
+    if path.suffix == TABLE:
         yield from _read_table(path, arguments)
     else:
         yield _read_run(path)
@@ -94,6 +96,7 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
     own = {key: text for key, text in cells.items() if key not in {SECONDS, BYTES} and text}
     kept = [word for word in arguments.words if word.partition("=")[0] not in {*own, *MINE}]
     try:
+        check_recipe_words(own, "a table")
         recipe = compose_recipe(read_point([*kept, *(f"{k}={v}" for k, v in own.items())]))
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None

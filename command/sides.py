@@ -10,6 +10,7 @@ from typing import Any
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import Received, read_given
+from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
 from components.sharing.differences import Side, side_of
@@ -32,6 +33,8 @@ def read_sides(arguments: Arguments) -> tuple[Side, Side]:
     texts = {key: str(arguments.folders[key]) for key in ("a", "b")}
     frozen = {key: _frozen(text, key) for key, text in texts.items()}
     scales = [side.tree["scale"]["name"] for side in frozen.values() if side] or ["full"]
+    if all(frozen.values()):
+        check_no_recipe(keys_of(arguments.words), "a= and b= are both frozen")
     a, b = (
         frozen[key] or _composed(text, arguments, scales[0], key) for key, text in texts.items()
     )
@@ -109,10 +112,17 @@ def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
     """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
     name, *own = shlex.split(text)
     mine = read_point([f"recipe={name}", *own])
-    choices = {"scale": scale, **arguments.choices, **mine.choices}
-    values = {**arguments.values, **mine.values}
+    check_recipe_words(keys_of(own), f"{key}=")
+    searches = mine.searches or (arguments.searches and "parallelism" not in mine.choices)
+    asked = replace(
+        mine,
+        choices={"scale": scale, **arguments.choices, **mine.choices},
+        values={**arguments.values, **mine.values},
+        searches=searches,
+        within_days=mine.within_days or arguments.within_days if searches else None,
+    )
     try:
-        recipe = compose_recipe(replace(mine, choices=choices, values=values))
+        recipe = compose_recipe(asked)
     except RecipeError as error:
         if error.path != "recipe":
             raise

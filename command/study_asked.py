@@ -12,6 +12,7 @@ from command.data_file import read_data
 from command.labels import as_folder, folder_of_runs
 from command.points import STUDY, submits
 from command.study_runs import Point
+from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from components.errors import RecipeError
 from components.spec.recipe import read_section
 from components.spec.study import check_study, varied
@@ -94,8 +95,11 @@ def ask(words: Sequence[str]) -> Asked:
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
+    check_recipe_words(varied(study), file.name)
     changed = tuple(word for word in words if not word.startswith(MINE))
-    return _asked(study, arguments, changed)
+    asked = _asked(study, arguments, changed)
+    check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
+    return asked
 
 
 def _asked(study: Searched | Listed, arguments: Arguments, changed: tuple[str, ...]) -> Asked:

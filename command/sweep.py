@@ -14,6 +14,7 @@ from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.labels import folder_of_runs, labels
 from command.outcome import Status
+from command.words import SWEEP, check_words, keys_of
 from components.errors import RecipeError
 
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
@@ -26,6 +27,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> int:
     for words, label in zip(points, labels(points), strict=True):
         try:
             arguments = read_point(words)
+            check_words("submit", [*keys_of(words), SWEEP])
             path = _sweep_folder(arguments, points) / label
             folders.append(path)
             if (one := _check(arguments, path)) is not None:

@@ -1,7 +1,6 @@
 """What a run has trained so far: its folder, and one of its checkpoints."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from components.convert.weights import load_weights
 from components.errors import RecipeError
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe, read_recipe
-from components.spec.targets import nearest
 from components.train.run_folder import RunFolder, existing_run_folder
 
 
@@ -64,20 +62,6 @@ def _read_tokens(arguments: Arguments) -> int | None:
         return tokens
     remedy = "write them as in a checkpoint's name, or leave it out for the newest"
     raise RecipeError("at_tokens", f"{tokens!r} is no number of tokens", remedy)
-
-
-def check_words(arguments: Arguments, known: Iterable[str], action: str) -> None:
-    """Refuse any other key, which would be ignored: the run has its recipe.
-
-    Raises:
-        RecipeError: the first such key.
-    """
-    for word in arguments.words:
-        key = word.partition("=")[0]
-        if key not in known:
-            remedy = nearest(key, sorted(known))
-            problem = f"an {action} takes its recipe from its run folder"
-            raise RecipeError(key, problem, remedy)
 
 
 def export_trained(trained: Trained, target: Path, *, rows: Rows) -> Family:

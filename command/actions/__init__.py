@@ -1,1 +1,1 @@
-"""One file an action; the file's stem is what ``action=`` takes, so a new one edits nothing."""
+"""One file an action; its stem is what ``action=`` takes, its words: ``command.words``."""

@@ -5,13 +5,15 @@ import importlib
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from command.words import check_words, keys_of
 
 
 def run(arguments: Arguments) -> Outcome:
     """Do what the cluster's profile makes the natural thing."""
     resuming = "resume" in arguments.folders
     here = resuming or compose_recipe(arguments).cluster.scheduler == "none"
-    action = importlib.import_module(f"command.actions.{'train' if here else 'submit'}")
-    outcome = action.run(arguments)
+    action = "train" if here else "submit"
+    check_words(action, keys_of(arguments.words))
+    outcome = importlib.import_module(f"command.actions.{action}").run(arguments)
     assert isinstance(outcome, Outcome)
     return outcome

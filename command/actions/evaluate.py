@@ -32,14 +32,8 @@ def _evaluate(arguments: Arguments) -> dict[str, Any]:
     asks_tasks = "tasks" in arguments.values
     if "tasks_folder" in folders and not asks_tasks:
         raise RecipeError("tasks_folder", "no task of it is named", "write tasks=[NAME]")
-    if asks_tasks and "text" in folders:
-        problem = "tasks are asked as well, and one call answers one question"
-        raise RecipeError("text", problem, "leave one of them out")
     if "file" not in folders:
         return evaluate_run(arguments)
-    if "run" in folders:
-        problem = "a run is named as well, and its export would be taken"
-        raise RecipeError("file", problem, "name run=FOLDER or file=FOLDER")
     if not asks_tasks:
         problem = "an exported folder is asked for tasks only"
         raise RecipeError("file", problem, "add tasks=[NAME], or name run=FOLDER instead")

@@ -5,13 +5,12 @@ from typing import cast
 
 from command.arguments import Arguments
 from command.outcome import Outcome
-from command.trained import check_words, export_place, export_trained, open_trained
+from command.trained import export_place, export_trained, open_trained
 from components.convert.folder import Rows, check_free
 from components.errors import RecipeError
 from components.spec.targets import nearest
 
 _ROWS = ("published", "padded")
-_WORDS = ("action", "run", "file", "rows", "at_tokens")
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -28,8 +27,6 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def _read_rows(arguments: Arguments) -> Rows:
-    if "run" in arguments.folders:
-        check_words(arguments, _WORDS, "export")
     rows = arguments.values.get("rows", "published")
     if rows not in _ROWS:
         raise RecipeError("rows", f"{rows!r} is not known", nearest(str(rows), _ROWS))

@@ -7,17 +7,15 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.named_runs import named_runs
 from command.outcome import Outcome
-from command.tracked import SECTION, tracking_of
+from command.tracked import tracking_of
 from components.checkpoint.disk import explained
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
-from components.spec.targets import nearest
 from components.spec.tracking import Tracking
 from components.tracking import to_mlflow, to_wandb
 from components.tracking.installed import check_installed
 from components.tracking.story import tell
 
-WORDS = ("action", "run", "runs", "to", SECTION)
 SERVER = "MLFLOW_TRACKING_URI"
 # The libraries would try for minutes, and MLflow tells its makers of its use. What the user has
 # set stays.
@@ -30,7 +28,6 @@ MANNERS = {
 
 def run(arguments: Arguments) -> Outcome:
     """Send ``run=FOLDER`` or ``runs=[...]``; sent again, a run gets what is new."""
-    _check_words(arguments)
     os.environ.update(MANNERS | os.environ)  # before anything imports what reads it
     for folder in named_runs(arguments):
         recipe = read_recipe(folder / "recipe.json")
@@ -72,16 +69,3 @@ def _server(tracking: Tracking, arguments: Arguments) -> str:
         remedy = f"write to=URL, or set {SERVER}"
         raise RecipeError("to", "nobody has said where the server of MLflow is", remedy)
     return server
-
-
-def _check_words(arguments: Arguments) -> None:
-    """Refuse what would be ignored: a run has its recipe.
-
-    Raises:
-        RecipeError: the first such key.
-    """
-    for word in arguments.words:
-        key = word.partition("=")[0]
-        if key not in WORDS and not key.startswith(f"{SECTION}."):
-            problem = "a run that is sent takes its recipe from its folder"
-            raise RecipeError(key, problem, nearest(key, [*WORDS, f"{SECTION}.wandb.project"]))

@@ -19,6 +19,7 @@ from components.data.fast_bpe import Encode, open_fast
 from components.data.files import REBUILD, replace_atomically
 from components.data.long_text import Ids, encode_in_parts
 from components.errors import RecipeError
+from components.ranges import Count
 
 FILE_NAME = "tokenizer.json"
 NUM_BYTES = 256
@@ -40,7 +41,7 @@ class ByteBPE:
     def __init__(
         self,
         *,
-        vocab_size: int,
+        vocab_size: Count,
         normalization: Literal["none", "nfc"],
         pattern: str,
         first_pieces: list[str],

@@ -16,6 +16,7 @@ import sentencepiece
 from components.data.files import REBUILD, replace_atomically
 from components.data.long_text import Ids, encode_in_parts
 from components.errors import RecipeError
+from components.ranges import Count, Share
 
 FILE_NAME = "tokenizer.model"
 UNKNOWN_ID = 0
@@ -63,8 +64,8 @@ class Unigram:
     def __init__(
         self,
         *,
-        vocab_size: int,
-        character_coverage: float,
+        vocab_size: Count,
+        character_coverage: Share,
         byte_fallback: bool,
         normalization_rule_name: str,
         remove_extra_whitespaces: bool,
@@ -73,7 +74,7 @@ class Unigram:
         splitting: Splitting,
         sentences: Sentences,
         special_pieces: SpecialPieces,
-        num_threads: int,
+        num_threads: Count,
     ) -> None:
         """Keep the settings; nothing is trained or read yet.
 

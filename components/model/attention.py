@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
-from components.model.dropout import check_dropout
 from components.model.linear import Linear, ResidualLinear
 from components.model.masks import Scope
+from components.ranges import BelowOne
 
 
 class Attention(nn.Module):
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         bias: bool,
         qk_norm: Callable[..., nn.Module] | None,
         layer_scaling: bool,
-        dropout: float,
+        dropout: BelowOne,
         backend: Literal["auto", "sdpa", "flex"],
     ) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class AttentionCore(nn.Module):
         RecipeError: ``flex`` with dropout, or in training on a CPU.
     """
 
-    def __init__(self, *, dropout: float, backend: Literal["auto", "sdpa", "flex"]) -> None:
+    def __init__(self, *, dropout: BelowOne, backend: Literal["auto", "sdpa", "flex"]) -> None:
         super().__init__()
         if backend == "flex" and dropout > 0:
             raise RecipeError(
@@ -103,7 +103,7 @@ class AttentionCore(nn.Module):
                 f"flex cannot drop attention weights, but model.attention.dropout = {dropout}",
                 "use auto or sdpa, or model.attention.dropout=0.0",
             )
-        self.dropout = check_dropout("model.attention.dropout", dropout)
+        self.dropout = dropout
         self.backend = backend
 
     def forward(

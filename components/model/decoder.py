@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from components.errors import RecipeError
 from components.model.attention import Attention
-from components.model.dropout import check_dropout
 from components.model.initialization import Normal
 from components.model.linear import Head, Readout
 from components.model.masks import Scope
 from components.model.positions import Placement, Positions
 from components.model.precision import product_dtype
+from components.ranges import BelowOne
 
 
 class Layer(nn.Module):
@@ -42,7 +42,7 @@ class Layer(nn.Module):
         attention: Callable[..., Attention],
         mlp: Callable[..., nn.Module],
         norm: Callable[..., nn.Module],
-        dropout: float,
+        dropout: BelowOne,
     ) -> None:
         super().__init__()
         self.attention_norm = norm(dim=dim)
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         mlp: Callable[..., nn.Module],
         norm: Callable[..., nn.Module],
         embedding_norm: Callable[..., nn.Module] | None,
-        dropout: float,
+        dropout: BelowOne,
         initialization: Normal,
         init_from: str,
     ) -> None:
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
         self.init_from = init_from
         self.embedding = nn.Embedding(padded_vocab_size, dim)
         self.embedding_norm = None if embedding_norm is None else embedding_norm(dim=dim)
-        self.dropout = nn.Dropout(check_dropout("model.dropout", dropout))
+        self.dropout = nn.Dropout(dropout)
         layers = [
             Layer(dim=dim, attention=attention, mlp=mlp, norm=norm, dropout=dropout)
             for _ in range(num_layers)

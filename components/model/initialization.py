@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from components.ranges import NonNegative
+
 _BLOCK_ROWS = 1_024
 
 
@@ -28,7 +30,7 @@ class Normal:
     """
 
     def __init__(
-        self, *, std: float, residual: Literal["scaled", "plain"], padding_row: int | None
+        self, *, std: NonNegative, residual: Literal["scaled", "plain"], padding_row: int | None
     ) -> None:
         self.std = std
         self.residual = residual

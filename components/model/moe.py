@@ -20,6 +20,7 @@ from components.model.expert_products import (
 )
 from components.model.precision import product_dtype
 from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
+from components.ranges import NonNegative
 
 Result = TypeVar("Result")
 
@@ -49,7 +50,7 @@ class Experts(nn.Module):
     each layer or of all layers pooled.
 
     Raises:
-        RecipeError: more experts a token than there are, or a negative coefficient.
+        RecipeError: more experts a token than there are.
     """
 
     routing: Routing | None
@@ -65,13 +66,13 @@ class Experts(nn.Module):
         gated: bool,
         renormalize: bool,
         routing: Literal["learned", "uniform"],
-        auxiliary_loss: float,
+        auxiliary_loss: NonNegative,
         auxiliary_scope: Literal["layer", "model"],
-        z_loss: float,
+        z_loss: NonNegative,
         path: Literal["auto", "grouped", "loop"],
     ) -> None:
         super().__init__()
-        _check(num_experts, top_k, auxiliary_loss, z_loss)
+        _check(num_experts, top_k)
         self.top_k = top_k
         self.renormalize = renormalize
         self.uniform = routing == "uniform"
@@ -230,15 +231,10 @@ def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tens
     }
 
 
-def _check(num_experts: int, top_k: int, auxiliary_loss: float, z_loss: float) -> None:
+def _check(num_experts: int, top_k: int) -> None:
     if not 1 <= top_k <= num_experts:
         raise RecipeError(
             "model.mlp.top_k",
             f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
             f"choose 1 to {num_experts}",
         )
-    for name, value in (("auxiliary_loss", auxiliary_loss), ("z_loss", z_loss)):
-        if value < 0:
-            raise RecipeError(
-                f"model.mlp.{name}", f"{value} would reward an uneven load", "use 0 or more"
-            )

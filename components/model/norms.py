@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from components.errors import RecipeError
 from components.model.precision import as_given
+from components.ranges import NonNegative
 
 
 class Norm(nn.Module):
@@ -21,7 +22,9 @@ class Norm(nn.Module):
         RecipeError: a bias without centering, which no kernel and no published model has.
     """
 
-    def __init__(self, *, dim: int, eps: float, center: bool, weight: bool, bias: bool) -> None:
+    def __init__(
+        self, *, dim: int, eps: NonNegative, center: bool, weight: bool, bias: bool
+    ) -> None:
         super().__init__()
         if bias and not center:
             raise RecipeError(

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
+from components.ranges import Positive
 
 
 class Rotation:
@@ -83,7 +84,7 @@ class Rotary(Positions):
         RecipeError: ``head_dim`` is odd.
     """
 
-    def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: float) -> None:
+    def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: Positive) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
             raise RecipeError(

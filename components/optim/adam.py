@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from components.optim.groups import torch_arguments
+from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
 
 class Adam(torch.optim.Adam):
@@ -17,23 +18,20 @@ class Adam(torch.optim.Adam):
     norms and biases. A parameter that comes under two names is updated once. ``clip_norm``
     bounds the gradients' global norm from ``clip_after_tokens`` on; the train step applies it,
     before the decay enters.
-
-    Raises:
-        RecipeError: a value outside of its range.
     """
 
     def __init__(
         self,
         *,
         parameters: Iterable[tuple[str, nn.Parameter]],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
+        lr: Positive,
+        beta1: BelowOne,
+        beta2: BelowOne,
+        eps: Positive,
+        weight_decay: NonNegative,
         decay: Literal["matrices", "all"],
-        clip_norm: float,
-        clip_after_tokens: int,
+        clip_norm: Positive,
+        clip_after_tokens: Tokens,
     ) -> None:
         arguments = torch_arguments(
             parameters,
@@ -43,8 +41,5 @@ class Adam(torch.optim.Adam):
             beta1=beta1,
             beta2=beta2,
             eps=eps,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            clip_after_tokens=clip_after_tokens,
         )
         super().__init__(**arguments)

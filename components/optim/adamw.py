@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from components.optim.groups import torch_arguments
+from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
 
 class AdamW(torch.optim.AdamW):
@@ -18,24 +19,21 @@ class AdamW(torch.optim.AdamW):
     ``decay: matrices`` spares norms and biases. A parameter that comes under two names is
     updated once. ``clip_norm`` bounds the gradients' global norm from ``clip_after_tokens``
     on; the train step, which knows all ranks and the clock, applies it.
-
-    Raises:
-        RecipeError: a value outside of its range.
     """
 
     def __init__(
         self,
         *,
         parameters: Iterable[tuple[str, nn.Parameter]],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
+        lr: Positive,
+        beta1: BelowOne,
+        beta2: BelowOne,
+        eps: Positive,
+        weight_decay: NonNegative,
         decay: Literal["matrices", "all"],
         decay_order: Literal["before", "after"],
-        clip_norm: float,
-        clip_after_tokens: int,
+        clip_norm: Positive,
+        clip_after_tokens: Tokens,
     ) -> None:
         early, late = (weight_decay, 0.0) if decay_order == "before" else (0.0, weight_decay)
         arguments = torch_arguments(
@@ -46,9 +44,6 @@ class AdamW(torch.optim.AdamW):
             beta1=beta1,
             beta2=beta2,
             eps=eps,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
-            clip_after_tokens=clip_after_tokens,
         )
         super().__init__(**arguments)
 

@@ -1,11 +1,9 @@
-"""What the optimizers of this folder share: checked values, parameter groups, the kernel."""
+"""What the optimizers of this folder share: parameter groups, the kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from torch import nn
-
-from components.errors import RecipeError
 
 # Where torch has one kernel for the whole update; `meta` has none.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu"})
@@ -30,25 +28,11 @@ def torch_arguments(
     beta1: float,
     beta2: float,
     eps: float,
-    weight_decay: float,
-    clip_norm: float,
-    clip_after_tokens: int,
 ) -> TorchArguments:
-    """Check a recipe's values and put them as torch wants them.
+    """Put a recipe's values as torch wants them.
 
     The group of the decayed parameters has the settings ``decayed``; in the other they are 0.
-    The values of clipping are checked only: the train step clips.
-
-    Raises:
-        RecipeError: a value with which no update makes sense, NaN included.
     """
-    _check("beta1", beta1, 0.0 <= beta1 < 1.0, "from 0 up to, not including, 1")
-    _check("beta2", beta2, 0.0 <= beta2 < 1.0, "from 0 up to, not including, 1")
-    _check("lr", lr, lr > 0.0, "above 0")
-    _check("eps", eps, eps > 0.0, "above 0")
-    _check("weight_decay", weight_decay, weight_decay >= 0.0, "0 or above")
-    _check("clip_norm", clip_norm, clip_norm > 0.0, "above 0")
-    _check("clip_after_tokens", clip_after_tokens, clip_after_tokens >= 0, "0 or above")
     # Second names dropped, in the order given: a tied matrix is updated once.
     unique = list({id(parameter): parameter for _, parameter in parameters}.values())
     return TorchArguments(
@@ -76,10 +60,3 @@ def _split_by_decay(
         {"params": [p for p in parameters if id(p) in spares], **dict.fromkeys(decayed, 0.0)},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _check(name: str, value: float, holds: bool, rule: str) -> None:
-    if not holds:
-        raise RecipeError(
-            f"optimizer.{name}", f"{value} is out of range", f"use a value {rule}"
-        )

@@ -5,6 +5,7 @@ step no token was seen, so the first step of a warm-up has the rate ``warmup_fro
 Megatron, the smallest rate in Optimus. Megatron logs a step after it moved its clock on: the
 rate in its log line of step *i* is that of step *i + 1*, here ``schedule(tokens after i)``.
 Past its end a schedule keeps its last value, since the last step may overshoot the budget.
+What must hold between the numbers of one is in :mod:`components.spec.schedule_rules`.
 """
 
 import math
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
-from components.errors import RecipeError
+from components.ranges import Count, Share, Tokens
 
 
 @runtime_checkable
@@ -28,22 +29,12 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """Ramp linearly from ``warmup_from`` to ``value`` and stay there.
+    """Ramp linearly from ``warmup_from`` to ``value`` and stay there."""
 
-    Raises:
-        RecipeError: negative counts, a warm-up as long as the whole or falling, a multiplier
-            outside 0 to 1.
-    """
-
-    total_tokens: int
-    warmup_tokens: int
-    warmup_from: float
-    value: float
-
-    def __post_init__(self) -> None:
-        _check_tokens(self.total_tokens, self.warmup_tokens)
-        _check_multiplier("value", self.value)
-        _check_warmup(self.warmup_from, self.value)
+    total_tokens: Count
+    warmup_tokens: Tokens
+    warmup_from: Share
+    value: Share
 
     def __call__(self, tokens: int) -> float:
         return _warmed(tokens, self.warmup_tokens, self.warmup_from, self.value)
@@ -55,23 +46,13 @@ class Cosine:
 
     Megatron's ``OptimizerParamScheduler.get_lr``: the half wave spans what the warm-up leaves
     of ``total_tokens``; https://arxiv.org/abs/1608.03983, equation 5, without restarts.
-
-    Raises:
-        RecipeError: negative counts, a warm-up as long as the whole or falling, a multiplier
-            outside 0 to 1.
     """
 
-    total_tokens: int
-    warmup_tokens: int
-    warmup_from: float
-    start: float
-    end: float
-
-    def __post_init__(self) -> None:
-        _check_tokens(self.total_tokens, self.warmup_tokens)
-        _check_multiplier("start", self.start)
-        _check_multiplier("end", self.end)
-        _check_warmup(self.warmup_from, self.start)
+    total_tokens: Count
+    warmup_tokens: Tokens
+    warmup_from: Share
+    start: Share
+    end: Share
 
     def __call__(self, tokens: int) -> float:
         if tokens < self.warmup_tokens:
@@ -90,16 +71,9 @@ class Chain:
     optimizer state pass over the border as they are. A run of its own that begins at token 0
     on the weights of an older run needs no chain: its recipe names its one phase alone, and
     that phase counts from 0 just the same.
-
-    Raises:
-        RecipeError: no phase at all.
     """
 
     phases: Mapping[str, Schedule]
-
-    def __post_init__(self) -> None:
-        if not self.phases:
-            raise RecipeError("schedule.phases", "is empty", "name at least one phase")
 
     @property
     def total_tokens(self) -> int:
@@ -116,39 +90,3 @@ def _warmed(tokens: int, warmup_tokens: int, warmup_from: float, value: float) -
     if tokens >= warmup_tokens:
         return value
     return warmup_from + (value - warmup_from) * tokens / warmup_tokens
-
-
-def _check_tokens(total_tokens: int, warmup_tokens: int) -> None:
-    if total_tokens <= 0:
-        raise RecipeError(
-            "schedule.total_tokens", f"{total_tokens:,} is no token at all", "use 1 or more"
-        )
-    if warmup_tokens < 0:
-        raise RecipeError(
-            "schedule.warmup_tokens", f"{warmup_tokens:,} is negative", "use 0 for no warm-up"
-        )
-    if warmup_tokens >= total_tokens:
-        raise RecipeError(
-            "schedule.warmup_tokens",
-            f"{warmup_tokens:,} leaves nothing of total_tokens = {total_tokens:,}",
-            "shorten the warm-up or lengthen the schedule",
-        )
-
-
-def _check_multiplier(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise RecipeError(
-            f"schedule.{name}",
-            f"{value} is no share of the peak learning rate",
-            "use a value from 0 to 1; the peak itself is optimizer.lr",
-        )
-
-
-def _check_warmup(warmup_from: float, peak: float) -> None:
-    _check_multiplier("warmup_from", warmup_from)
-    if warmup_from > peak:
-        raise RecipeError(
-            "schedule.warmup_from",
-            f"{warmup_from} is above {peak}, where the warm-up ends",
-            "let the warm-up rise; for none set warmup_tokens to 0 and warmup_from to 0.0",
-        )

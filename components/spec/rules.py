@@ -8,7 +8,9 @@ from components.spec.float8_rules import check_float8
 from components.spec.guard_rules import check_guard
 from components.spec.layout_rules import check_layout
 from components.spec.microbatches import neighbours
+from components.spec.model_rules import check_model
 from components.spec.profiler import check_profiler
+from components.spec.schedule_rules import check_schedule
 from components.spec.shape import check_shape
 from components.spec.watchdog_rules import check_watchdog
 
@@ -23,6 +25,8 @@ def check_rules(recipe: "Recipe") -> None:
         RecipeError: the first rule that is broken.
     """
     check_shape(recipe.shape)
+    check_model(recipe.model)
+    check_schedule(recipe.schedule)
     _check_vocabulary(recipe)
     _check_budget(recipe)
     _check_ramp(recipe)
@@ -90,6 +94,7 @@ def _check_ramp(recipe: "Recipe") -> None:
 
 
 def _check_precision(recipe: "Recipe") -> None:
+    _check_loss_scale(recipe)
     scaled = not isinstance(recipe.precision.loss_scale, str)
     compute = recipe.precision.compute
     if compute == "float16" and not scaled:
@@ -103,4 +108,14 @@ def _check_precision(recipe: "Recipe") -> None:
             "precision.loss_scale",
             f"{compute} needs none, it would be ignored",
             "set precision.loss_scale=none",
+        )
+
+
+def _check_loss_scale(recipe: "Recipe") -> None:
+    scale = recipe.precision.loss_scale
+    if not isinstance(scale, str) and scale.initial < scale.minimum:
+        raise RecipeError(
+            "precision.loss_scale.initial",
+            f"{scale.initial:g} is below loss_scale.minimum {scale.minimum:g}",
+            f"give at least {scale.minimum:g}",
         )

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(gt=0)]
+from components.ranges import Count as Count
+
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.ranges import Positive
 from components.spec.frozen import FrozenMapping, FrozenValue
 from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
 from components.spec.preflight import Preflights
@@ -42,10 +43,10 @@ class Budget(Section):
 class LossScale(Section):
     """Dynamic loss scaling for float16, in DeepSpeed's terms."""
 
-    initial: Annotated[float, Field(gt=0)]
+    initial: Positive
     window: Count
     hysteresis: Count
-    minimum: Annotated[float, Field(gt=0)]
+    minimum: Positive
 
 
 class Precision(Section):

@@ -7,6 +7,7 @@ from components.spec.layout import deal_ranks, settle_layout, settle_smoke
 from components.spec.miniature import shrink
 from components.spec.named import Named, Tree, leaves
 from components.spec.recipe import Recipe, check_recipe, read_section
+from components.spec.schedule_rules import check_phases
 from components.spec.sections import Scale, Shrink
 from components.spec.shape import ModelShape
 from components.spec.targets import check_nodes
@@ -74,6 +75,7 @@ def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
     read_section(Recipe, _without_auto(tree), "")
     read_section(ModelShape, tree["model"], "model")
+    check_phases(tree["schedule"])
 
 
 def _without_auto(tree: Tree) -> Tree:

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
+
+from components import ranges
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +35,7 @@ SCALARS: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
 }
+RANGES = {name: kind for name, kind in vars(ranges).items() if get_origin(kind) is Annotated}
 
 
 @dataclass(frozen=True)
@@ -178,10 +182,35 @@ def _init_signature(arguments: ast.arguments) -> Signature:
 
 def _check_type(annotation: ast.expr | None, value: object, path: str) -> None:
     choices = list(_alternatives(annotation))
-    if not choices or any(_fits(choice, value) for choice in choices):
+    fitting = [choice for choice in choices if _fits(choice, value)]
+    if fitting or not choices:
+        _check_range(fitting, value, path)
         return
-    wanted = " or ".join(ast.unparse(choice) for choice in choices)
+    wanted = " or ".join(_written(choice) for choice in choices)
     raise RecipeError(path, f"{value!r} is not {wanted}", f"give {path} a value of that type")
+
+
+def _check_range(choices: list[ast.expr], value: object, path: str) -> None:
+    """Hold a number against the range of :mod:`components.ranges` that annotates it."""
+    for name in {_written(choice, whole=True) for choice in choices} & RANGES.keys():
+        try:
+            _adapter(name).validate_python(value, strict=True)
+        except ValidationError as error:
+            rule = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise RecipeError(
+                path, f"{value!r} is out of range", f"it has to be {rule}"
+            ) from None
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[float]:
+    return TypeAdapter(RANGES[name])
+
+
+def _written(annotation: ast.expr, *, whole: bool = False) -> str:
+    """Write an annotation as its author did; of a range, unless ``whole``, the type alone."""
+    text = ast.unparse(annotation)
+    return get_args(RANGES[text])[0].__name__ if text in RANGES and not whole else text
 
 
 def _alternatives(annotation: ast.expr | None) -> Iterator[ast.expr]:
@@ -196,10 +225,9 @@ def _fits(annotation: ast.expr, value: object) -> bool:
     """Judge scalars, literals and containers; a class's name wants a node of its own."""
     if isinstance(annotation, ast.Constant):
         return value is None if annotation.value is None else True
-    if isinstance(annotation, ast.Name) and annotation.id in SCALARS:
-        kinds = SCALARS[annotation.id]
-        return isinstance(value, kinds) and (
-            annotation.id == "bool" or not isinstance(value, bool)
+    if isinstance(annotation, ast.Name) and (name := _written(annotation)) in SCALARS:
+        return isinstance(value, SCALARS[name]) and (
+            name == "bool" or not isinstance(value, bool)
         )
     if isinstance(annotation, ast.Subscript):
         return _fits_subscript(annotation, value)

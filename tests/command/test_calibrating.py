@@ -21,7 +21,8 @@ from components.planner.time import plan_time
 from components.spec.hardware import Hardware
 from components.spec.recipe import Recipe
 
-PLAN = ("action=plan", "cluster=hopper", "output=json")
+RUNS = ("action=plan", "output=json")
+PLAN = (*RUNS, "cluster=hopper")
 SHIPPED = read_software(OURS)
 THERE = corrected(SHIPPED, {"product_fraction": 0.45}, {"fragmentation": 1.5})
 UNSEEN = 7
@@ -216,7 +217,7 @@ def test_runs_that_say_nothing_are_refused(
     }
     run_folder(profiles / "untimed2", cells)
     for name, message in expected.items():
-        assert main([*PLAN, f"calibrate=[{name}]"]) == 2
+        assert main([*RUNS, f"calibrate=[{name}]"]) == 2
         assert message in capfd.readouterr().err
 
 

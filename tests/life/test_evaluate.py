@@ -185,7 +185,6 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
     [
         ((), "run: no run is named"),
         (("run=nowhere",), "run: nowhere is no run folder"),
-        (("run=two", "model.dim=64"), "model.dim: an evaluation takes its recipe from its run"),
         (
             ("run=two", "at_tokens=7"),
             "at_tokens: .* no complete checkpoint of 7 tokens\n.*512, 1_024",
@@ -194,8 +193,6 @@ def test_the_table_and_the_report_show_what_was_found(trained: Path, program: Pr
         (("run=two", "text=none.txt"), "text: none.txt names no file"),
         (("run=two", "text=two/recipe.json"), "text: two/recipe.json is none of"),
         (("run=two", "tasks_folder=x"), "tasks_folder: no task of it is named"),
-        (("run=two", "text=x.txt", "tasks=[x]"), "text: tasks are asked as well"),
-        (("run=two", "file=padded", "tasks=[x]"), "file: a run is named as well"),
         (("file=padded",), "file: an exported folder is asked for tasks only"),
     ],
 )

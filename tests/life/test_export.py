@@ -151,8 +151,6 @@ def test_an_earlier_snapshot_is_exported_by_its_tokens(
             "at_tokens: few has no complete checkpoint of 512 tokens",
         ),
         (("run=few", "at_tokens=many"), "at_tokens: 'many' is no number of tokens"),
-        (("run=few", "model.dim=64"), "model.dim: an export takes its recipe from its run"),
-        (("run=few", "recipe=teuken7b"), "recipe: an export takes its recipe from its run"),
     ],
 )
 def test_what_cannot_be_exported_is_said(

@@ -284,9 +284,3 @@ def test_stacks_start_like_linear_maps() -> None:
 def test_rejects_more_experts_a_token_than_there_are(top_k: int) -> None:
     with pytest.raises(RecipeError, match=rf"mlp.top_k: {top_k} experts.*\n.*choose 1 to 7"):
         experts(top_k=top_k)
-
-
-@pytest.mark.parametrize("name", ["auxiliary_loss", "z_loss"])
-def test_rejects_negative_coefficients(name: str) -> None:
-    with pytest.raises(RecipeError, match=rf"mlp.{name}: -0.5 .*\n.*0 or more"):
-        experts(**{name: -0.5})

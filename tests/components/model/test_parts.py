@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from components.errors import RecipeError
 from components.model.attention import Attention, AttentionCore
-from components.model.dropout import check_dropout
 from components.model.masks import Scope
 from components.model.mlp import MLP
 from components.model.norms import Norm
@@ -129,12 +128,6 @@ def test_rejects_groups_that_do_not_divide_the_heads() -> None:
 def test_rejects_dropout_in_flex_attention() -> None:
     with pytest.raises(RecipeError, match=r"model.attention.backend: flex cannot drop .* 0.1"):
         AttentionCore(dropout=0.1, backend="flex")
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0])
-def test_rejects_dropout_that_is_no_fraction(fraction: float) -> None:
-    with pytest.raises(RecipeError, match=rf"model.dropout: {fraction} is no fraction"):
-        check_dropout("model.dropout", fraction)
 
 
 def _gelu(x: Tensor) -> Tensor:

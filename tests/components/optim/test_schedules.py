@@ -9,7 +9,6 @@ from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.errors import RecipeError
 from components.optim.schedules import Chain, Constant, Cosine
 
 T = 10**12
@@ -118,43 +117,3 @@ def test_a_chain_can_be_written_in_a_recipe() -> None:
 def test_schedules_need_no_torch() -> None:
     code = "import sys, components.optim.schedules; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("total", "warmup", "message"),
-    [
-        (0, 0, r"schedule.total_tokens: 0 is no token at all"),
-        (10, -1, r"schedule.warmup_tokens: -1 is negative"),
-        (1_000, 1_000, r"schedule.warmup_tokens: 1,000 leaves nothing of total_tokens = 1,000"),
-    ],
-)
-def test_rejects_token_counts_that_overlap_or_are_negative(
-    total: int, warmup: int, message: str
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        Cosine(total_tokens=total, warmup_tokens=warmup, warmup_from=0.0, start=1.0, end=0.1)
-    with pytest.raises(RecipeError, match=message):
-        Constant(total_tokens=total, warmup_tokens=warmup, warmup_from=0.0, value=1.0)
-
-
-def test_rejects_multipliers_outside_of_zero_to_one() -> None:
-    with pytest.raises(RecipeError, match=r"schedule.start: 3.0 is no share"):
-        Cosine(total_tokens=9, warmup_tokens=0, warmup_from=0.0, start=3.0, end=0.1)
-    with pytest.raises(RecipeError, match=r"schedule.end: -0.1 is no share"):
-        Cosine(total_tokens=9, warmup_tokens=0, warmup_from=0.0, start=1.0, end=-0.1)
-    with pytest.raises(RecipeError, match=r"schedule.value: nan is no share"):
-        Constant(total_tokens=9, warmup_tokens=0, warmup_from=0.0, value=math.nan)
-
-
-def test_rejects_a_warmup_that_falls_or_begins_outside_of_zero_to_one() -> None:
-    with pytest.raises(RecipeError, match=r"schedule.warmup_from: 0.4 is above 0.3"):
-        Cosine(total_tokens=9, warmup_tokens=1, warmup_from=0.4, start=0.3, end=0.1)
-    with pytest.raises(RecipeError, match=r"schedule.warmup_from: 1.0 is above 0.5"):
-        Constant(total_tokens=9, warmup_tokens=1, warmup_from=1.0, value=0.5)
-    with pytest.raises(RecipeError, match=r"schedule.warmup_from: -0.1 is no share"):
-        Constant(total_tokens=9, warmup_tokens=1, warmup_from=-0.1, value=0.5)
-
-
-def test_rejects_a_chain_without_phases() -> None:
-    with pytest.raises(RecipeError, match=r"schedule.phases: is empty"):
-        Chain(phases={})

@@ -1,0 +1,199 @@
+"""Words that an action would ignore: refused by the command, with what would take them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from command.arguments import COMMAND_KEYS
+from command.main import main
+from command.words import ACTIONS, USES, check_words, is_own
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+from tests.components.tracking.runs import START, STEPS, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "recipe=teuken7b"
+TAKE = "leave it out; used by "
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", [*START, *STEPS])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([RECIPE, "action=show", "file=x"], f"file: not used by action=show\n  {TAKE}plan, "),
+        ([RECIPE, "action=plan", "run=x"], f"run: not used by action=plan\n  {TAKE}render, "),
+        ([RECIPE, "action=plan", "at_most=2"], "at_most: not used by action=plan\n"),
+        ([RECIPE, "file=x"], "file: not used by action=train\n"),
+        ([RECIPE, "again=true"], f"again: not used by action=train\n  {TAKE}submit\n"),
+        ([RECIPE, "action=train", "output=json"], "output: not used by action=train\n"),
+        ([RECIPE, "action=show", "site.account=me"], f"{TAKE}prepare, render, submit, stage"),
+        ([RECIPE, "action=show", "at_tokens=5"], f"{TAKE}export and evaluate\n"),
+        ([RECIPE, "action=dryrun", "calibrate=[x]"], f"{TAKE}plan\n"),
+        (
+            ["action=status", "run=x", "optimizer.lr=1"],
+            "optimizer.lr: action=status composes no recipe\n"
+            "  leave it out; action=status takes run, runs and output\n",
+        ),
+        (
+            ["action=status", "rum=x"],
+            "rum: action=status composes no recipe\n  did you mean run",
+        ),
+        (["action=cancel", "run=x", RECIPE], "recipe: action=cancel composes no recipe\n"),
+        (["action=report", "run=x", "scale=full"], "scale: action=report composes no recipe\n"),
+        (["action=verify", "file=x", RECIPE], "recipe: a lock is compared with what it"),
+        (["action=export", RECIPE], "recipe: an export takes its recipe from its run folder\n"),
+        (
+            ["action=evaluate", "run=x", "model.dim=6"],
+            "model.dim: an evaluation takes its recipe",
+        ),
+        (["action=sync", "run=x", "file=y"], "file: not used by action=sync\n"),
+        (["action=diff", "a=x", "b=y", RECIPE], "recipe: its recipes are a= and b=\n"),
+        (
+            ["action=lock", "run=x", "budget.seed=1"],
+            "budget.seed: a lock of a run takes its recipe from its run folder\n"
+            "  leave it out, or leave out run\n",
+        ),
+        (
+            ["resume=x", "run=y"],
+            "run: not used by action=train with resume=\n  leave it out, or leave out resume\n",
+        ),
+        (["resume=x", "tracking=both"], "tracking: a resumed run takes its recipe from its"),
+        (
+            ["action=evaluate", "run=x", "text=y", "tasks=[z]"],
+            "text: not used by action=evaluate with tasks=\n"
+            "  leave it out, or leave out tasks\n",
+        ),
+        (
+            ["action=evaluate", "file=x", "tasks=[y]", "run=z"],
+            "run: not used by action=evaluate with file=\n  leave it out, or leave out file\n",
+        ),
+        (["action=plan", "calibrate=[x]", "file=y"], "file: not used by action=plan with cal"),
+        (
+            ["action=plan", "calibrate=[x]", "cluster=juwels"],
+            "cluster: run folders have their recipes\n  leave it out\n",
+        ),
+        (
+            ["action=diff", "a=teuken7b file=x", "b=teuken7b"],
+            "file: not used in a=, where keys of a recipe may stand\n",
+        ),
+    ],
+)
+def test_a_word_that_would_be_ignored_is_refused_with_the_way_out(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capfd.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 2
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["action=plan", "run=x"], "run: not used by action=plan of a study\n"),
+        (["action=plan", "site.account=me"], "site.account: not used by action=plan of a"),
+        (["action=report", "at_most=2"], "at_most: not used by action=report of a study\n"),
+        (["action=train", "again=true"], "again: not used by action=train of a study\n"),
+    ],
+)
+def test_a_study_refuses_what_none_of_its_points_would_use(
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "study=mula_weak", *words]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_sweep_to_a_queue_takes_words_that_one_submission_does_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = [RECIPE, "cluster=juwels", "at_most=2"]
+    assert main(words) == 2
+    assert "at_most: not used by action=submit\n" in capfd.readouterr().err
+    assert main(["-m", *words, "budget.seed=1,2", "file=x"]) == 2
+    said = capfd.readouterr().err
+    assert said.count("file: not used by action=submit under -m\n") == 2
+    assert "at_most" not in said
+
+
+def test_runs_and_locks_that_are_compared_take_no_key_of_a_recipe(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["action=diff", f"a={run}", f"b={run}"]) == 0
+    assert main(["action=diff", f"a={run}", f"b={run}", "budget.seed=7"]) == 2
+    assert "budget.seed: a= and b= are both frozen" in capfd.readouterr().err
+
+
+def test_a_table_of_measured_steps_has_no_column_that_is_the_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "steps.csv"
+    table.write_text("recipe,file,step_seconds\nteuken7b,x,1.0\n")
+    assert main(["action=plan", f"calibrate={table}"]) == 2
+    assert "steps.csv:2: file: not used in a table" in capfd.readouterr().err
+
+
+def test_every_word_of_the_command_is_used_by_an_action() -> None:
+    """And every action can be asked plainly, after what makes it another way."""
+    for key in set(COMMAND_KEYS) - {"action"}:
+        assert is_own(key)
+    assert not is_own("tracking")
+    for action in set(ACTIONS) - {"auto"}:
+        *others, plain = USES[action]
+        assert all(use.given for use in others)
+        assert not plain.given
+
+
+def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None:
+    sections = set(Recipe.model_fields) - {"name", "why", "home"}
+    for action in ("show", "plan", "dryrun", "parity", "prepare", "render", "submit", "stage"):
+        check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
+
+
+def _folders_read(action: str) -> set[str]:
+    """Find the keys that the file of an action looks up in ``arguments.folders`` itself."""
+    tree = ast.parse((ROOT / "command" / "actions" / f"{action}.py").read_text("utf-8"))
+    looked = {
+        node.left.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Constant)
+        and ast.unparse(node.comparators[0]).endswith("folders")
+    }
+    got = {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("folders.get")
+        and isinstance(node.args[0], ast.Constant)
+    }
+    return {str(key) for key in looked | got}
+
+
+@pytest.mark.parametrize("action", sorted(set(ACTIONS) - {"auto"}))
+def test_what_an_action_reads_it_may_be_given(action: str) -> None:
+    for key in _folders_read(action):
+        assert any(use.takes(key) for use in USES[action]), key
+
+
+def test_a_side_takes_the_search_that_both_sides_are_asked_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Which no cluster can answer that nobody has measured."""
+    words = ["action=diff", "a=teuken7b", "b=teuken7b parallelism=auto"]
+    assert main(words) == 2
+    alone = capfd.readouterr().err
+    assert main([*words[:2], "b=teuken7b", "parallelism=auto"]) == 2
+    assert capfd.readouterr().err == alone
+    assert "parallelism: auto, but nobody has measured the cluster" in alone
+
+
+def test_check_words_names_the_first_word_that_is_refused() -> None:
+    with pytest.raises(RecipeError) as caught:
+        check_words("show", ["recipe", "model.dim", "a", "b"])
+    assert caught.value.path == "a"
