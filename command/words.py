@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from components.errors import RecipeError
-from components.spec.relayout import SECTIONS as MOVABLE
 from components.spec.targets import nearest
 
 ANY = "*"
@@ -76,11 +75,8 @@ USES: dict[str, tuple[Use, ...]] = {
     ),
     "train": (
         Use(f"{RECIPE} site.* run at_most output", OF_STUDY),
-        Use(
-            " ".join(f"{section}.*" for section in MOVABLE),
-            "resume",
-            "a resumed run takes its recipe from its folder",
-        ),
+        # Which keys may be others is told by `components.spec.relayout`.
+        Use(ANY, "resume", "a resumed run takes its recipe from its folder"),
         Use(f"{RECIPE} site.* run"),
     ),
     "report": (Use(f"{RECIPE} site.* run file", OF_STUDY), Use("run runs file")),

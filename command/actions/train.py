@@ -9,11 +9,12 @@ from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from command.profile_text import print_profile
 from command.reproduced import bundle_of, told_after, told_before
+from command.words import keys_of
 from components.checkpoint.disk import explained
 from components.errors import RecipeError
 from components.report.page import write_report
 from components.spec.recipe import Recipe
-from components.spec.relayout import relayout
+from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds, check_trainable, launch
 from components.train.run_folder import (
@@ -77,6 +78,8 @@ def _check_here(recipe: Recipe) -> None:
 
 def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     """Take everything from the folder, but the layout from the words if there are any."""
+    keys = keys_of(arguments.words)
+    check_movable(key for key in keys if key not in {"resume", "action"})
     folder, before = open_run_folder(arguments.folders["resume"])
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
