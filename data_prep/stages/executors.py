@@ -117,8 +117,12 @@ def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) 
 def _submit(
     pool: ProcessPoolExecutor, act: Act, folder: Path, tasks: Sequence[int]
 ) -> list[Future[None]]:
-    """Hand the tasks over; a worker may be killed before the next one has started."""
+    """Hand the tasks over; a worker may be killed before the next one has started.
+
+    The pool has closed the pipes then that a new worker would get: they are gone, or their
+    numbers are another pipe's already and stand twice in a list, which `fork_exec` refuses.
+    """
     try:
         return [pool.submit(act, folder, task) for task in tasks]
-    except OSError as error:  # the pool has closed the pipes that a new worker would get
+    except (OSError, ValueError) as error:
         raise BrokenProcessPool from error
