@@ -29,7 +29,7 @@ from components.train.callback import RunCallback
 from components.train.module import Pretraining
 
 RESULT = Path(__file__).parent / "results" / "guards.json"
-PAIRS, WARMUP_STEPS, ALONE = 100, 4, 2_000
+PAIRS, WARMUP_STEPS, ALONE = 200, 4, 2_000
 WORDS = (
     *("guard=spikes", "cluster.ranks=1"),
     *("budget.sequence_length=128", "budget.global_batch_tokens=128"),
