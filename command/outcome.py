@@ -12,6 +12,7 @@ class Status(IntEnum):
     DOES_NOT_HOLD = 1
     WRONG_INPUT = 2
     STOPPED = 3
+    INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

@@ -50,5 +50,5 @@ def _train(words: Sequence[str]) -> None:
         words = [folder.replace("run=", "resume=", 1)]
     with redirect_stdout(sys.stderr):  # standard output is the study's
         ended = auto.run(read_point(words))
-    if ended.status == Status.STOPPED:
+    if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
         raise KeyboardInterrupt

@@ -101,6 +101,8 @@ def result_in(run: Path, key: str) -> Ended | None:
     results = json.loads(file.read_text("utf-8"))
     if results["status"] != "finished":
         return None
+    if key in results.get("not_finite", ()):  # earlier versions have no such list
+        return Ended(None, f"{key} is no finite number: the run diverged")
     return Ended(figure_of(results, key, "objective.measured"), "")
 
 

@@ -26,6 +26,7 @@ from components.spec.warnings import warnings_of
 from components.train.launch import check_builds
 from components.train.run_folder import RunFolder, create_run_folder
 from components.train.software import write_provenance
+from components.train.writing import check_not_trained
 
 GIB = 2**30
 
@@ -48,6 +49,7 @@ def run(arguments: Arguments) -> Outcome:
     user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
     check_not_submitted(recipe, path, again=arguments.again)
+    check_not_trained(path, "run")
     ready = check(recipe, arguments, path)
     chain = hand_over(ready, after=None)
     _tell(ready, chain)

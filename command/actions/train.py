@@ -1,7 +1,10 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from command.actions.prepare import prepare_data
 from command.arguments import Arguments
@@ -11,41 +14,74 @@ from command.profile_text import print_profile
 from command.reproduced import bundle_of, told_after, told_before
 from command.words import keys_of
 from components.checkpoint.disk import explained
+from components.checkpoint.marker import newest_checkpoint
 from components.errors import RecipeError
 from components.report.page import write_report
+from components.sharing.lock import Lock
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
-from components.train.launch import check_builds, check_trainable, launch
+from components.train.launch import check_builds, check_trainable, handled, launch
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
+    existing_run_folder,
     open_run_folder,
     replace_recipe,
 )
 from components.train.software import write_provenance
+from components.train.writing import train_alone
+
+LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Train a new run, or go on with one."""
-    if "resume" in arguments.folders:
-        folder, recipe = _resume(arguments)
-    else:
-        folder, recipe = _begin(arguments)
-    bundle = None if "resume" in arguments.folders else bundle_of(arguments)
+    """Train a new run, or go on with one; its folder is held until all ranks have ended."""
+    with handled(signal.default_int_handler):
+        if "resume" not in arguments.folders:
+            folder, recipe = _begin(arguments)
+            with train_alone(folder.path, "run", _say) as lock:
+                return _train(recipe, folder, lock, bundle_of(arguments))
+        path = existing_run_folder(arguments.folders["resume"], "resume").path
+        with train_alone(path, "resume", _say) as lock:
+            folder, recipe = _resume(arguments)
+            return _train(recipe, folder, lock, None)
+
+
+def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> Outcome:
     for line in told_before(bundle, folder.path) if bundle else ():
         _say(line)
     _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
-    with explained(folder.path):
-        ended = launch(recipe, folder)
-        if ended == "failed":
-            _say(f"the ranks failed; what is saved is in {folder.path}")
-            return Outcome(Status.DOES_NOT_HOLD, folder.path)
-        for line in told_after(bundle, folder.path) if bundle else ():
-            _say(line)
-        report = write_report([folder.path], folder.path / "report.html")
-    _print_end(folder, report)
-    return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)
+    try:
+        with explained(folder.path):
+            ended = launch(recipe, folder, lock)
+            if ended == "failed":
+                _say(f"the ranks failed; what is saved is in {folder.path}")
+                return Outcome(Status.DOES_NOT_HOLD, folder.path)
+            for line in told_after(bundle, folder.path) if bundle else ():
+                _say(line)
+            report = write_report([folder.path], folder.path / "report.html")
+    except KeyboardInterrupt:
+        _say(_interrupted(folder))
+        return Outcome(Status.INTERRUPTED, folder.path)
+    results = folder.read_json("results.json")
+    _print_end(folder, results, report)
+    if ended == "stopped":
+        return Outcome(Status.STOPPED, folder.path)
+    lost = [name for key, name in LOSSES.items() if key in results["not_finite"]]
+    if lost:
+        _say(f"the run does not hold: its {' and '.join(lost)} is no finite number at its end")
+    return Outcome(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
+
+
+def _interrupted(folder: RunFolder) -> str:
+    """Say what is kept of a run that did not save before it was ended, and how to go on."""
+    if folder.results.exists():
+        way = f"python run.py action=report run={folder.path}"
+        return f"interrupted after it had ended: all is saved; its report: {way}"
+    saved = newest_checkpoint(folder.checkpoints)
+    kept = f"kept is {saved}" if saved else "no checkpoint was whole yet"
+    return f"interrupted: {kept}; go on with: python run.py resume={folder.path}"
 
 
 def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
@@ -53,10 +89,14 @@ def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     _check_here(recipe)
     data = prepare_data(recipe, arguments.site)
     folder = create_run_folder(recipe, arguments.folders.get("run"))
-    with explained(folder.path):
-        folder.write_json("data.json", data)
-        write_provenance(folder, arguments.words)
+    _describe(folder, data, arguments)
     return folder, recipe
+
+
+def _describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:
+    with explained(folder.path):
+        write_provenance(folder, arguments.words)
+        folder.write_json("data.json", data)  # last: who resumes looks whether it is there
 
 
 def _check_here(recipe: Recipe) -> None:
@@ -85,6 +125,8 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     if recipe != before:
         _check_here(recipe)
     data = prepare_data(recipe, arguments.site)
+    if not (folder.path / "data.json").exists():  # it was interrupted before it began
+        _describe(folder, data, arguments)
     kept = folder.read_json("data.json")
     if data["key"] != kept["key"]:
         remedy = f"put {Path(kept['folder']).name} back, or start a new run"
@@ -105,11 +147,10 @@ def _saved_step(folder: RunFolder) -> int:
     return chosen.marker.progress.step if chosen else 0
 
 
-def _print_end(folder: RunFolder, report: Path) -> None:
-    results = folder.read_json("results.json")
+def _print_end(folder: RunFolder, results: Mapping[str, Any], report: Path) -> None:
     held_out = results["held_out"]
     lines = [f"{results['status']}: {results['tokens']:,} tokens in {results['steps']:,} steps"]
-    if held_out:
+    if held_out and held_out["final"] is not None:
         trend = "rising" if held_out["rising"] else "not rising"
         lines.append(
             f"held-out loss {held_out['final']:.3f}, {trend} over the last quarter; "

@@ -62,7 +62,9 @@ def _figures(
         rows.append(("last training loss", f"{results['loss']:.4f} nats a token"))
     if results["held_out"]:
         held_out = results["held_out"]
-        rows.append(("held-out loss", f"{held_out['final']:.4f} nats a token"))
+        final = held_out["final"]
+        loss = "not finite" if final is None else f"{final:.4f} nats a token"
+        rows.append(("held-out loss", loss))
         rows.append(("smoothed unigram model", f"{held_out['unigram']:.4f} nats a token"))
     return rows
 

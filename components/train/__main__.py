@@ -18,6 +18,7 @@ from components.train.caches import make_cache_folders
 from components.train.fit import fit
 from components.train.ranks import rank_variables
 from components.train.run_folder import RunFolder
+from components.train.writing import rank_holds
 
 
 def be_a_rank(path: Path) -> None:
@@ -36,7 +37,8 @@ def be_a_rank(path: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
     if AGENT_BEGAN in os.environ:
         raise_again(path / "ranks", since=int(os.environ[AGENT_BEGAN]))
-    fit(path)
+    with rank_holds(path, os.environ, _say):
+        fit(path)
 
 
 def main(path: Path) -> None:
@@ -48,6 +50,10 @@ def main(path: Path) -> None:
             raise
         sys.stderr.write(f"{error.__context__}\n")
         sys.exit(MENDABLE)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

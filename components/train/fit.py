@@ -26,7 +26,7 @@ from components.train.results import summarize
 from components.train.run_folder import RunFolder
 from components.train.story import Story
 from components.train.strategy import rank_here
-from components.train.trainer import make_trainer
+from components.train.trainer import interrupts_pass, make_trainer
 from components.train.watching import Watching, watch_for_hangs
 
 SYSFS = Path("/sys")  # where Linux keeps its counters
@@ -94,7 +94,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         ],
         most_steps=None,
     )
-    trainer.fit(module)
+    with interrupts_pass():
+        trainer.fit(module)
     if rank_here() == 0:
         results = summarize(
             module=module,

@@ -4,16 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from components.build import build
 from components.errors import RecipeError
 from components.life.failures import MENDABLE, recipe_error
+from components.run.writer_lock import sign
 from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
+from components.train.writing import SHARES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,8 +70,12 @@ def check_builds(recipe: Recipe) -> None:
         )
 
 
-def launch(recipe: Recipe, folder: RunFolder) -> str:
-    """Train in this process if there is one rank, else under torchrun; return how it ended."""
+def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
+    """Train in this process if there is one rank, else under torchrun; return how it ended.
+
+    ``lock`` holds the run folder: torchrun's agent inherits it, and its ranks share it, so they
+    hold the folder even if this process is killed.
+    """
     if recipe.cluster.ranks == 1:
         from components.train.fit import fit
 
@@ -76,14 +85,24 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
         # How long torchrun lets ranks end by themselves once one of them has failed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
+        SHARES: "1",
     }
     program = ["-m", "components.train", str(folder.path)]
     restarts = recipe.watchdog.restarts
     words = [str(folder.path / "ranks"), str(recipe.cluster.ranks), str(restarts), *program]
     command = [sys.executable, "-m", "components.train.agent", *words]
-    # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    return how_it_ended(folder, _wait(process, folder))
+    with _asks_to_stop(folder):
+        # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
+        process = subprocess.Popen(
+            command, env=environment, start_new_session=True, pass_fds=[lock]
+        )
+        try:
+            sign(lock, process.pid)
+            return how_it_ended(folder, process.wait())
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # whatever is half written is nobody's
+                process.wait()
 
 
 def how_it_ended(folder: RunFolder, status: int) -> str:
@@ -122,18 +141,36 @@ def _say_what_failed(folder: RunFolder) -> None:
     )
 
 
-def _wait(process: subprocess.Popen[bytes], folder: RunFolder) -> int:
-    """Wait; the first signal asks the ranks to save and stop, the second ends them."""
-    # SIGINT too: who starts a run in the background of a script has it ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
+@contextmanager
+def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
+    """Let the first signal ask the ranks to save and stop, and the second end this at once.
+
+    Raises:
+        KeyboardInterrupt: at the second.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
         folder.stop.touch()
-        return process.wait()
+
+    with handled(ask):
+        yield
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let ``handler`` have Ctrl-C and SIGTERM, and give them back.
+
+    SIGINT too: who starts a run in the background of a script has it ignored.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
+        for number, one in zip(numbers, before, strict=True):
+            signal.signal(number, one)

@@ -1,5 +1,6 @@
 """How a run ended, as data: nothing is ever read back out of a log."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,7 +36,7 @@ def summarize(
     measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
     speed = _median_speed(measured)
     finished = module.progress.step == derived.steps
-    return {
+    return strict({
         "status": "finished" if finished else "stopped",
         "recipe": recipe.name,
         "scale": recipe.scale.name,
@@ -62,7 +63,22 @@ def summarize(
             for name, drawn in module.batches.drawn_before(module.progress.step).items()
         },
         "held_out": summarize_held_out(metrics.held_out_losses, unigram),
-    }
+    })
+
+
+def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Put null where a number is not finite, which JSON has not, and list the keys."""
+    found: list[str] = []
+
+    def finite(node: Any, key: str) -> Any:
+        if isinstance(node, Mapping):
+            return {name: finite(one, f"{key}.{name}") for name, one in node.items()}
+        if isinstance(node, float) and not math.isfinite(node):
+            found.append(key.removeprefix("."))
+            return None
+        return node
+
+    return {**finite(tree, ""), "not_finite": found}
 
 
 def summarize_held_out(
@@ -70,15 +86,16 @@ def summarize_held_out(
 ) -> dict[str, Any]:
     """Put the held-out losses, in nats a token, beside a smoothed unigram model's.
 
-    ``rising`` asks the least-squares slope over the evaluations of the last quarter of tokens.
+    ``rising`` asks the least-squares slope over the evaluations of the last quarter of tokens;
+    nobody knows where one of them is not finite.
     """
     if not losses:
         return {}
     tokens = np.array([entry[0] for entry in losses], dtype=float)
     means = np.array([entry[1] for entry in losses])
     last_quarter = tokens >= 0.75 * tokens[-1]
-    slope = 0.0
-    if last_quarter.sum() > 1:
+    slope = 0.0 if np.isfinite(means[last_quarter]).all() else math.nan
+    if last_quarter.sum() > 1 and math.isfinite(slope):
         slope = float(np.polyfit(tokens[last_quarter] / 1e6, means[last_quarter], 1)[0])
     return {
         "first": losses[0][1],
@@ -88,7 +105,7 @@ def summarize_held_out(
         "unigram_by_source": unigram,
         "slope_last_quarter": slope,
         "slope_unit": "nats a token, per million tokens trained",
-        "rising": slope > 0,
+        "rising": slope > 0 if math.isfinite(slope) else None,
     }
 
 

@@ -9,6 +9,7 @@ source.diff        what differed from that commit, if anything did
 data.json          the prepared data that this run reads
 metrics.jsonl      what was measured: steps, held-out losses, energy
 journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
+writer.lock        held while a process trains here; its name, for who comes second
 rehearsed/         faults that were asked for and have struck
 checkpoints/       complete checkpoints, by tokens
 tensorboard/       the same curves for TensorBoard
@@ -103,7 +104,7 @@ class RunFolder:
         """Write beside, then rename: a reader never sees half a file."""
         file = self.path / name
         beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
         beside.replace(file)
 
     def read_json(self, name: str) -> dict[str, Any]:

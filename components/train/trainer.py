@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lightning.pytorch import Callback, Trainer
 
@@ -46,3 +47,18 @@ def make_trainer(
         enable_progress_bar=False,
         use_distributed_sampler=False,
     )
+
+
+@contextmanager
+def interrupts_pass() -> Iterator[None]:
+    """Let an interrupt pass as what it is: Lightning makes of it an exit with status 1.
+
+    Raises:
+        KeyboardInterrupt: there was one.
+    """
+    try:
+        yield
+    except SystemExit as ended:
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise ended.__context__ from None
+        raise

@@ -1,8 +1,11 @@
 """The held-out figures of a run: means, the unigram beside them, and the trend at the end."""
 
+import json
+import math
+
 import pytest
 
-from components.train.results import summarize_held_out
+from components.train.results import strict, summarize_held_out
 
 UNIGRAM = {"a": 6.0, "b": 8.0}
 
@@ -35,3 +38,23 @@ def test_an_early_rise_does_not_count() -> None:
 
 def test_a_run_without_evaluations_has_no_figures() -> None:
     assert summarize_held_out([], UNIGRAM) == {}
+
+
+def test_where_the_last_losses_are_not_finite_nobody_knows_whether_they_rise() -> None:
+    found = summarize_held_out(losses(9.0, 8.0, 7.0, math.nan, math.nan), UNIGRAM)
+    assert found["rising"] is None
+    assert summarize_held_out(losses(math.inf, 8.0, 7.0, 6.5, 6.2), UNIGRAM)["rising"] is False
+
+
+def test_numbers_that_are_not_finite_are_null_and_their_keys_are_listed() -> None:
+    found = strict({
+        "loss": math.inf,
+        "steps": 3,
+        "held_out": {"final": math.nan, "first": 1.5},
+    })
+    assert json.loads(json.dumps(found, allow_nan=False)) == {
+        "loss": None,
+        "steps": 3,
+        "held_out": {"final": None, "first": 1.5},
+        "not_finite": ["loss", "held_out.final"],
+    }

@@ -43,11 +43,12 @@ def wait_for(file: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path):
+def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "DYING_SECONDS", 0.2)
     process = SPAWN.Process(target=occupy, args=(tmp_path,))
     process.start()
     wait_for(tmp_path / "held")
-    message = r"another preparation works there\n  wait until it has ended, or stop it"
+    message = rf"data is being prepared there by process {process.pid} on host \S+ since 2"
     with pytest.raises(RecipeError, match=message), alone(tmp_path, silent):
         pass
     process.kill()
@@ -67,7 +68,7 @@ def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch,
             pass
     else:
         with (
-            pytest.raises(RecipeError, match="workers of a preparation that was killed go on"),
+            pytest.raises(RecipeError, match=f"prepared there by process {process.pid} on"),
             alone(tmp_path, silent),
         ):
             pass

@@ -1,0 +1,1 @@
+"""What describes a run and guards its folder, read and written without torch."""

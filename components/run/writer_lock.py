@@ -1,0 +1,236 @@
+"""A folder's writer lock: one writer at a time, with the processes that it starts.
+
+The lock is the kernel's (`flock`), so a killed process leaves none behind, and a copied folder
+is not held. Who takes it alone shares it from then on with those that it starts: it is free
+when the last of them has ended. The file says who they are, for messages; where a file system
+has no locks, that is all there is to go by.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from components.errors import RecipeError
+
+LOCK = "writer.lock"
+DYING_SECONDS = 5.0  # what killed processes may take to end
+LOCKLESS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+_PAUSE_SECONDS = 0.1
+_MOST_BYTES = 65_536  # of names; the file may come from anywhere
+_HOST = re.compile(r"[\w.-]{1,255}")
+_SINCE = re.compile(r"[\d :+-]{1,32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that writes in the folder; ``started`` tells it from a later one of its number.
+
+    ``file`` is the lock file's inode: in a copy of the folder the name stands for nobody.
+    """
+
+    host: str
+    process: int
+    started: int
+    since: str
+    file: int
+
+    def __str__(self) -> str:
+        return f"process {self.process} on host {self.host} since {self.since}"
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs on this host, and is no other that got its number."""
+        return self.is_here and _started(self.process) == self.started
+
+
+Occupied = Callable[[Holder | None], RecipeError]
+
+
+@contextmanager
+def alone(
+    folder: Path, *, seconds: float, occupied: Occupied, say: Callable[[str], None]
+) -> Iterator[int]:
+    """Hold the folder while nobody else writes there; ``seconds`` is how long to wait for it.
+
+    The descriptor that is given holds the lock, too, in whatever process inherits it.
+
+    Raises:
+        RecipeError: somebody writes there: what ``occupied`` makes of who it is, if known.
+    """
+    with _opened(folder / LOCK) as lock:
+        end = time.monotonic() + seconds
+        while (found := _take(lock)) == "held":
+            if time.monotonic() > end:
+                raise occupied(_likely(_named(lock)))
+            time.sleep(_PAUSE_SECONDS)
+        if found == "taken":
+            os.ftruncate(lock, 0)
+            sign(lock, os.getpid())
+        else:
+            _sign_without_locks(lock, folder, occupied, say)
+        try:
+            yield lock
+        finally:
+            if _take(lock) != "held":  # nor does one who was started and goes on
+                os.ftruncate(lock, 0)
+
+
+def share(folder: Path, *, occupied: Occupied) -> None:
+    """Hold the folder, beside the process that took it alone, until this process ends.
+
+    Raises:
+        RecipeError: that process is gone, and somebody else has taken the folder.
+    """
+    with _opened(folder / LOCK) as lock:
+        kept = os.dup(lock)  # of the same lock, and closed by nobody
+        if _flock(kept, fcntl.LOCK_SH) == "held":
+            os.close(kept)
+            raise occupied(_likely(_named(lock)))
+        sign(kept, os.getpid())
+
+
+def sign(lock: int, process: int) -> None:
+    """Name a process that holds ``lock``; on a full disk it is held without a name."""
+    holder = Holder(
+        host=socket.gethostname(),
+        process=process,
+        started=_started(process) or 0,
+        since=datetime.now().astimezone().isoformat(" ", "seconds"),
+        file=os.fstat(lock).st_ino,
+    )
+    with suppress(OSError):
+        os.write(lock, json.dumps(asdict(holder)).encode() + b"\n")
+
+
+def check_free(folder: Path, *, occupied: Occupied) -> None:
+    """Refuse a folder that somebody holds, and leave it as it is.
+
+    Raises:
+        RecipeError: somebody does.
+    """
+    if not (folder / LOCK).exists():
+        return
+    with _opened(folder / LOCK) as lock:
+        if _take(lock) == "held":
+            raise occupied(_likely(_named(lock)))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """Open the lock file, made if need be, and never what a link names: it is written to.
+
+    Raises:
+        RecipeError: something else has its name.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(file, flags)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}:
+            raise
+        raise _no_file(file) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_file(file)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _no_file(file: Path) -> RecipeError:
+    return RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
+
+
+def _take(lock: int) -> Literal["taken", "held", "no locks"]:
+    """Take the lock alone, which shows that nobody has it, then share it."""
+    found = _flock(lock, fcntl.LOCK_EX)
+    if found == "taken":
+        return _flock(lock, fcntl.LOCK_SH)
+    if found == "no locks" and any(one.is_alive for one in _others(lock)):
+        return "held"
+    return found
+
+
+def _flock(lock: int, kind: int) -> Literal["taken", "held", "no locks"]:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "held"
+    except OSError as error:
+        if error.errno not in LOCKLESS:
+            raise
+        return "no locks"
+    return "taken"
+
+
+def _sign_without_locks(
+    lock: int, folder: Path, occupied: Occupied, say: Callable[[str], None]
+) -> None:
+    """Be named, and look again: of two that begin at once the first one named goes on.
+
+    Raises:
+        RecipeError: another process of this host was first.
+    """
+    elsewhere = [one for one in _others(lock) if not one.is_here]
+    sign(lock, os.getpid())
+    for one in _named(lock):
+        if one.process == os.getpid() and one.is_alive:
+            break
+        if one.is_alive:
+            raise occupied(one)
+    hint = f"; see that this one has ended: {elsewhere[-1]}" if elsewhere else ""
+    say(f"{folder}: no locks on its file system, and nobody can tell who writes there{hint}")
+
+
+def _named(lock: int) -> list[Holder]:
+    """Read who is named; what is no name of this very file is left out."""
+    inode = os.fstat(lock).st_ino
+    lines = os.pread(lock, _MOST_BYTES, 0).splitlines()
+    found = (_holder(line) for line in lines)
+    return [one for one in found if one is not None and one.file == inode]
+
+
+def _others(lock: int) -> list[Holder]:
+    return [one for one in _named(lock) if one.process != os.getpid() or not one.is_here]
+
+
+def _likely(named: Sequence[Holder]) -> Holder | None:
+    """Choose whom to name: one that is seen to live, else the first."""
+    return next((one for one in named if one.is_alive), named[0] if named else None)
+
+
+def _holder(line: bytes) -> Holder | None:
+    """Read a name; a killed process may have left half of one, and anybody anything."""
+    try:
+        tree: dict[str, Any] = json.loads(line)
+        holder = Holder(**tree)
+        texts = _HOST.fullmatch(holder.host) and _SINCE.fullmatch(holder.since)
+        numbers = (holder.process, holder.started, holder.file)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return holder if texts and all(type(one) is int for one in numbers) else None
+
+
+def _started(process: int) -> int | None:
+    """Ask the kernel when a process began, by its own clock; None if it has ended."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return None
+    fields = state.rpartition(") ")[2].split()  # a program's name may have spaces
+    return None if fields[0] in {"Z", "X"} else int(fields[19])

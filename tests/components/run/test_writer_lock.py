@@ -1,0 +1,270 @@
+"""One writer at a time in a folder: with locks, without them, and whatever the file says."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.run.writer_lock import LOCK, Holder, alone, check_free, share, sign
+
+# Takes the folder, starts a child that inherits the lock, says so, and waits to be ended.
+HOLDS = """
+import subprocess, sys
+from pathlib import Path
+from components.run.writer_lock import alone
+with alone(Path(sys.argv[1]), seconds=0, occupied=None, say=None) as lock:
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock] * int(sys.argv[2]))
+    print(child.pid, flush=True)
+    child.wait()
+"""
+SHARES = """
+import sys, time
+from pathlib import Path
+from components.run.writer_lock import share
+share(Path(sys.argv[1]), occupied=lambda holder: ValueError(holder))
+print("shared", flush=True)
+time.sleep(60)
+"""
+
+WAITS = "import time; print(flush=True); time.sleep(60)"
+
+
+def occupied(holder: Holder | None) -> RecipeError:
+    return RecipeError("run", f"held by {holder}")
+
+
+@contextmanager
+def taken(folder: Path, said: list[str] | None = None) -> Iterator[int]:
+    say = (said if said is not None else []).append
+    with alone(folder, seconds=0.3, occupied=occupied, say=say) as lock:
+        yield lock
+
+
+@contextmanager
+def process(program: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a program until it has said a line, and end it afterwards."""
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        try:
+            yield running, running.stdout.readline().strip()
+        finally:
+            running.kill()
+
+
+@pytest.fixture
+def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_who_comes_second_is_refused_and_told_of_the_first_until_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    with process(HOLDS, str(tmp_path), "0") as (first, child):
+        who = rf"held by process {first.pid} on host {socket.gethostname()} since \d{{4}}-"
+        with pytest.raises(RecipeError, match=who), taken(tmp_path):
+            pass
+        with pytest.raises(RecipeError, match=who):
+            check_free(tmp_path, occupied=occupied)
+        first.kill()
+        first.wait()
+        with taken(tmp_path):
+            pass
+        check_free(tmp_path, occupied=occupied)
+        os.kill(int(child), 9)
+
+
+def test_who_inherits_the_lock_holds_it_after_its_parent_was_killed(tmp_path: Path) -> None:
+    with process(HOLDS, str(tmp_path), "1") as (first, child):
+        first.kill()
+        first.wait()
+        with pytest.raises(RecipeError, match=f"held by process {first.pid} on"):
+            check_free(tmp_path, occupied=occupied)
+        os.kill(int(child), 9)
+        with taken(tmp_path):
+            pass
+
+
+def test_who_shares_the_lock_holds_it_after_the_first_was_killed_and_is_named(
+    tmp_path: Path,
+) -> None:
+    with (
+        process(HOLDS, str(tmp_path), "0") as (launcher, child),
+        process(SHARES, str(tmp_path)) as (rank, _),
+    ):
+        os.kill(int(child), 9)
+        launcher.kill()
+        launcher.wait()
+        with (
+            pytest.raises(RecipeError, match=f"held by process {rank.pid} on"),
+            taken(tmp_path),
+        ):
+            pass
+
+
+def test_a_lock_cannot_be_shared_with_somebody_else_who_is_taking_it(tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    with (tmp_path / LOCK).open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RecipeError, match="held by None"):
+            share(tmp_path, occupied=occupied)
+
+
+def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path: Path, lockless: None) -> None:
+    (tmp_path / "run").mkdir()
+    with taken(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        names = (tmp_path / "copy" / LOCK).read_text()
+        (tmp_path / "copy" / LOCK).write_text(
+            names.replace(str(os.getpid()), str(os.getppid()))
+        )
+        with taken(tmp_path / "copy"):
+            pass
+
+
+def test_without_locks_a_process_that_is_seen_to_live_is_refused_and_a_dead_one_not(
+    tmp_path: Path, lockless: None
+) -> None:
+    said: list[str] = []
+    with process(WAITS) as (other, _):
+        with taken(tmp_path, said) as lock:
+            sign(lock, other.pid)
+        name = (tmp_path / LOCK).read_text().splitlines()[-1]
+        (tmp_path / LOCK).write_text(f"{name}\n")
+        with (
+            pytest.raises(RecipeError, match=f"held by process {other.pid} on"),
+            taken(tmp_path),
+        ):
+            pass
+    with taken(tmp_path, said):
+        pass
+    warning = f"{tmp_path}: no locks on its file system, and nobody can tell who writes there"
+    assert said == [warning] * 2
+
+
+def test_without_locks_a_number_that_another_process_got_meanwhile_holds_nothing(
+    tmp_path: Path, lockless: None
+) -> None:
+    with taken(tmp_path) as lock:
+        sign(lock, os.getppid())
+        name = json.loads((tmp_path / LOCK).read_text().splitlines()[-1])
+    later = name | {"started": name["started"] + 1}
+    (tmp_path / LOCK).write_text(json.dumps(later) + "\n")
+    with taken(tmp_path):
+        pass
+
+
+def test_without_locks_the_warning_names_a_process_of_another_host(
+    tmp_path: Path, lockless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "jwb0123")
+        with taken(tmp_path):
+            name = (tmp_path / LOCK).read_text()
+    (tmp_path / LOCK).write_text(name)
+    with taken(tmp_path, said):
+        pass
+    hint = f"; see that this one has ended: process {os.getpid()} on host jwb0123 since "
+    assert hint in said[0]
+
+
+def test_of_two_that_begin_at_once_without_locks_the_first_one_named_goes_on(
+    tmp_path: Path, lockless: None
+) -> None:
+    """The other is named after this one has looked, and before this one is named."""
+    with taken(tmp_path) as lock:
+        sign(lock, os.getppid())
+        first = (tmp_path / LOCK).read_text().splitlines()[-1]
+    (tmp_path / LOCK).unlink()
+
+    def say(text: str) -> None:
+        raise AssertionError(text)
+
+    from components.run import writer_lock
+
+    looked = writer_lock._take
+
+    def takes_its_time(lock: int) -> str:
+        found = looked(lock)
+        name = json.loads(first) | {"file": os.fstat(lock).st_ino}
+        os.write(lock, json.dumps(name).encode() + b"\n")
+        return found
+
+    with pytest.MonkeyPatch.context() as between:
+        between.setattr(writer_lock, "_take", takes_its_time)
+        with (
+            pytest.raises(RecipeError, match=f"held by process {os.getppid()} on"),
+            alone(tmp_path, seconds=0, occupied=occupied, say=say),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"host": "a", "process": 1}',
+        '{"host": "\\u001b[2J", "process": 1, "started": 1, "since": "2026", "file": 1}',
+        '{"host": "a", "process": 1, "started": 1, "since": "\\u001b", "file": 1}',
+        '{"host": "a", "process": true, "started": 1, "since": "2026", "file": 1}',
+        "[" * 60_000,
+        "\x00\xff",
+    ],
+)
+def test_what_the_file_says_is_data(tmp_path: Path, line: str) -> None:
+    """It may come from anywhere: only a name that a process would write is ever said."""
+    (tmp_path / LOCK).write_text(line, "latin-1")
+    with (tmp_path / LOCK).open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RecipeError, match="held by None"):
+            check_free(tmp_path, occupied=occupied)
+
+
+@pytest.mark.parametrize("make", ["link", "folder", "pipe"])
+def test_what_is_no_plain_file_is_refused_and_what_a_link_names_is_left_alone(
+    tmp_path: Path, make: str
+) -> None:
+    own = tmp_path / "own"
+    own.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if make == "link":
+        (folder / LOCK).symlink_to(own)
+    elif make == "folder":
+        (folder / LOCK).mkdir()
+    else:
+        os.mkfifo(folder / LOCK)
+    with pytest.raises(RecipeError, match=r"writer\.lock: is no plain file"), taken(folder):
+        pass
+    assert own.read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_lock_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, text: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with (
+        taken(tmp_path),
+        pytest.raises(RecipeError, match="held by None"),
+        taken(tmp_path),
+    ):
+        pass
