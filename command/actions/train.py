@@ -70,7 +70,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
         return Outcome(Status.STOPPED, folder.path)
     lost = [name for key, name in LOSSES.items() if key in results["not_finite"]]
     if lost:
-        _say(f"the run does not hold: its {' and '.join(lost)} is no finite number at its end")
+        _say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
     return Outcome(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
 
 

@@ -33,6 +33,8 @@ REMEDIES = {
     errno.EACCES: "make the folder writable for you",
     errno.EPERM: "make the folder writable for you",
 }
+LOOK_SECONDS = 0.25
+UNSAVED = "; the run was asked to stop, so nobody waits for it, and nothing more is saved"
 RESUME = "then resume the run: the checkpoint before is whole"
 
 _log = logging.getLogger(__name__)
@@ -41,12 +43,15 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Do things again and again for ``seconds`` each while a file system is away or full.
 
-    One thread's. What was waited for is said at once, by way of `logging`, since whoever can
-    make room has to hear of it: its handlers, unlike a stream, fail silently on a full disk.
+    Nobody waits any longer once ``stopped`` says so: a run that was asked to stop may be killed
+    before there is room. One thread's. What was waited for is said at once, by way of
+    `logging`, since whoever can make room has to hear of it: its handlers, unlike a stream,
+    fail silently on a full disk.
     """
 
-    def __init__(self, *, seconds: float) -> None:
+    def __init__(self, *, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self._seconds = seconds
+        self._stopped = stopped
         self._reasons: list[str] = []
 
     def __call__(self, path: Path, task: Callable[[], T]) -> T:
@@ -64,13 +69,21 @@ class Patience:
                 if error.errno not in GONE | FULL or left <= 0:
                     raise _cannot_be_written(path, error) from error
                 self._say(path, str(error.strerror), left)
-            time.sleep(min(pause, left))
+                if self._is_stopped_within(min(pause, left)):
+                    raise _cannot_be_written(path, error, UNSAVED) from error
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def take_reasons(self) -> list[str]:
         """Tell what was waited for since this was asked last."""
         reasons, self._reasons = self._reasons, []
         return reasons
+
+    def _is_stopped_within(self, seconds: float) -> bool:
+        """Wait so long, in short sleeps: a signal alone does not end a longer one."""
+        end = time.monotonic() + seconds
+        while not (stopped := self._stopped()) and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+        return stopped
 
     def _say(self, path: Path, reason: str, left: float) -> None:
         if reason not in self._reasons:
@@ -93,9 +106,10 @@ def explained(folder: Path) -> Iterator[None]:
         raise _cannot_be_written(Path(error.filename or folder), error) from error
 
 
-def _cannot_be_written(path: Path, error: OSError) -> RecipeError:
+def _cannot_be_written(path: Path, error: OSError, more: str = "") -> RecipeError:
     remedy = REMEDIES.get(error.errno or 0, "mend the file system")
-    return RecipeError(str(path), f"cannot be written: {error.strerror}", f"{remedy}, {RESUME}")
+    problem = f"cannot be written: {error.strerror}{more}"
+    return RecipeError(str(path), problem, f"{remedy}, {RESUME}")
 
 
 def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:

@@ -76,8 +76,8 @@ class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
     Without a ``stager`` the steps wait for all of it. A file system that goes away or has
-    no room is waited for. Every method is called by all ranks of ``group``, which has to be one
-    of CPU tensors.
+    no room is waited for unless the run was ``stopped``. Every method is called by all ranks of
+    ``group``, which has to be one of CPU tensors.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Saver:
         files: int,
         retry_seconds: float,
         copy_to: Path | None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._fingerprint = fingerprint
@@ -98,7 +99,7 @@ class Saver:
         self._stager = stager
         self._policy = policy
         self._files = files
-        self._patience = Patience(seconds=retry_seconds)
+        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
         self._copy_to = copy_to
         self._layouts: dict[Kind, Layout] = {}
         self._pool = ThreadPool(1)  # its thread keeps no process from ending

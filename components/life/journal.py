@@ -8,7 +8,7 @@ even if the machine goes away in the next second.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,12 +41,19 @@ class Journal:
     """Append events to ``file``; with ``writes`` off, as on all ranks but one, do nothing.
 
     Several processes may write to one file: a line is one append. Where the disk is full or
-    away an event waits, for ``retry_seconds``.
+    away an event waits, for ``retry_seconds`` unless the run was ``stopped``.
     """
 
-    def __init__(self, *, file: Path, writes: bool, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        file: Path,
+        writes: bool,
+        retry_seconds: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._file = file
-        self._patience = Patience(seconds=retry_seconds)
+        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
         self._writes = writes
 
     def note(

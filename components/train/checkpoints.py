@@ -45,7 +45,9 @@ class Checkpoints(RunCallback):
         metrics: Metrics,
         settings: Checkpoint,
         say: Callable[[str], None],
+        stopped: Callable[[], bool],
     ) -> None:
+        self._stopped = stopped
         self._folder = folder
         self._journal = journal
         self._metrics = metrics
@@ -110,8 +112,7 @@ class Checkpoints(RunCallback):
             amend(target, progress)
             return drop_after(target)
 
-        patience = Patience(seconds=self._settings.retry_seconds)
-        return by_first(lambda: patience(target, amended))
+        return by_first(lambda: self._patience()(target, amended))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._saver is not None:
@@ -168,8 +169,10 @@ class Checkpoints(RunCallback):
         Raises:
             RecipeError: it is away for longer than a save would wait.
         """
-        patience = Patience(seconds=self._settings.retry_seconds)
-        by_first(lambda: patience(self._folder, self._folder.stat))
+        by_first(lambda: self._patience()(self._folder, self._folder.stat))
+
+    def _patience(self) -> Patience:
+        return Patience(seconds=self._settings.retry_seconds, stopped=self._stopped)
 
     def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
         settings = self._settings
@@ -191,6 +194,7 @@ class Checkpoints(RunCallback):
             files=settings.files,
             retry_seconds=settings.retry_seconds,
             copy_to=copy_to,
+            stopped=self._stopped,
         )
 
 
@@ -204,12 +208,17 @@ class StopOnRequest(RunCallback):
         self._say = say
         self._say_at_once = say_at_once
         self._before: dict[int, Any] = {}
+        self._signalled = False
+
+    def is_asked(self) -> bool:
+        """Whether a signal or the file has asked, as who waits for a disk wants to know."""
+        return self._signalled or self._file.exists()
 
     def on_begin(self, module: Pretraining) -> None:
         def ask(number: int, frame: FrameType | None) -> None:
             if module.stop_asked and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            module.stop_asked = True
+            module.stop_asked = self._signalled = True
             name = signal.Signals(number).name
             self._say_at_once(f"{name}: saving after this step, then stopping")
 

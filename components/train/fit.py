@@ -54,8 +54,16 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
     curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
     retry_seconds = recipe.checkpoint.retry_seconds
-    metrics = Metrics(file=folder.metrics, curves=curves, retry_seconds=retry_seconds)
-    journal = Journal(file=folder.journal, writes=rank_here() == 0, retry_seconds=retry_seconds)
+    stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
+    metrics = Metrics(
+        file=folder.metrics, curves=curves, retry_seconds=retry_seconds, stopped=stop.is_asked
+    )
+    journal = Journal(
+        file=folder.journal,
+        writes=rank_here() == 0,
+        retry_seconds=retry_seconds,
+        stopped=stop.is_asked,
+    )
     windows = HeldOutWindows(
         folder=Path(data["folder"]),
         manifest=Manifest.read(Path(data["folder"])),
@@ -71,8 +79,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         metrics=metrics,
         settings=recipe.checkpoint,
         say=display.say,
+        stopped=stop.is_asked,
     )
-    stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
     guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
     rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
     story = Story(folder=folder, journal=journal, began=began)

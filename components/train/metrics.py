@@ -1,7 +1,7 @@
 """The measurements of a run, ``metrics.jsonl`` and TensorBoard: steps, losses, energy."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -18,12 +18,19 @@ from components.train.module import Pretraining
 class Metrics(RunCallback):
     """Append to ``metrics.jsonl`` on the first rank; other ranks write nothing.
 
-    Where the disk is full or away the run waits, for ``retry_seconds``.
+    Where the disk is full or away the run waits for ``retry_seconds``, unless ``stopped``.
     """
 
-    def __init__(self, *, file: Path, curves: Curves | None, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        file: Path,
+        curves: Curves | None,
+        retry_seconds: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._file = file
-        self._patience = Patience(seconds=retry_seconds)
+        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
         self._curves = curves
         self.held_out_losses: list[tuple[int, float, dict[str, float]]] = []
         self.energy_used = self._energy_before = _energy_so_far(file)

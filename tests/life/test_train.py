@@ -166,6 +166,30 @@ def test_a_sweep_leaves_one_run_a_point_and_one_table(home: Path, program: Progr
     assert "optimizer.lr" in done.stdout
 
 
+def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
+    home: Path, program: Program
+) -> None:
+    """No guard sees it: the step's own loss is that of the weights before it."""
+    run = home / "broken"
+    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
+    rate = ("optimizer.lr=1e300", "budget.total_tokens=1_024")
+    done = program(*words, *rate, f"run={run}", status=1)
+    line = "the run does not hold: not finite at its end: held-out loss"
+    assert line in done.stderr.splitlines()
+    results = json.loads((run / "results.json").read_text(), parse_constant=pytest.fail)
+    assert results["held_out"]["final"] is None
+    assert "held_out.final" in results["not_finite"]
+
+
+def test_a_run_without_guards_whose_loss_is_no_number_does_not_hold(
+    home: Path, program: Program
+) -> None:
+    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
+    rate = ("optimizer.lr=1e300", "budget.total_tokens=2_048", "guard=none")
+    done = program(*words, *rate, f"run={home / 'lost'}", status=1)
+    assert "not finite at its end: training loss, held-out loss" in done.stderr
+
+
 def test_a_folder_that_holds_another_recipe_is_refused(whole: Path, program: Program) -> None:
     done = program(*TINY, "optimizer.lr=1e-5", f"run={whole}", status=2)
     assert f"{whole} holds another recipe" in done.stderr

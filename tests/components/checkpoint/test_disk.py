@@ -5,7 +5,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -66,17 +69,36 @@ def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thousand ranks that write gigabytes twice a second would keep a full disk full."""
-    clock, pauses = [0.0], []
+    clock, attempts = [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
-        pauses.append(seconds)
         clock[0] += seconds
+
+    def task() -> None:
+        attempts.append(clock[0])
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with pytest.raises(RecipeError, match="cannot be written"):
-        Patience(seconds=100.0)(FILE, failing(28, times=99)[1])
+        Patience(seconds=100.0)(FILE, task)
+    pauses = [after - before for before, after in pairwise(attempts)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 8.5]
+
+
+def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> None:
+    with ThreadPoolExecutor(1) as beside, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("components.checkpoint.disk.PAUSE_SECONDS", 60.0)
+        asked = Event()
+        patience = Patience(seconds=600.0, stopped=asked.is_set)
+        waits = beside.submit(patience, FILE, failing(28, times=99)[1])
+        with pytest.raises(TimeoutError):
+            waits.result(timeout=0.5)
+        asked.set()
+        with pytest.raises(
+            RecipeError, match="as the kernel calls it; the run was asked to stop"
+        ):
+            waits.result(timeout=5.0)
 
 
 def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(

@@ -1,0 +1,144 @@
+"""Signals at any moment: a word, a status, and a run that goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.life.conftest import TINY, act, command, entries, environment
+
+CUT = ("budget.total_tokens", "checkpoint.", "evaluation.")
+WORDS = (
+    *(word for word in TINY if not word.startswith(CUT)),
+    "budget.total_tokens=50_000_000",
+    "checkpoint.every_tokens=2_560",
+    "evaluation.every_tokens=50_000_000",
+    "evaluation.max_windows_per_source=4",
+)
+RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(home: Path) -> None:
+    assert act(home, *TINY, "action=prepare") == 0
+
+
+class Running:
+    """A process of the real program, and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+        self.process = process
+        self._said = said
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_until(self, holds: Callable[[], Any]) -> None:
+        end = time.monotonic() + 60
+        while not holds():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < end, self.said
+            time.sleep(0.02)
+
+    def ended(self, seconds: float = 60) -> int:
+        status = self.process.wait(seconds)
+        assert "Traceback" not in self.said, self.said
+        return status
+
+
+@contextmanager
+def started(home: Path, *words: str) -> Iterator[Running]:
+    said = home / f"said-{time.time_ns()}"
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            command(*words),
+            cwd=home,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        yield Running(process, said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@RANKS
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_saved(
+    home: Path, ranks: int, number: int
+) -> None:
+    run = home / f"away-{ranks}-{number}"
+    with started(home, *WORDS, f"cluster.ranks={ranks}", f"run={run}") as running:
+        running.wait_until(lambda: entries(run, "checkpoint"))
+        (run / "checkpoints").rename(run / "away")
+        running.wait_until(lambda: "trying again for 600 s" in running.said)
+        running.process.send_signal(number)
+        assert running.ended(20) == 2
+    assert re.search(r"No such file or directory; the run was asked to stop", running.said)
+    assert "then resume the run: the checkpoint before is whole" in running.said
+
+
+@RANKS
+def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
+    home: Path, ranks: int
+) -> None:
+    run = home / f"twice-{ranks}"
+    slow = "guard.inject=[{fault: slow_rank, rank: 0, step: 7, seconds: 20, steps: 1}]"
+    kept = run / "checkpoints" / "tokens-000000000002560"
+    with started(home, *WORDS, slow, f"cluster.ranks={ranks}", f"run={run}") as running:
+        running.wait_until(lambda: entries(run, "rehearsal") and kept.exists())
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert running.process.poll() is None
+        running.process.send_signal(signal.SIGINT)
+        assert running.ended(10) == 130
+    line = f"interrupted: kept is {kept}; go on with: python run.py resume={run}"
+    assert line in running.said.splitlines()
+    assert ranks_of(run) == []
+
+
+def ranks_of(run: Path) -> list[str]:
+    """List the processes that still work for the run."""
+    done = subprocess.run(
+        ["pgrep", "-f", str(run)], capture_output=True, text=True, check=False
+    )
+    return [pid for pid in done.stdout.split() if int(pid) != os.getpid()]
+
+
+@RANKS
+@pytest.mark.parametrize("moment", ["data:", "run:"])
+def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goes_on(
+    home: Path, ranks: int, moment: str
+) -> None:
+    """Before the run has a folder, and while its ranks start."""
+    run = home / f"early-{ranks}-{moment}"
+    words = (
+        *(word for word in TINY if not word.startswith(CUT[0])),
+        "budget.total_tokens=2_048",
+    )
+    with started(home, *words, f"cluster.ranks={ranks}", f"run={run}") as running:
+        running.wait_until(lambda: moment in running.said)
+        running.process.send_signal(signal.SIGINT)
+        status = running.ended()
+    assert status in {3, 130}
+    assert ranks_of(run) == []
+    if status == 130:
+        way = (
+            f"interrupted: no checkpoint was whole yet; go on with: python run.py resume={run}"
+        )
+        assert way in running.said.splitlines()
+    if run.exists():
+        assert act(home, f"resume={run}") == 0
+    else:
+        assert "nothing half-written was kept" in running.said
