@@ -28,7 +28,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.entry import enter
