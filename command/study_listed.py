@@ -53,7 +53,7 @@ def plan_point(asked: Asked, study: Listed, point: Point) -> Ended:
     key = study.objective.planned
     if key is None:
         return NOT_YET
-    planner = Planned(words=asked.words_of, key=key)
+    planner = Planned(ask=asked.arguments_of, key=key)
     try:
         planner.start(point)
         return Ended(planner.figure(point), planner.look(point).why)

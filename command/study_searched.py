@@ -43,7 +43,7 @@ def _figure_of_published(asked: Asked, study: Searched) -> float | None:
     """Plan the point that the work published, if it names one."""
     if study.published.keys() != study.space.keys():
         return None
-    runner = Planned(words=asked.words_of, key=planned_key(study))
+    runner = Planned(ask=asked.arguments_of, key=planned_key(study))
     runner.start(study.published)
     return runner.look(study.published).figure
 

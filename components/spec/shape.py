@@ -7,6 +7,7 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
+from components.ranges import Layers
 from components.spec.section import Count
 
 
@@ -76,7 +77,7 @@ class ModelShape(_Part):
     """A decoder with two norms a layer and a final one; an absent key is an absent feature."""
 
     dim: Count
-    num_layers: Count
+    num_layers: Layers
     vocab_size: Count
     padded_vocab_size: Count
     tied_embeddings: bool

@@ -29,6 +29,7 @@ ROOMS = {
     "optimizer": "components.optim.",
     "schedule": "components.optim.",
 }
+PARTIAL = frozenset({"optimizer"})  # sections whose class gets its other arguments later
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -91,12 +92,17 @@ def refuse_reference(text: str, path: str) -> None:
 
 def _check_node(node: Mapping[str, Any], path: str) -> None:
     signature = read_signature(node["_target_"], f"{path}._target_")
+    if "." not in path:  # one inside another was held to what that one does with it
+        _check_partial(node, path, wanted=path in PARTIAL)
     given = [key for key in node if key not in NODE_KEYS]
     for key in given:
         if key not in signature.arguments:
             hint = nearest(key, list(signature.arguments))
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
         _check_type(signature.arguments[key], node[key], f"{path}.{key}")
+        if isinstance(node[key], Mapping) and "_target_" in node[key]:
+            called = _is_called(signature.arguments[key])
+            _check_partial(node[key], f"{path}.{key}", wanted=called)
     missing = set(signature.arguments) - signature.optional - set(given)
     if missing and not node.get("_partial_", False):
         raise RecipeError(
@@ -104,6 +110,22 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
             f"{node['_target_']} needs {', '.join(sorted(missing))}",
             f"set {path}.{min(missing)}=...",
         )
+
+
+def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
+    """Hold ``_partial_`` to what its reader does: call the node, or use it as it was built."""
+    if node.get("_partial_", False) is not wanted:
+        problem = f"{node['_partial_']!r}" if "_partial_" in node else "is missing"
+        remedy = f"write {path}._partial_=true" if wanted else "leave it out"
+        raise RecipeError(f"{path}._partial_", problem, remedy)
+
+
+def _is_called(annotation: ast.expr | None) -> bool:
+    """Tell whether an argument wants something to call, which gets its other arguments then."""
+    return any(
+        isinstance(choice, ast.Subscript) and ast.unparse(choice.value) == "Callable"
+        for choice in _alternatives(annotation)
+    )
 
 
 def read_signature(target: object, path: str) -> Signature:
