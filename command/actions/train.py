@@ -1,6 +1,5 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
-import sys
 from pathlib import Path
 
 from command.actions.prepare import prepare_data
@@ -16,6 +15,7 @@ from components.report.page import write_report
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
+from components.terminal import say, tell
 from components.train.launch import check_builds, check_trainable, launch
 from components.train.run_folder import (
     RunFolder,
@@ -34,15 +34,15 @@ def run(arguments: Arguments) -> Outcome:
         folder, recipe = _begin(arguments)
     bundle = None if "resume" in arguments.folders else bundle_of(arguments)
     for line in told_before(bundle, folder.path) if bundle else ():
-        _say(line)
-    _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
+        say(line)
+    say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
     with explained(folder.path):
         ended = launch(recipe, folder)
         if ended == "failed":
-            _say(f"the ranks failed; what is saved is in {folder.path}")
+            say(f"the ranks failed; what is saved is in {folder.path}")
             return Outcome(Status.DOES_NOT_HOLD, folder.path)
         for line in told_after(bundle, folder.path) if bundle else ():
-            _say(line)
+            say(line)
         report = write_report([folder.path], folder.path / "report.html")
     _print_end(folder, report)
     return Outcome(Status.STOPPED if ended == "stopped" else Status.DONE, folder.path)
@@ -70,9 +70,9 @@ def _check_here(recipe: Recipe) -> None:
 
     check_devices(recipe.cluster)
     for warning in warnings_of(recipe):
-        _say(warning)
+        say(warning)
     if emulated := emulation_of(recipe, device_type(recipe.cluster.device)):
-        _say(f"precision.compute: float8 is {emulated}")
+        say(f"precision.compute: float8 is {emulated}")
     check_builds(recipe)
 
 
@@ -119,8 +119,4 @@ def _print_end(folder: RunFolder, report: Path) -> None:
     if results["status"] == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
     print_profile(folder.path)
-    sys.stdout.write("\n".join([*lines, f"report: {report}"]) + "\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    tell("\n".join([*lines, f"report: {report}"]))

@@ -1,7 +1,6 @@
 """Hold a lock against what is here now, or against a run; name what differs."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from components.sharing.lock import Lock
 from components.spec.groups import Group, fingerprint_of
 from components.spec.named import Named
 from components.spec.recipe import Recipe
+from components.terminal import tell
 from components.train.software import COMPUTING, files_changed
 
 
@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> Outcome:
     _judge_file(given, found)
     said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
     if arguments.output == "json":
-        sys.stdout.write(json.dumps({**as_json(found), "notes": said}) + "\n")
+        tell(json.dumps({**as_json(found), "notes": said}))
     else:
         print_differences(locked, now, found, said)
     return Outcome(Status.DOES_NOT_HOLD if found[Group.MATHEMATICS] else Status.DONE)

@@ -7,7 +7,7 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
-from components.ranges import Layers
+from components.ranges import Heads, Layers
 from components.spec.section import Count
 
 
@@ -28,8 +28,8 @@ class NormShape(_Part):
 class AttentionShape(_Part):
     """Projections of one attention block, and its norms over all queries and all keys."""
 
-    num_heads: Count
-    num_kv_heads: Count
+    num_heads: Heads
+    num_kv_heads: Heads
     head_dim: Count
     bias: bool
     qk_norm: NormShape | None = None
