@@ -168,7 +168,7 @@ def refuse_acting(found: object, node: Any) -> None:
     for character in found if isinstance(found, str) else "":
         hidden = character in HIDDEN or category(character) in ACTING
         if hidden and character not in PLAIN_CONTROLS:
-            problem = f"the invisible character U+{ord(character):04X}"
+            problem = f"a text holds the control character U+{ord(character):04X}"
             raise ConstructorError(None, None, problem, node.start_mark)
 
 
