@@ -29,6 +29,13 @@ ROOMS = {
     "optimizer": "components.optim.",
     "schedule": "components.optim.",
 }
+# By which a class is known to be what its section wants: a method, or a class that it extends.
+MARKS = {
+    "model": ("loss",),
+    "tokenizer": ("encode",),
+    "optimizer": ("torch.optim.", "Optimizer"),
+    "schedule": ("__call__",),
+}
 PARTIAL = frozenset({"optimizer"})  # sections whose class gets its other arguments later
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -41,10 +48,14 @@ RANGES = {name: kind for name, kind in vars(ranges).items() if get_origin(kind) 
 
 @dataclass(frozen=True)
 class Signature:
-    """Keyword arguments of a class: name to annotation, and those with a default."""
+    """Keyword arguments of a class: name to annotation, and those with a default.
+
+    ``marks`` are its methods and the classes that it extends, as its source names them.
+    """
 
     arguments: Mapping[str, ast.expr | None]
     optional: frozenset[str]
+    marks: frozenset[str]
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -94,6 +105,7 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
     signature = read_signature(node["_target_"], f"{path}._target_")
     if "." not in path:  # one inside another was held to what that one does with it
         _check_partial(node, path, wanted=path in PARTIAL)
+        refuse_stranger(signature, str(node["_target_"]), path)
     given = [key for key in node if key not in NODE_KEYS]
     for key in given:
         if key not in signature.arguments:
@@ -110,6 +122,18 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
             f"{node['_target_']} needs {', '.join(sorted(missing))}",
             f"set {path}.{min(missing)}=...",
         )
+
+
+def refuse_stranger(signature: Signature, target: str, path: str) -> None:
+    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule.
+
+    Raises:
+        RecipeError: it has nothing by which one is known.
+    """
+    wanted = MARKS[path]
+    if not any(mark.startswith(wanted) for mark in signature.marks):
+        problem = f"{target} is no {path}: it has no {' or '.join(wanted)}"
+        raise RecipeError(f"{path}._target_", problem, f"see conf/{path}/ for those there are")
 
 
 def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
@@ -176,9 +200,10 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _class_signature(node: ast.ClassDef) -> Signature:
-    for statement in node.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-            return _init_signature(statement.args)
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    marks = frozenset([*methods, *map(ast.unparse, node.bases)])
+    if "__init__" in methods:
+        return _init_signature(methods["__init__"].args, marks)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     names = {
         item.target.id: item.annotation for item in fields if isinstance(item.target, ast.Name)
@@ -186,10 +211,10 @@ def _class_signature(node: ast.ClassDef) -> Signature:
     optional = frozenset(
         item.target.id for item in fields if isinstance(item.target, ast.Name) and item.value
     )
-    return Signature(names, optional)
+    return Signature(names, optional, marks)
 
 
-def _init_signature(arguments: ast.arguments) -> Signature:
+def _init_signature(arguments: ast.arguments, marks: frozenset[str]) -> Signature:
     """Keyword-only arguments, and positional ones besides ``self``."""
     positional = [*arguments.posonlyargs, *arguments.args][1:]
     names = {argument.arg: argument.annotation for argument in positional}
@@ -199,7 +224,7 @@ def _init_signature(arguments: ast.arguments) -> Signature:
     }
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     optional |= {argument.arg for argument, default in pairs if default is not None}
-    return Signature(names, frozenset(optional))
+    return Signature(names, frozenset(optional), marks)
 
 
 def _check_type(annotation: ast.expr | None, value: object, path: str) -> None:

@@ -113,9 +113,27 @@ def test_a_node_is_partial_where_it_is_called_and_nowhere_else(partial: object) 
 def test_a_literal_argument_takes_its_choices_only() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
     node["padding_row"] = None
-    check_nodes({"model": node | {"residual": "plain"}})
-    with pytest.raises(RecipeError, match=r"model\.residual: 'none' is not Literal"):
-        check_nodes({"model": node | {"residual": "none"}})
+    check_nodes({"model": {"initialization": node | {"residual": "plain"}}})
+    with pytest.raises(RecipeError, match=r"initialization\.residual: 'none' is not Literal"):
+        check_nodes({"model": {"initialization": node | {"residual": "none"}}})
+
+
+@pytest.mark.parametrize(
+    ("section", "target"),
+    [
+        ("model", "components.model.norms.Norm"),
+        ("tokenizer", "components.data.manifest.Manifest"),
+        ("tokenizer", "components.data.samples.HeldOutWindows"),
+        ("schedule", "components.optim.adamw.AdamW"),
+        ("optimizer", "components.optim.schedules.Constant"),
+    ],
+)
+def test_a_class_of_the_right_room_that_is_something_else_is_refused(
+    section: str, target: str
+) -> None:
+    node = {"_target_": target, "_partial_": section == "optimizer"}
+    with pytest.raises(RecipeError, match=rf"{section}\._target_: .* is no {section}: it has"):
+        check_nodes({section: node})
 
 
 def test_offers_the_nearest_words_or_all_of_them() -> None:
