@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
@@ -38,6 +37,7 @@ from components.checkpoint.keeping import Policy
 from components.checkpoint.marker import Progress
 from components.checkpoint.saving import Finished, Saver, make_stager
 from components.checkpoint.state import Read
+from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "checkpoints.json"
 ROUNDS, WARMUP_ROUNDS = 7, 1
@@ -182,7 +182,7 @@ def main(words: Sequence[str]) -> int:
     for part in measured[0]:
         value = statistics.median(one[part] for one in measured)
         table.add_row(part, f"{value:.3f}", f"{state.bytes / value / 1e9:.2f}")
-    Console().print(
+    console().print(
         table,
         f"a stall is {told(result['stall_to_synchronous'])} of a synchronous save; "
         f"{told(result['throughput_to_dd'])} of dd's throughput, "

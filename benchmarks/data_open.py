@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.entry import enter
@@ -31,6 +30,7 @@ from components.data.order import Phase, SampleOrder
 from components.data.samples import PackedSamples
 from components.data.token_file import TokenFileRecord
 from components.data.windows import windows_per_source
+from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "data_open.json"
 FILES, FILE_TOKENS = 3_000, 1_333_333_334
@@ -152,7 +152,7 @@ def largest_of_theirs(python: str) -> tuple[int, dict[str, float]]:
     documents = FIRST_DOCUMENTS
     while True:
         found = open_theirs(python, documents)
-        Console(stderr=True).print(f"megatron-core: {documents:,} documents, {found}")
+        console(stderr=True).print(f"megatron-core: {documents:,} documents, {found}")
         if found["seconds"] > MOST_SECONDS / 2 or found["added_bytes"] > MOST_BYTES / 2:
             return documents, found
         documents *= 2
@@ -180,7 +180,7 @@ def main(words: list[str]) -> None:
         ratio = f"{theirs['seconds'] / found['seconds']:,.0f}"
         memory = f"{found['added_bytes'] / 1e6:,.0f}"
         table.add_row(name, f"{count:,}", f"{found['seconds']:.3f}", memory, ratio)
-    Console().print(table)
+    console().print(table)
     kept = {
         **circumstances(
             peer="megatron-core's GPTDataset, all defaults, without a cache",

@@ -25,10 +25,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.entry import enter
@@ -40,6 +39,7 @@ from components.model.expert_products import Matrices
 from components.model.moe import Mixture
 from components.parallelism import exchange
 from components.parallelism.experts import ExchangedMixture, GatheredMixture
+from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "dispatch.json"
 TOKENS, DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 2_048, 512, 256, 64, 8
@@ -177,7 +177,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             *(f"{1_000 * seconds:.0f}" for seconds in row["seconds"].values()),
             *(f"{ratio['median']:.2f}" for ratio in row["ratio"].values()),
         )
-    Console(width=160).print(table)
+    console(width=160).print(table)
 
 
 def main(words: Sequence[str]) -> None:

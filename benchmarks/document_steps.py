@@ -21,13 +21,13 @@ from datatrove.data import Document
 from datatrove.pipeline.filters import C4QualityFilter
 from datatrove.pipeline.formatters import PIIFormatter
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
 from components.spec.corpus import Preparation
 from components.spec.recipe import read_section
+from components.terminal import console
 from data_prep.embedded import CORPORA, library_docs
 from data_prep.filters.published import PublishedFilter
 from data_prep.filters.text_ratios import character_repetition
@@ -140,7 +140,7 @@ def show(measured: dict[str, dict[str, dict[str, float]]]) -> None:
         ]
         slow = min(rates["step"] for rates in by_text.values()) < SLOW
         table.add_row(name + (" (slow)" if slow else ""), *cells)
-    Console().print(table)
+    console().print(table)
 
 
 def main() -> None:

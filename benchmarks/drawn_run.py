@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 
 from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parity.data import draw_data
 from components.spec.recipe import Recipe
+from components.terminal import console
 from components.train.callback import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
@@ -68,5 +68,5 @@ def compare_steps(
         packages=("torch", "lightning"),
     )
     file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    Console().print_json(data=found)
+    console().print_json(data=found)
     return 0 if found["holds"] else 1

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
@@ -31,6 +30,7 @@ from command.compose import compose_recipe
 from components.parity.data import draw_data
 from components.parity.prover import start_ranks
 from components.spec.recipe import Recipe
+from components.terminal import console
 from components.train.callback import RunCallback
 from components.train.engine import MeshEngine
 from components.train.fit import load_module
@@ -203,8 +203,8 @@ def compare(recipe: str, published: Sequence[str]) -> None:
         state = published_ratio(name)
         result["published"][name] = {"state": state, "optimizer_speedup": float(speedup)}
         table.add_row(name, f"{state:.2f} (formula)", f"{speedup} (published)")
-    Console().print(table)
-    Console().print(
+    console().print(table)
+    console().print(
         f"bytes a rank: {held}, by the formula {result['state_bytes_by_formula']}; weights "
         f"differ by {result['largest_relative_weight_difference_in_float64']:.1e} in float64"
     )

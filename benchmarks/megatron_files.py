@@ -17,11 +17,11 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.entry import enter
 from components.data.megatron import read_index, write_index
 from components.data.token_file import write_token_file
+from components.terminal import console
 
 EOD = 1
 VOCAB_SIZES = {"uint16": 1000, "int32": 70_000}
@@ -110,7 +110,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as home:
         for dtype in VOCAB_SIZES:
             tokens = compare(python, dtype, Path(home))
-            Console().print(f"{dtype}: {tokens:,} tokens equal, theirs here and ours there")
+            console().print(f"{dtype}: {tokens:,} tokens equal, theirs here and ours there")
 
 
 if __name__ == "__main__":

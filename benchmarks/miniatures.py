@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import ledger
@@ -25,6 +24,7 @@ from benchmarks.ledger_proofs import FILES, MINIATURE
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.spec.groups import Group
+from components.terminal import console
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = FILES[MINIATURE]
@@ -72,12 +72,12 @@ def train(recipe: str, home: Path) -> Row:
 def main(words: Sequence[str]) -> int:
     """Train, print the table, keep the result."""
     names = words or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
-    console = Console()
+    out = console()
     rows = []
     with tempfile.TemporaryDirectory() as home:
         for name in names:
             rows.append(train(name, Path(home)))
-            console.print(rows[-1])
+            out.print(rows[-1])
             keep_rows(RESULT, CONVENTION, rows[-1:], lambda row: [row["recipe"]])
     table = Table("recipe", "first ten", "last ten", "held-out first", "final", "falls")
     for row in rows:
@@ -85,7 +85,7 @@ def main(words: Sequence[str]) -> int:
         figures = [row.get(key) for key in keys]
         cells = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
         table.add_row(row["recipe"], *cells, "yes" if row["falls"] else "NO")
-    console.print(table)
+    out.print(table)
     ledger.write()
     return 0 if all(row["falls"] for row in rows) else 1
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,6 +36,7 @@ from components.convert.shards import MAX_SHARD_BYTES, write_shards
 from components.model.initialization import initialize
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
+from components.terminal import console
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "model.json"
@@ -143,7 +143,7 @@ def main() -> None:
             ratios = [f"{result[key]:.2f}" for key in ("ratio_median", "ratio_fastest")]
             memory = " / ".join(f"{peak / 1e6:,.0f}" for peak in peaks.values())
             table.add_row(architecture, recipe.name, *speeds, *ratios, memory)
-    Console().print(table)
+    console().print(table)
     kept = {
         **circumstances(
             peer="the class of transformers that loads our export, eager",

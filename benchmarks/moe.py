@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
@@ -27,6 +26,7 @@ from benchmarks.kept import circumstances
 from benchmarks.machine import apart, peak_added_bytes
 from components.model.compiling import compile_layers
 from components.model.moe import Experts
+from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "moe.json"
 THREADS, WARMUP_ROUNDS = 2, 2
@@ -219,8 +219,8 @@ def main() -> None:
     RESULT.write_text(json.dumps(summary, indent=2) + "\n")
     table.add_section()
     table.add_row("MB", *(f"{memory[x] / 1e6:,.0f}" if x in memory else "" for x in OTHERS))
-    Console().print(table)
-    Console().print(f"peak of '{OURS}': {memory[OURS] / 1e6:,.0f} MB")
+    console().print(table)
+    console().print(f"peak of '{OURS}': {memory[OURS] / 1e6:,.0f} MB")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.entry import enter
@@ -27,6 +26,7 @@ from command.compose import compose_recipe
 from components.parity.data import draw_data
 from components.parity.prover import start_ranks
 from components.spec.recipe import Recipe
+from components.terminal import console
 from components.train.callback import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
@@ -133,7 +133,7 @@ def compare(recipe: str) -> None:
     for name, median in medians.items():
         ratios = (median / medians[INDEPENDENT], fastest[name] / fastest[INDEPENDENT])
         table.add_row(name, f"{median:.3f}", *(f"{ratio:.2f}" for ratio in ratios))
-    Console().print(table)
+    console().print(table)
     result = {
         **circumstances(
             peer="two independent processes with half of the batch each",

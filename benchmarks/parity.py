@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import ledger
@@ -24,6 +23,7 @@ from benchmarks.ledger_proofs import FILES, PARITY
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.spec.groups import Group
+from components.terminal import console
 
 RESULT = FILES[PARITY]
 LAYOUTS = Path(__file__).parent / "data" / "proved_layouts.yaml"
@@ -90,7 +90,7 @@ def print_table(rows: Sequence[Row]) -> None:
         table.add_row(
             row["recipe"], label, str(row["ranks"]), *cells, f"{row['seconds']:.0f}", verdict
         )
-    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    console(width=170).print(table)
 
 
 def main(names: Sequence[str]) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -32,6 +31,7 @@ from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Rotary
 from components.optim.adamw import AdamW
+from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "train_step.json"
 THREADS, ROUNDS, WARMUP_ROUNDS = 2, 25, 3
@@ -238,10 +238,10 @@ def show(summary: dict[str, Any], seconds: dict[str, list[float]]) -> None:
     for name, values in seconds.items():
         median, best = tokens / statistics.median(values), tokens / min(values)
         table.add_row(name, f"{median:,.0f}", f"{best:,.0f}")
-    Console().print(table)
+    console().print(table)
     for name, ratio in summary["ratio_median"].items():
-        Console().print(f"{name}: {ratio:.3f}, fastest {summary['ratio_fastest'][name]:.3f}")
-    Console().print(f"largest difference of losses {summary['largest_loss_difference']:.1e}")
+        console().print(f"{name}: {ratio:.3f}, fastest {summary['ratio_fastest'][name]:.3f}")
+    console().print(f"largest difference of losses {summary['largest_loss_difference']:.1e}")
 
 
 def main() -> None:

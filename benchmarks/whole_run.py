@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
@@ -32,6 +31,7 @@ from benchmarks.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSIDE
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
+from components.terminal import console
 from components.train.batches import StepBatches
 from components.train.engine import MeshEngine
 from components.train.fit import fit
@@ -147,7 +147,7 @@ def main(words: list[str]) -> int:
         packages=("torch", "lightning"),
     )
     RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    Console().print_json(data=found)
+    console().print_json(data=found)
     return 0 if found["holds"] else 1
 
 

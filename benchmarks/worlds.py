@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,6 +24,7 @@ from benchmarks.wanted import MOST_WORLD_SECONDS
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parallelism.mesh import build_mesh
+from components.terminal import console
 from components.train.strategy import degrees_of
 
 RESULT = Path(__file__).parent / "results" / "worlds.json"
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     table = Table("ranks", "seconds", "of the most allowed")
     for ranks, value in seconds.items():
         table.add_row(f"{ranks:,}", f"{value:.2f}", f"{value / MOST_WORLD_SECONDS:.3f}")
-    Console().print(table)
+    console().print(table)
     result = {
         **circumstances(
             peer="none: our limit",

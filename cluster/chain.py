@@ -5,7 +5,6 @@ the run has finished or was cancelled, when two jobs saved nothing, or when a mi
 that another job would only repeat.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from components.preflight.verdict import (
     read_verdict,
 )
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder
 
 OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
@@ -37,14 +37,14 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     jobs = Jobs(folder)
     scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
     if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
-        _say("the run has finished: nothing is left for this job")
+        say("the run has finished: nothing is left for this job")
         return OVER
     if jobs.cancelled.exists():
-        _say("the run was cancelled: this job ends")
+        say("the run was cancelled: this job ends")
         return OVER
     place = scheduler.place(seen)
     if stuck(jobs.since_submission(), saved_tokens(folder)):
-        _say(
+        say(
             f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: the chain ends here; "
             f"why they ended is in {jobs.path}"
         )
@@ -60,7 +60,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
             tell_end(folder, before)
     record = jobs.begin(place)
     title = heading(record)
-    _say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
+    say(f"{title}: from {record.tokens_at_begin:,} tokens on {' '.join(record.nodes)}")
     _mark_last(jobs)
     if (log := _ranks_log(folder, record)).exists():  # of an earlier attempt
         with log.open("a", encoding="utf-8") as again:
@@ -94,7 +94,7 @@ def end(run: Path, status: int) -> int:
     if folder.results.exists():
         ended = str(folder.read_json("results.json")["status"])
         tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
-        _say(f"{ended} at {saved_tokens(folder):,} tokens")
+        say(f"{ended} at {saved_tokens(folder):,} tokens")
         if ended == "finished":
             _end_chain(scheduler, record.job)
         elif left_out:
@@ -105,9 +105,9 @@ def end(run: Path, status: int) -> int:
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
     record = jobs.end(record, ended="failed", why=failure.why, bad_nodes=bad)
     tell_end(folder, record)
-    _say(f"failed: {failure.why}")
+    say(f"failed: {failure.why}")
     if failure.of_user:
-        _say("no other job would mend this: the chain ends here")
+        say("no other job would mend this: the chain ends here")
         _end_chain(scheduler, record.job)
     elif bad:
         _avoid(scheduler, record, jobs)
@@ -140,14 +140,14 @@ def _avoid(scheduler: Scheduler, record: JobRecord, jobs: Jobs) -> None:
     records = jobs.since_submission()
     bad = tuple(dict.fromkeys(node for each in records for node in each.bad_nodes))
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
-        _say(
+        say(
             f"{len(bad)} nodes are suspected by now, so it may be none of them: {' '.join(bad)}"
         )
     elif _done(lambda: scheduler.exclude(chain_of(record.job), bad)):
-        _say(f"the next job avoids {' '.join(bad)}")
+        say(f"the next job avoids {' '.join(bad)}")
         tell_exclusion(jobs.folder, record, bad)
     else:
-        _say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
+        say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
 
 
 def _end_chain(scheduler: Scheduler, job: str) -> None:
@@ -159,7 +159,7 @@ def _done(act: Callable[[], object]) -> bool:
     try:
         return act() is not False
     except SchedulerError as error:
-        _say(str(error))
+        say(str(error))
         return False
 
 
@@ -183,8 +183,3 @@ def _ranks_log(folder: RunFolder, record: JobRecord) -> Path:
 def heading(record: JobRecord) -> str:
     """Begin what a job says of itself in its log, to which each attempt appends."""
     return f"job {record.job}, attempt {record.attempt}"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -15,6 +15,7 @@ from cluster.telling import tell_preflight
 from components.preflight.hub import hub
 from components.preflight.verdict import CHOSEN, Verdict, list_hosts, write_verdict
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder
 
 
@@ -31,9 +32,9 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     list_hosts(folder, CHOSEN, (hosts[name] for name in choose(recipe, scheduler, verdict)))
     tell_preflight(folder, verdict)
     for reason in verdict.reasons():
-        sys.stderr.write(f"preflight: {reason}\n")
+        say(f"preflight: {reason}")
     said = f"{len(verdict.good)} of {len(nodes)} nodes are good, {verdict.needed} are needed"
-    sys.stderr.write(f"preflight: {said}, after {verdict.seconds:.1f} s\n")
+    say(f"preflight: {said}, after {verdict.seconds:.1f} s")
     return 0 if verdict.holds else 1
 
 

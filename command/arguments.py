@@ -1,7 +1,7 @@
 """The command line as data: arguments are ``key=value``, ``-m`` sweeps over listed values."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ RAW_KEYS = PATH_KEYS | {"to"}  # taken as they stand: a URL is no YAML
 class Arguments:
     """One point: what to do, with which choices of groups and which values of keys.
 
+    ``choices`` and ``values`` are the user's own words. ``file_values`` are those of a file (a
+    lock, a bundle, a study, a run's record): as final as the user's, weaker than these, and
+    never trusted like them.
     ``site`` is the user's own side of a cluster (``site.account=...``): no part of the recipe.
     ``searches`` says that the layout is to be found (``parallelism=auto``), ``within_days`` how
     long the run may take on nodes that are found as well.
@@ -53,7 +56,13 @@ class Arguments:
     recipe: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    file_values: Mapping[str, Any] = field(default_factory=dict)
     site: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_values(self) -> dict[str, Any]:
+        """What keys are set to: by the file, and over that by the user."""
+        return {**self.file_values, **self.values}
 
 
 def groups() -> dict[str, list[str]]:
@@ -128,7 +137,7 @@ def read_point(words: Sequence[str]) -> Arguments:
         raw = key in RAW_KEYS or key == "recipe"
         value: Any = text if raw else parse_word(word).value()
         if key in choices or kept is choices:
-            value = _option(key, value, known[key])
+            value = check_option(key, value, known[key])
         kept[key] = value
     searches = choices.get("parallelism") == AUTO
     if searches:
@@ -146,7 +155,9 @@ def read_point(words: Sequence[str]) -> Arguments:
         at_most=_at_most(command.get("at_most")),
         searches=searches,
         within_days=_within_days(command.get("within_days"), searches=searches),
-        **{flag: _flag(flag, command.get(flag, False)) for flag in FLAGS},
+        again=_flag("again", command.get("again", False)),
+        force=_flag("force", command.get("force", False)),
+        cite=_flag("cite", command.get("cite", False)),
         to=command.get("to"),
         recipe=command.get("recipe"),
         choices=choices,
@@ -180,7 +191,12 @@ def _flag(key: str, value: object) -> bool:
     return value
 
 
-def _option(group: str, value: object, options: list[str]) -> str:
+def check_option(group: str, value: object, options: list[str]) -> str:
+    """Return the option of a group, if ``conf/`` has a file for it.
+
+    Raises:
+        RecipeError: it has none; with the nearest.
+    """
     if group == "parallelism" and value == AUTO:
         return AUTO
     if value not in options:

@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from command.arguments import Arguments
@@ -26,6 +24,7 @@ from components.planner.calibration import Measured, fit_memory, fit_speed
 from components.planner.job import job_of
 from components.planner.software import OURS, read_software
 from components.spec.hardware import Hardware
+from components.terminal import console, tell
 
 
 def calibrate(arguments: Arguments) -> Outcome:
@@ -97,15 +96,15 @@ def _write(file: Path, text: str) -> None:
 def _print(output: str, found: Calibration, kept: Path | None) -> None:
     if output == "json":
         tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
-        sys.stdout.write(json.dumps(tree) + "\n")
+        tell(json.dumps(tree))
         return
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(_constants(found))
-    console.print(_errors(found))
+    out = console(width=120)
+    out.print(_constants(found))
+    out.print(_errors(found))
     if kept:
-        console.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
+        out.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
     else:
-        console.print("not kept: layouts that were not fitted to are predicted no better")
+        out.print("not kept: layouts that were not fitted to are predicted no better")
 
 
 def _constants(found: Calibration) -> Table:

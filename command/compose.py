@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
 from command.data_file import Sent
+from command.expansion import check_expansion
 from command.lock_file import CARRIED, Received, read_given, with_bundle
 from command.places import check_places
 from command.recipe_file import (
@@ -52,7 +53,19 @@ def compose_recipe(arguments: Arguments) -> Recipe:
         return compose_searched(arguments).recipe
     with _lines_told(arguments) as given:
         trees = _compose_trees(given)
-        return settle(trees.settled, given.arguments.values, trees.full)
+        _check_places(trees, given)
+        return settle(trees.settled, given.arguments.all_values, trees.full)
+
+
+def compose_to_compare(arguments: Arguments) -> Recipe:
+    """Compose a recipe that is looked at and never used, wherever its places may be.
+
+    Raises:
+        RecipeError: as above.
+    """
+    with _lines_told(arguments) as given:
+        trees = _compose_trees(given)
+        return settle(trees.settled, given.arguments.all_values, trees.full)
 
 
 def compose_searched(arguments: Arguments) -> Found:
@@ -63,7 +76,8 @@ def compose_searched(arguments: Arguments) -> Found:
     """
     with _lines_told(arguments) as given:
         trees = _compose_trees(given)
-        question = Question(trees.settled, given.arguments.values, trees.full)
+        _check_places(trees, given)
+        question = Question(trees.settled, given.arguments.all_values, trees.full)
         return find_layout(question, within_days=arguments.within_days)
 
 
@@ -88,14 +102,13 @@ def compose_group(group: str, option: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Given:
-    """What is composed: the file if there is one, and the keys that the user named beside it.
+    """What is composed: the file if there is one, and the words beside it.
 
-    ``arguments`` have a bundle's keys too.
+    ``arguments`` have a bundle's keys too, as those of a file.
     """
 
     arguments: Arguments
     file: Sent | Received | None
-    named: Named
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ def _lines_told(arguments: Arguments) -> Iterator[_Given]:
     """Read a recipe that is a file, and name the lines of what is wrong in it."""
     name = arguments.recipe
     if name is None or not name.endswith(".yaml"):
-        yield _Given(arguments, None, Named(arguments.values))
+        yield _Given(arguments, None)
         return
     file, named = read_given(Path(name).expanduser()), Named(arguments.values)
     if isinstance(file, Received):
@@ -120,7 +133,7 @@ def _lines_told(arguments: Arguments) -> Iterator[_Given]:
         check_recipe_file(file)
         sent = file
     try:
-        yield _Given(arguments, file, named)
+        yield _Given(arguments, file)
     except RecipeError as error:
         raise error if named.covers(error.path) else sent.told(error) from None
 
@@ -130,16 +143,20 @@ def _compose_trees(given: _Given) -> _Trees:
     try:
         values = _composed(given)
         full = _resolve(values)
-        for key, value in arguments.values.items():
+        for key, value in arguments.all_values.items():
             _set(values, key, value)
         settled = _resolve(values)
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError(
             "recipe", str(error).strip().splitlines()[0], "see the file"
         ) from None
-    if given.file is not None:
-        check_places(settled, given.named)
     return _Trees(settled, full)
+
+
+def _check_places(trees: _Trees, given: _Given) -> None:
+    """Hold what a file says to the working folder; what the user names may lie anywhere."""
+    if given.file is not None or given.arguments.file_values:
+        check_places(trees.settled, Named(given.arguments.values))
 
 
 def _composed(given: _Given) -> dict[str, Any]:
@@ -173,6 +190,7 @@ def _compose(conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
+    check_expansion(tree)
     resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}

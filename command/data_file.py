@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from unicodedata import category
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -20,6 +21,9 @@ MOST_LEVELS = 40  # the deepest recipe here has 8
 # Characters that show a line otherwise than it is read: bidirectional controls (Boucher and
 # Anderson 2021, arXiv 2111.00169, table 1) and the mark of byte order.
 HIDDEN = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+# Beside these: what ends a line, controls of a terminal, halves of characters.
+ACTING = frozenset({"Cc", "Zl", "Zp", "Cs"})
+PLAIN_CONTROLS = frozenset("\n\t")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -76,7 +80,9 @@ class _DataLoader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep=deep)
+            found = super().construct_object(node, deep=deep)
+            refuse_acting(found, node)
+            return found
         except ValueError as error:  # an integer of more digits than Python reads
             raise ConstructorError(None, None, str(error), node.start_mark) from None
 
@@ -155,6 +161,15 @@ def refuse_hidden(text: str, file: Path) -> None:
     for character in HIDDEN.intersection(text):
         line = text.count("\n", 0, text.index(character)) + 1
         _refuse(file, line, f"the invisible character U+{ord(character):04X}")
+
+
+def refuse_acting(found: object, node: Any) -> None:
+    """Refuse text that acts on a terminal, as escapes can write it, or reads otherwise."""
+    for character in found if isinstance(found, str) else "":
+        hidden = character in HIDDEN or category(character) in ACTING
+        if hidden and character not in PLAIN_CONTROLS:
+            problem = f"a text holds the control character U+{ord(character):04X}"
+            raise ConstructorError(None, None, problem, node.start_mark)
 
 
 def refuse_alias(event: Any) -> None:

@@ -1,21 +1,20 @@
 """What tells two sides apart, for people."""
 
 import json
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from components.sharing.differences import Found, Side
 from components.spec.groups import TITLES, Group, without_profile
+from components.terminal import console, tell
 
 LONGEST = 60
 
 
 def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> None:
     """Print a table for each group that has differences, then the verdict and the notes."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    out = console(width=160)
     for group, title in TITLES.items():
         if not found[group]:
             continue
@@ -25,12 +24,13 @@ def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> N
         keys = shown(found, group)
         for key in keys:
             table.add_row(key, *(_short(value) for value in found[group][key]))
-        console.print(table)
+        out.print(table)
         if hidden := len(found[group]) - len(keys):
-            console.print(f"and {hidden} keys of the two profiles in conf/cluster/")
-        console.print()
-    sys.stdout.write(verdict(found) + "\n")
-    sys.stdout.writelines(f"note: {note}\n" for note in notes)
+            out.print(f"and {hidden} keys of the two profiles in conf/cluster/")
+        out.print()
+    tell(verdict(found))
+    for note in notes:
+        tell(f"note: {note}")
 
 
 def verdict(found: Found) -> str:

@@ -1,12 +1,12 @@
 """A dry run on the terminal, from the object that ``output=json`` prints."""
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from components.terminal import console
 
 Tree = Mapping[str, Any]
 GIB = 2**30
@@ -19,22 +19,22 @@ NOTES = (
 )
 
 
-def print_dryrun(tree: Tree, out: TextIO) -> None:
+def print_dryrun(tree: Tree) -> None:
     """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
-    console = Console(file=out, width=None if sys.stdout.isatty() else 150)
+    out = console(width=150)
     for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
         if table.row_count:
-            console.print(table)
-            console.print()
+            out.print(table)
+            out.print()
     for role in tree["roles"]:
         moment, rehearsed = role["memory"]["moment"], role["rehearsed_microbatches"]
         text = f"{role['name']}: fullest in the {moment['phase']}, {moment['operator']}, "
         text += f"{moment['microbatches_begun']} microbatches begun"
         if rehearsed < role["microbatches"]:
             text += f"; {rehearsed} of {role['microbatches']} rehearsed, the counts continued"
-        console.print(text, markup=False, highlight=False)
+        out.print(text)
     for note in NOTES:
-        console.print(note, markup=False, highlight=False)
+        out.print(note)
 
 
 def _memory(tree: Tree) -> Table:

@@ -1,27 +1,23 @@
 """What an evaluation found, in the terminal: a line for each source, text and metric."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
-
-from rich.console import Console
 
 from components.report import numbers
 from components.report.evaluation import task_grid, text_grid
 from components.report.tables import terminal_table
+from components.terminal import console
 
 
 def print_result(result: Mapping[str, Any]) -> None:
     """Print every section of the result file that there is."""
-    console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False
-    )
-    console.print(_title(result), markup=False)
+    out = console(width=160)
+    out.print(_title(result))
     for grid in (text_grid([((), result)], lead=()), task_grid([((), result)], lead=())):
         if grid.rows:
-            console.print(terminal_table(grid))
+            out.print(terminal_table(grid))
     if "held_out" in result:
-        console.print(_compared(result["held_out"]), markup=False)
+        out.print(_compared(result["held_out"]))
 
 
 def _title(result: Mapping[str, Any]) -> str:

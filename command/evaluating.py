@@ -1,6 +1,5 @@
 """The questions that ``action=evaluate`` answers, each with its section of the result file."""
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from components.evaluate.held_out import judge_held_out, judge_text, open_judge,
 from components.evaluate.record import keep
 from components.report.page import write_report
 from components.spec.recipe import Recipe, check_recipe
+from components.terminal import say
 from data_prep.encode import encode
 from data_prep.files import open_files
 
@@ -90,7 +90,7 @@ def _ask_tasks(arguments: Arguments, trained: Trained, recipe: Recipe) -> Tree:
     target = export_place(trained)
     if not target.exists():
         export_trained(trained, target, rows="published")
-        sys.stderr.write(f"exported to {target}\n")
+        say(f"exported to {target}")
     harness = Harness(
         folder=target,
         compute=recipe.precision.compute,

@@ -5,17 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from command.arguments import Arguments
+from command.arguments import Arguments, check_option, groups
 from command.data_file import Sent, read_data
+from command.received import check_choices, check_recipe_place
 from command.recipe_file import SECTIONS, check_content
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed, read_lock
 from components.spec.groups import Group, declared
+from components.spec.named import leaves
 from components.spec.targets import check_nodes
 
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"
 CLOCK = "checkpoint."  # of the machine's group, but no machine's own
+NO_MAPPINGS = frozenset({"name", "why", "home", "works"})
 CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
 
 
@@ -46,6 +49,8 @@ def read_given(file: Path, key: str = "recipe") -> Sent | Received:
 def _checked(sent: Sent) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
     lock = read_lock(sent.tree, "")
+    check_choices(lock.asked.choices, "asked.choices")
+    check_recipe_place(lock.asked.recipe, "asked.recipe")
     for part in ("settled", "composed"):
         tree = sent.tree[part]
         if not isinstance(tree, Mapping):
@@ -80,6 +85,35 @@ def _check_part(tree: Mapping[str, Any], *, whole: bool) -> None:
         raise RecipeError(odd if odd in tree else "name", f"the section {odd} {problem}")
     check_content(tree)
     check_nodes(tree)
+    if whole:
+        _check_settled(tree)
+
+
+def _check_settled(tree: Mapping[str, Any]) -> None:
+    """Check what is compared of a recipe that nobody composes: its form and its keys.
+
+    Values may be of another version: to tell them apart is what a lock is for.
+    """
+    for section in tree.keys() - NO_MAPPINGS:
+        _mapping(tree[section], section)
+    for path in ("scale.name", "cluster.name", "precision.compute"):
+        section, _, key = path.partition(".")
+        if not isinstance(tree[section].get(key), str):
+            raise RecipeError(path, "is missing, or no text")
+    check_option("scale.name", tree["scale"]["name"], groups()["scale"])
+    for name, source in _mapping(tree["data"].get("sources"), "data.sources").items():
+        _mapping(source, f"data.sources.{name}")
+    _mapping(tree["model"].get("mlp", {}), "model.mlp")
+    for path, _ in leaves(tree):
+        if declared(path) is None:
+            remedy = "is the lock of a newer version?"
+            raise RecipeError(path, "no recipe of this version has such a key", remedy)
+
+
+def _mapping(value: object, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RecipeError(path, f"{value!r} is no mapping")
+    return value
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -91,7 +125,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def travelling(arguments: Arguments) -> dict[str, Any]:
     """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
-    return {key: value for key, value in arguments.values.items() if _travels(key)}
+    return {key: value for key, value in arguments.all_values.items() if _travels(key)}
 
 
 def _travels(key: str) -> bool:
@@ -115,4 +149,4 @@ def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
     values = dict(own["values"])
     if arguments.choices.get("cluster", "local") != "local":
         values.pop(RANKS, None)
-    return replace(arguments, values={**values, **arguments.values})
+    return replace(arguments, file_values=values)

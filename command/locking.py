@@ -8,6 +8,7 @@ from command.arguments import Arguments, read_point
 from command.compose import compose_full, compose_recipe
 from command.lock_file import travelling
 from command.outcome import Outcome
+from command.received import as_received
 from command.sides import data_of, losses_in, software_of, words_of_run
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -39,7 +40,7 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
     folder = existing_run_folder(run) if run else None
     if folder is not None:
         recipe = read_recipe(folder.recipe)
-        arguments = read_point(words_of_run(folder))
+        arguments = as_received(read_point(words_of_run(folder)))
     if arguments.searches:
         problem = "auto: another search may find another layout"
         raise RecipeError("parallelism", problem, "name the degrees that action=plan shows")
@@ -72,7 +73,7 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Kind) -> tuple[Path, Outc
     Raises:
         RecipeError: a file of that name is there, or it cannot be written.
     """
-    stem = f"{lock.settled['name']}-{lock.fingerprint[Group.MATHEMATICS][:HASH_DIGITS]}"
+    stem = f"{lock.settled['name']}-{lock.fingerprint.mathematics[:HASH_DIGITS]}"
     file = arguments.folders.get("file", Path(f"{stem}.{kind}.yaml"))
     if file.is_dir():
         raise RecipeError(
@@ -92,7 +93,7 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Kind) -> tuple[Path, Outc
 
 
 def _asked(arguments: Arguments, recipe: Recipe, *, bundle: bool) -> dict[str, Any]:
-    values = travelling(arguments) if bundle else arguments.values
+    values = travelling(arguments) if bundle else arguments.all_values
     choices = {"scale": recipe.scale.name, "cluster": recipe.cluster.name}
     others = {} if bundle else arguments.choices
     return Asked(

@@ -1,7 +1,6 @@
 """From the words of the command line to an exit status."""
 
 import importlib
-import logging
 import os
 import select
 import sys
@@ -13,6 +12,7 @@ from command.outcome import Outcome, Status
 from command.points import split_sweep, study_words, submits
 from command.words import check_words, keys_of
 from components.errors import RecipeError
+from components.terminal import console, prepare_streams, say
 
 READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
 
@@ -42,7 +42,7 @@ def _is_broken(output: int) -> bool:
 
 def _run(words: Sequence[str]) -> int:
     """Run every point and return the highest exit status."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    prepare_streams()
     if not words or set(words) <= {"-h", "--help"}:
         list_recipes()
         return Status.DONE
@@ -71,7 +71,7 @@ def _run_point(words: Sequence[str], label: str) -> Outcome:
     except RecipeError as error:
         return Outcome(_report(error, label))
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing half-written was kept\n")
+        say("stopped; nothing half-written was kept")
         return Outcome(Status.STOPPED)
 
 
@@ -84,7 +84,7 @@ def _act(arguments: Arguments) -> Outcome:
 
 def _report(error: RecipeError, label: str) -> Status:
     where = f"[{label}] " if label else ""
-    sys.stderr.write(f"{where}{error}\n")
+    say(f"{where}{error}")
     return Status.WRONG_INPUT
 
 
@@ -92,8 +92,6 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     runs = [outcome.run for outcome in outcomes if outcome.run is not None]
     if not runs:
         return
-    from rich.console import Console
-
     from components.report.tables import summary_table
 
-    Console(width=160 if not sys.stdout.isatty() else None).print(summary_table(runs))
+    console(width=160).print(summary_table(runs))

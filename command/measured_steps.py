@@ -7,12 +7,13 @@ keys of the command line, as ``recipe`` or ``parallelism.tensor``, and what was 
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
+from command.received import as_received, check_recipe_place
 from command.words import check_recipe_words
 from components.errors import RecipeError
 from components.spec.recipe import Recipe, read_recipe
@@ -97,11 +98,22 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
     kept = [word for word in arguments.words if word.partition("=")[0] not in {*own, *MINE}]
     try:
         check_recipe_words(own, "a table")
-        recipe = compose_recipe(read_point([*kept, *(f"{k}={v}" for k, v in own.items())]))
+        row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
+        recipe = compose_recipe(_over(read_point(kept), row))
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
     peak_bytes = _number(where, BYTES, peak) if peak else None
     return MeasuredStep(where=where, recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
+
+
+def _over(asked: Arguments, row: Arguments) -> Arguments:
+    """Put a table's row over the command's own words: its values stay a file's."""
+    return replace(
+        asked,
+        recipe=asked.recipe if row.recipe is None else check_recipe_place(row.recipe, "recipe"),
+        choices={**asked.choices, **row.choices},
+        file_values=row.file_values,
+    )
 
 
 def _number(where: str, key: str, text: str) -> float:

@@ -14,33 +14,56 @@ NOWHERE = frozenset({"none", ""})
 
 
 def check_places(tree: Mapping[str, Any], named: Named) -> None:
-    """Check every place that the sections ``data`` and ``model`` name and the user does not.
+    """Check every place that a recipe's sections name and the user does not.
 
     Raises:
         RecipeError: an absolute or climbing path, or one that a link leads out.
     """
-    for path, text in _places(tree):
-        key = path.partition("[")[0]
-        if isinstance(text, str) and text not in NOWHERE and not named.covers(key):
-            refuse_outside(text, path)
+    for path, text in _unnamed(tree, named):
+        refuse_outside(text, path)
+
+
+def places_outside(tree: Mapping[str, Any], named: Named) -> dict[str, str]:
+    """Return the places that lead out of the working folder and that the user does not name."""
+    return {path: text for path, text in _unnamed(tree, named) if _leads_out(text)}
 
 
 def refuse_outside(text: str, path: str) -> None:
-    """Refuse a place that is not below the working folder once links are followed."""
-    key = path.partition("[")[0]
-    remedy = f"if you trust it, name it yourself: {key}=..."
+    """Refuse a place that is not below the working folder once links are followed.
+
+    Raises:
+        RecipeError: it is not, or is no path.
+    """
+    if (how := _leads_out(text)) is not None:
+        key = path.partition("[")[0]
+        remedy = f"if you trust it, name it yourself: {key}=..."
+        raise RecipeError(path, f"{text!r} {how}", remedy)
+
+
+def _leads_out(text: str) -> str | None:
+    """Say how a place leaves the working folder; nothing where it stays inside."""
     place = Path(text)
     if place.is_absolute() or text.startswith("~") or ".." in place.parts:
-        raise RecipeError(path, f"{text!r} leads out of the working folder", remedy)
+        return "leads out of the working folder"
     here = Path.cwd()
     try:
         found = [here / place, *here.glob(text)]
-    except (ValueError, NotImplementedError) as error:  # no pattern at all
-        raise RecipeError(path, f"{text!r} is no path: {error}", remedy) from None
-    for one in found:
-        if not one.resolve().is_relative_to(here.resolve()):
-            problem = f"{text!r} leads out of the working folder by a link"
-            raise RecipeError(path, problem, remedy)
+        inside = all(one.resolve().is_relative_to(here.resolve()) for one in found)
+    except (
+        ValueError,
+        NotImplementedError,
+        OSError,
+        RuntimeError,
+    ) as error:  # no pattern at all
+        return f"is no path: {error}"
+    return None if inside else "leads out of the working folder by a link"
+
+
+def _unnamed(tree: Mapping[str, Any], named: Named) -> Iterator[tuple[str, str]]:
+    for path, text in _places(tree):
+        key = path.partition("[")[0]
+        if isinstance(text, str) and text not in NOWHERE and not named.covers(key):
+            yield path, text
 
 
 def _places(tree: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -48,6 +71,7 @@ def _places(tree: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     for key in ("folder", "tokenizer_folder"):
         yield f"data.{key}", data.get(key)
     yield "model.init_from", model.get("init_from")
+    yield "checkpoint.copy_to", _mapping(tree.get("checkpoint")).get("copy_to")
     for name, source in _mapping(data.get("sources")).items():
         where, source = f"data.sources.{name}", _mapping(source)
         for key in ("files", "tokens"):

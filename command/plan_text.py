@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from command.plan_timeline import timeline_rows
@@ -12,6 +11,10 @@ from components.planner.picture import Picture
 from components.planner.placement import Device, label
 from components.planner.search_sheet import search_sheet
 from components.planner.sheets import Sheet, memory_sheet, published_sheet, time_sheet
+from components.terminal import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PLAIN_WIDTH = 130
 _BAR = 24
@@ -20,38 +23,38 @@ _MOST_NODES, _NODES_BEFORE_CUT = 8, 4
 Tree = Mapping[str, Any]
 
 
-def print_plan(tree: Tree, picture: Picture, file: IO[str], *, now: datetime | None) -> None:
+def print_plan(tree: Tree, picture: Picture, *, now: datetime | None) -> None:
     """Print what ``output=json`` says, and the picture; ``now`` dates the end of the run."""
-    console = Console(file=file, width=None if file.isatty() else PLAIN_WIDTH)
+    out = console(width=PLAIN_WIDTH)
     if "search" in tree:
-        _print_search(tree, console)
-    console.print(_memory_table(tree))
-    console.print()
-    console.print(f"layout: {picture.heading}", highlight=False)
-    console.print(_layout_table(picture))
-    console.print()
+        _print_search(tree, out)
+    out.print(_memory_table(tree))
+    out.print()
+    out.print(f"layout: {picture.heading}")
+    out.print(_layout_table(picture))
+    out.print()
     if picture.timeline is not None:
-        for row in timeline_rows(picture.timeline, console.width - 1):
-            console.print(f" {row}", markup=False, highlight=False, no_wrap=True)
-        console.print()
+        for row in timeline_rows(picture.timeline, out.width - 1):
+            out.print(f" {row}", no_wrap=True)
+        out.print()
     for sheet in (time_sheet(tree, now=now), published_sheet(tree)):
-        console.print(_table(sheet))
-        console.print()
+        out.print(_table(sheet))
+        out.print()
     for name, item in tree["assumed"].items():
-        console.print(f"assumed, never published: {name}: {item['reason']}", markup=False)
+        out.print(f"assumed, never published: {name}: {item['reason']}")
     for item in tree["missing"]:
         text = f"missing: {item['figure']}: {item['problem']}; {item['remedy']}"
-        console.print(text, markup=False)
+        out.print(text)
 
 
-def _print_search(tree: Tree, console: Console) -> None:
+def _print_search(tree: Tree, out: "Console") -> None:
     sheet = search_sheet(tree)
     table = _table(sheet)
     table.title, table.title_justify = sheet.title, "left"
-    console.print(table)
+    out.print(table)
     for reason in tree["search"]["why"]:
-        console.print(f" - {reason}", markup=False, highlight=False)
-    console.print()
+        out.print(f" - {reason}")
+    out.print()
 
 
 def _table(sheet: Sheet) -> Table:

@@ -10,6 +10,7 @@ _LINES = {"forward": "─", "backward": "═", "weights": "~"}
 _WAITS, _CUT = "·", " … "
 # The number of a pass and some of its line.
 _READABLE = 3.0
+_LONGEST = 10_000  # forward passes: of stages so unlike the short ones are not drawn
 _MOST_RANKS, _SHOWN_AT_EACH_END = 16, 6
 _HEAD, _TAIL = "rank ", "  waits  keeps"
 
@@ -50,7 +51,7 @@ def characters_per_second(timeline: Timeline, room: int) -> float:
     whole = room / timeline.seconds
     blocks = timeline.ranks[0].blocks
     forward = min(block.end - block.start for block in blocks if block.kind == "forward")
-    if whole * forward >= _READABLE:
+    if whole * forward >= _READABLE or forward * _LONGEST <= timeline.seconds:
         return whole
     filled = next(block.end for block in blocks if block.kind == "backward")
     half = (room - len(_CUT)) // 2

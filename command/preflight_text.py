@@ -1,28 +1,26 @@
 """The verdict on nodes as a table, a row for each node and check."""
 
-import sys
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 
 from components.preflight.verdict import Judged, Verdict
+from components.terminal import console
 
 _WIDTH = 160  # of a table that is piped
 
 
 def print_verdict(verdict: Verdict) -> None:
     """Print all findings, the ways out of the bad ones, and the sum."""
-    width = None if sys.stdout.isatty() else _WIDTH
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    out = console(width=_WIDTH)
     table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
     for node in verdict.nodes:
         for one in node.findings:
             table.add_row(node.node, one.check, one.found, one.expected, one.rule, one.verdict)
-    console.print(table)
+    out.print(table)
     for line in remedies(verdict.nodes):
-        console.print(line)
-    console.print(
+        out.print(line)
+    out.print(
         f"{len(verdict.good)} of {len(verdict.nodes)} nodes are good, {verdict.needed} needed, "
         f"after {verdict.seconds:.1f} s"
     )

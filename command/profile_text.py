@@ -1,12 +1,10 @@
 """The profile of a run that has ended, for a terminal: that of the first rank that has one."""
 
-import sys
 from pathlib import Path
-
-from rich.console import Console
 
 from components.report.profile import parts_grid, products_grid, read_profiles, waits_grid
 from components.report.tables import terminal_table
+from components.terminal import console
 
 WIDTH = 160  # where nobody looks: no line is broken
 
@@ -18,20 +16,20 @@ def print_profile(run: Path) -> None:
         return
     first, *others = profiles
     found = [((), first)]
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    out = console(width=WIDTH)
     steps = ", ".join(map(str, first["steps"]))
-    console.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
-    console.print(terminal_table(parts_grid(found, lead=())))
-    console.print(terminal_table(products_grid(found, lead=())))
+    out.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
+    out.print(terminal_table(parts_grid(found, lead=())))
+    out.print(terminal_table(products_grid(found, lead=())))
     if first["machine"] is None:
-        console.print(
+        out.print(
             "no limit: this cluster's profile has no figures of its hardware; "
             "python -m benchmarks.peaks measures them"
         )
     waits = waits_grid(found, lead=())
     if waits.rows:
-        console.print("the host waits for its device, or would on one, in:")
-        console.print(terminal_table(waits))
+        out.print("the host waits for its device, or would on one, in:")
+        out.print(terminal_table(waits))
     if others:
         ranks = ", ".join(str(tree["rank"]) for tree in others)
-        console.print(f"the report has ranks {ranks}, too")
+        out.print(f"the report has ranks {ranks}, too")

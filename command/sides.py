@@ -57,13 +57,13 @@ def side_of_run(path: Path, key: str = "run") -> Side:
     )
 
 
-def side_of_now(recipe: Recipe, label: str) -> Side:
-    """Describe what a recipe rests on here and now; every prepared file is read.
+def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
+    """Describe what a recipe rests on here and now; of its data every prepared file is read.
 
     Raises:
         RecipeError: prepared data without a readable manifest.
     """
-    folder = find_prepared(recipe)
+    folder = find_prepared(recipe) if reads_data else None
     return Side(
         label=label,
         tree=recipe.model_dump(mode="json"),

@@ -1,13 +1,12 @@
 """What each stage did to each source, as a table for the terminal."""
 
-import sys
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 
 from components.data.manifest import StageCounts, StageRecord
 from components.spec.data import Source
+from components.terminal import console
 
 UNKNOWN = "unknown"
 
@@ -29,7 +28,7 @@ def print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source
                 _languages(counts, sources[source].language),
                 _listed({**counts.removed, **counts.replaced}),
             )
-    Console(width=None if sys.stdout.isatty() else 140).print(table, markup=False)
+    console(width=140).print(table)
 
 
 def _languages(counts: StageCounts, claimed: str | None) -> str:

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from command.arguments import ROOT, Arguments, read_point
 from command.data_file import read_data
 from command.labels import as_folder, folder_of_runs
 from command.points import STUDY, submits
+from command.received import check_recipe_place
 from command.study_runs import Point
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from components.errors import RecipeError
@@ -42,23 +43,27 @@ class Asked:
     folder: Path
     page: Path
 
-    def words_of(self, point: Point) -> list[str]:
-        """Write a point as the command line would; a key that the user names stays as it is."""
+    def arguments_of(self, point: Point) -> Arguments:
+        """Ask for a point: its values are the file's, and a key that the user names is his.
+
+        The words are those that the command line would have for it.
+        """
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
-        own = [_word(key, value) for key, value in values.items() if key not in named]
-        here = [] if self.action == "plan" else [f"run={self.folder_of(point)}"]
-        return [*self.words, *own, *here]
+        own = {key: value for key, value in values.items() if key not in named}
+        words = list(self.words)
+        if RECIPE in own:
+            recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
+            words.append(f"{RECIPE}={recipe}")
+        if self.action != "plan":
+            words.append(f"run={self.folder_of(point)}")
+        said = [f"{key}={json.dumps(value)}" for key, value in own.items()]
+        return replace(read_point(words), words=(*words, *said), file_values=own)
 
     def folder_of(self, point: Point) -> Path:
         """Name the keys in the study's order: a journal gives them back in another."""
         keys = varied(self.study)
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
-
-
-def _word(key: str, value: object) -> str:
-    """Quote as JSON does, but for a recipe: the command line takes its name as it is."""
-    return f"{key}={value if key == RECIPE else json.dumps(value)}"
 
 
 def find_study(name: str) -> tuple[Path, dict[str, Any]]:

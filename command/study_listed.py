@@ -1,7 +1,6 @@
 """A study that lists its points: all are planned, run where asked, and set beside the work."""
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from command.study_runs import Ended, Planned, Point, Runner, result_in
 from components.errors import RecipeError
 from components.report.study_rows import Tried, median_deviation, relative, study_grid, summary
 from components.spec.study_listed import Listed
+from components.terminal import console, say, tell
 
 NOT_YET = Ended(None, "")
 
@@ -27,7 +27,7 @@ def try_points(asked: Asked, study: Listed) -> Status:
     try:
         runs = _measured(asked, study)
     except KeyboardInterrupt:
-        sys.stderr.write(f"stopped; the same command goes on. Kept in {asked.folder}\n")
+        say(f"stopped; the same command goes on. Kept in {asked.folder}")
         return Status.STOPPED
     tried = [
         Tried(
@@ -53,7 +53,7 @@ def plan_point(asked: Asked, study: Listed, point: Point) -> Ended:
     key = study.objective.planned
     if key is None:
         return NOT_YET
-    planner = Planned(words=asked.words_of, key=key)
+    planner = Planned(ask=asked.arguments_of, key=key)
     try:
         planner.start(point)
         return Ended(planner.figure(point), planner.look(point).why)
@@ -87,7 +87,7 @@ def run_points(study: Listed, runner: Runner) -> dict[int, Ended]:
             if (found := runner.look(points[place])) is not None:
                 under_way.remove(place)
                 ended[place] = found
-                _say(points[place], found, len(ended))
+                _say_point(points[place], found, len(ended))
         if waiting and len(under_way) < queue.at_once:
             place = waiting.pop(0)
             try:
@@ -95,25 +95,25 @@ def run_points(study: Listed, runner: Runner) -> dict[int, Ended]:
                 under_way.append(place)
             except RecipeError as error:
                 ended[place] = _refused(error)
-                _say(points[place], ended[place], len(ended))
+                _say_point(points[place], ended[place], len(ended))
         elif under_way:
             time.sleep(queue.poll_seconds)
     return ended
 
 
-def _say(point: Point, ended: Ended, count: int) -> None:
+def _say_point(point: Point, ended: Ended, count: int) -> None:
     text = ", ".join(f"{key}={value}" for key, value in point.items())
     figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
-    sys.stderr.write(f"[{count}] {text}: {figure}\n")
+    say(f"[{count}] {text}: {figure}")
 
 
 def _tell(asked: Asked, study: Listed, tried: list[Tried]) -> None:
     if asked.action == "report":
         from components.report.study_page import write_study  # plotly: only where a page is
 
-        sys.stdout.write(f"{write_study(study, tried, asked.changed, asked.page)}\n")
+        tell(f"{write_study(study, tried, asked.changed, asked.page)}")
     elif asked.output == "json":
-        sys.stdout.write(json.dumps(_tree(study, tried)) + "\n")
+        tell(json.dumps(_tree(study, tried)))
     else:
         _print(asked, study, tried)
 
@@ -149,7 +149,6 @@ def _tree(study: Listed, tried: list[Tried]) -> Mapping[str, Any]:
 
 
 def _print(asked: Asked, study: Listed, tried: list[Tried]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     grid = study_grid(study, tried)
@@ -159,11 +158,11 @@ def _print(asked: Asked, study: Listed, tried: list[Tried]) -> None:
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in grid.rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
-    console.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
-    console.print(table)
-    console.print(f"published by {study.published.source}")
-    console.print(f"counted: {study.published.convention}")
+    out = console(width=160)
+    out.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
+    out.print(table)
+    out.print(f"published by {study.published.source}")
+    out.print(f"counted: {study.published.convention}")
     if asked.changed:
-        console.print(f"changed by {' '.join(asked.changed)}: published is the file's study")
-    console.print(summary(tried))
+        out.print(f"changed by {' '.join(asked.changed)}: published is the file's study")
+    out.print(summary(tried))

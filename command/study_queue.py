@@ -3,9 +3,8 @@
 from cluster.schedulers import scheduler_of
 from cluster.status import status_of
 from command.actions.submit import check, check_not_submitted, hand_over
-from command.arguments import read_point
 from command.compose import compose_recipe
-from command.study_runs import Ended, Folder, Point, Words, result_in
+from command.study_runs import Ask, Ended, Folder, Point, result_in
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
 
@@ -13,13 +12,13 @@ from components.spec.recipe import read_recipe
 class Submitted:
     """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
 
-    def __init__(self, *, words: Words, folder: Folder, key: str) -> None:
-        self._words = words
+    def __init__(self, *, ask: Ask, folder: Folder, key: str) -> None:
+        self._ask = ask
         self._folder = folder
         self._key = key
 
     def start(self, point: Point) -> None:
-        arguments, path = read_point(self._words(point)), self._folder(point)
+        arguments, path = self._ask(point), self._folder(point)
         recipe = compose_recipe(arguments)
         try:
             check_not_submitted(recipe, path, again=False)

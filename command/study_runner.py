@@ -1,12 +1,10 @@
 """Who makes the runs of a study's points: the planner, this machine, or a batch cluster."""
 
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 
 from command.actions import auto
-from command.arguments import read_point
+from command.arguments import Arguments, read_point
 from command.outcome import Status
 from command.study_asked import Asked
 from command.study_runs import Planned, Runner, Trained
@@ -23,12 +21,12 @@ def runner_of(asked: Asked) -> Runner:
     """
     key = asked.study.objective.measured
     if asked.action == "plan":
-        return Planned(words=asked.words_of, key=planned_key(asked.study))
+        return Planned(ask=asked.arguments_of, key=planned_key(asked.study))
     if asked.action == "train":
-        return Trained(words=asked.words_of, folder=asked.folder_of, key=key, train=_train)
+        return Trained(ask=asked.arguments_of, folder=asked.folder_of, key=key, train=_train)
     from command.study_queue import Submitted  # imports torch
 
-    return Submitted(words=asked.words_of, folder=asked.folder_of, key=key)
+    return Submitted(ask=asked.arguments_of, folder=asked.folder_of, key=key)
 
 
 def planned_key(study: Searched | Listed) -> str:
@@ -43,12 +41,12 @@ def planned_key(study: Searched | Listed) -> str:
     return study.objective.planned
 
 
-def _train(words: Sequence[str]) -> None:
+def _train(arguments: Arguments) -> None:
     """Train a point, or go on with it; who interrupts a run interrupts the study."""
-    folder = next(word for word in words if word.startswith("run="))
-    if Path(folder.removeprefix("run=")).exists():
-        words = [folder.replace("run=", "resume=", 1)]
+    folder = arguments.folders["run"]
+    if folder.exists():
+        arguments = read_point([f"resume={folder}"])
     with redirect_stdout(sys.stderr):  # standard output is the study's
-        ended = auto.run(read_point(words))
+        ended = auto.run(arguments)
     if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
         raise KeyboardInterrupt

@@ -1,21 +1,21 @@
 """Three ways to try a point of a study: plan it, train it here, or submit it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
 from command.actions.plan import as_json
-from command.arguments import read_point
+from command.arguments import Arguments
 from command.compose import compose_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.spec.study_fields import Value
 
 Point = Mapping[str, Value]
-Words = Callable[[Point], Sequence[str]]
+Ask = Callable[[Point], Arguments]
 Folder = Callable[[Point], Path]
 
 
@@ -46,13 +46,13 @@ class Runner(Protocol):
 class Planned:
     """Points that are planned and never run: their figures are there at once."""
 
-    def __init__(self, *, words: Words, key: str) -> None:
-        self._words = words
+    def __init__(self, *, ask: Ask, key: str) -> None:
+        self._ask = ask
         self._key = key
         self._trees: dict[frozenset[tuple[str, Value]], dict[str, Any]] = {}
 
     def start(self, point: Point) -> None:
-        recipe = compose_recipe(read_point(self._words(point)))
+        recipe = compose_recipe(self._ask(point))
         self._trees[frozenset(point.items())] = as_json(recipe, plan_recipe(recipe))
 
     def look(self, point: Point) -> Ended:
@@ -73,16 +73,16 @@ class Trained:
     """Points that are trained on this machine, one after the other."""
 
     def __init__(
-        self, *, words: Words, folder: Folder, key: str, train: Callable[[Sequence[str]], None]
+        self, *, ask: Ask, folder: Folder, key: str, train: Callable[[Arguments], None]
     ) -> None:
-        self._words = words
+        self._ask = ask
         self._folder = folder
         self._key = key
         self._train = train
 
     def start(self, point: Point) -> None:
         if result_in(self._folder(point), self._key) is None:
-            self._train(self._words(point))
+            self._train(self._ask(point))
 
     def look(self, point: Point) -> Ended:
         ended = result_in(self._folder(point), self._key)

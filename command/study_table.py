@@ -1,16 +1,15 @@
 """What a study found: the best points, as a table or as JSON."""
 
-import sys
 from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from rich.console import Console
 from rich.table import Table
 
 from command.study_search import reason
 from components.spec.study_searched import Searched
+from components.terminal import console
 
 SHOWN = 10  # all are in the journal
 
@@ -57,8 +56,8 @@ def print_trials(study: Searched, trials: optuna.Study, published: float | None)
     if published is not None:
         values = [str(study.published[key]) for key in study.space]
         table.add_row("published", *values, f"{published:,.6g}")
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(table)
+    out = console(width=160)
+    out.print(table)
     tried = len(trials.trials)
     without = sum(trial.state == TrialState.PRUNED for trial in trials.trials)
-    console.print(f"{tried} trials: {len(best)} points with a figure, {without} trials without")
+    out.print(f"{tried} trials: {len(best)} points with a figure, {without} trials without")

@@ -4,7 +4,6 @@ Each point has a run folder below the sweep's, named after what it changes. Give
 same command submits only what is not there: finished, queued and ended points are left alone.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from command.labels import folder_of_runs, labels
 from command.outcome import Status
 from command.words import SWEEP, check_words, keys_of
 from components.errors import RecipeError
+from components.terminal import say
 
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
@@ -33,7 +33,7 @@ def submit_all(points: Sequence[Sequence[str]]) -> int:
             if (one := _check(arguments, path)) is not None:
                 ready.append(one)
         except RecipeError as error:
-            sys.stderr.write(f"[{label}] {error}\n")
+            say(f"[{label}] {error}")
             worst = Status.WRONG_INPUT
     if not _submit(ready, read_point(points[0]).at_most):
         worst = Status.WRONG_INPUT
@@ -50,7 +50,7 @@ def _check(arguments: Arguments, path: Path) -> Ready | None:
     except RecipeError as standing:
         if standing.path != "run":
             raise
-        sys.stderr.write(f"[{path.name}] left as it is: {standing.problem}\n")
+        say(f"[{path.name}] left as it is: {standing.problem}")
         return None
     one = check(recipe, arguments, path)
     if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
@@ -71,10 +71,10 @@ def _submit(ready: Sequence[Ready], at_most: int | None) -> bool:
         try:
             chains.append(hand_over(one, after=after))
         except RecipeError as error:
-            sys.stderr.write(f"[{one.path.name}] {error}\n")
+            say(f"[{one.path.name}] {error}")
             continue
         wait = f", after {after}" if after else ""
-        sys.stderr.write(f"[{one.path.name}] submitted {chains[-1]}{wait}\n")
+        say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
     return len(chains) == len(ready)
 
 

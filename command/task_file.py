@@ -77,12 +77,16 @@ def _data_files(sent: Sent) -> dict[str, list[str]]:
     for split, paths in named.items():
         where = f"dataset_kwargs.data_files.{split}"
         listed = paths if isinstance(paths, list) else [paths]
-        found[split] = [_existing(sent.file.parent / str(path), where) for path in listed]
+        found[split] = [_existing(sent.file.parent, str(path), where) for path in listed]
     return found
 
 
-def _existing(path: Path, where: str) -> str:
+def _existing(folder: Path, name: str, where: str) -> str:
+    path = (folder / name).resolve()
     if not path.is_file():
         remedy = "paths are relative to the task file"
-        raise RecipeError(where, f"there is no file {path}", remedy)
-    return str(path.resolve())
+        raise RecipeError(where, f"there is no file {folder / name}", remedy)
+    if not path.is_relative_to(folder.resolve()):
+        problem = f"{name!r} leads out of the folder of tasks"
+        raise RecipeError(where, problem, "put the file beside the task")
+    return str(path)

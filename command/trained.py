@@ -1,6 +1,5 @@
 """What a run has trained so far: its folder, and one of its checkpoints."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from components.convert.weights import load_weights
 from components.errors import RecipeError
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder, existing_run_folder
 
 
@@ -45,7 +45,7 @@ def _choose(folder: RunFolder, tokens: int | None) -> Chosen:
     chosen = newest_weights(folder.checkpoints, tokens)
     if chosen is not None:
         for damaged in chosen.damaged:
-            sys.stderr.write(f"another checkpoint is taken: {damaged.path} {damaged.problem}\n")
+            say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
         return chosen
     kinds = (complete_checkpoints(folder.checkpoints, kind) for kind in ("tokens", "weights"))
     there = sorted({tokens_of(one) for found in kinds for one in found})

@@ -81,7 +81,9 @@ USES: dict[str, tuple[Use, ...]] = {
     ),
     "report": (Use(f"{RECIPE} site.* run file", OF_STUDY), Use("run runs file")),
     "lock": (Use("file", "run", _of_run("a lock of a run")), Use(f"{RECIPE} file")),
-    "verify": (Use("file run output", why="a lock is compared with what it was made of"),),
+    "verify": (
+        Use("file run data.folder output", why="a lock is compared with what it was made of"),
+    ),
     "diff": (Use("a b * within_days output", why="its recipes are a= and b="),),
     "pack": (Use("file", "run", _of_run("a bundle of a run")), Use(f"{RECIPE} file")),
     "export": (Use("run file rows at_tokens", why=_of_run("an export")),),

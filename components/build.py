@@ -24,8 +24,12 @@ def build(node: Node, path: str) -> Any:
     try:
         return instantiate(tree, _convert_="all")
     except InstantiationException as failure:  # Hydra's wrapping hides what a constructor said
-        if isinstance(failure.__cause__, RecipeError):
-            raise failure.__cause__ from None
+        cause = failure.__cause__
+        if isinstance(cause, RecipeError):
+            raise cause from None
+        if isinstance(cause, TypeError | AttributeError):  # a part in the place of another
+            remedy = f"see conf/{path.partition('.')[0]}/ for which part stands where"
+            raise RecipeError(path, f"cannot be built: {cause}", remedy) from failure
         raise
 
 

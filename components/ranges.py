@@ -9,8 +9,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-Count = Annotated[int, Field(gt=0)]
-Tokens = Annotated[int, Field(ge=0)]
+MOST = 10**18  # what is counted here stays a 64-bit integer, and a float with its magnitude
+Count = Annotated[int, Field(gt=0, le=MOST)]
+Tokens = Annotated[int, Field(ge=0, le=MOST)]
+Ranks = Annotated[int, Field(gt=0, le=1_000_000)]  # eight times Aurora's tiles
+Heads = Annotated[int, Field(gt=0, le=100_000)]
+Layers = Annotated[
+    int, Field(gt=0, le=10_000)
+]  # one object each; the deepest model here has 126
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]

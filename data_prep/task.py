@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.terminal import say
 from data_prep.stages.array import read_array
 from data_prep.stages.executors import Local
 from data_prep.stages.plan import read_plan
@@ -23,15 +24,11 @@ def main(words: Sequence[str]) -> int:
     assert array is not None, "the command writes it before it submits"
     left = missing_tasks(folder, array.groups[int(element)], read_plan(folder).key)
     try:
-        Local(workers=array.workers, leave_failures=True).run(folder, left, _say)
+        Local(workers=array.workers, leave_failures=True).run(folder, left, say)
     except RecipeError as error:
-        sys.stderr.write(f"{error}\n")
+        say(str(error))
         return 2
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
 
 
 if __name__ == "__main__":

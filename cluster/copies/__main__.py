@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster.copies.archives import list_archives
 from components.errors import RecipeError
 from components.life.failures import MENDABLE, error_file
+from components.terminal import say
 from components.train.software import ROOT
 
 
@@ -20,7 +21,7 @@ def main(run: Path, python: Path) -> int:
     except RecipeError as error:
         message = {"message": f"{RecipeError.__name__}: {error}"}
         error_file(run / "ranks", 0).write_text(json.dumps(message), "utf-8")
-        sys.stderr.write(f"{error}\n")
+        say(str(error))
         return MENDABLE
     return 0
 

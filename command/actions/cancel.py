@@ -1,7 +1,5 @@
 """Take back what waits, and stop what runs after it has saved."""
 
-import sys
-
 from cluster.records import Jobs
 from cluster.scheduler import SchedulerError, check_present
 from cluster.schedulers import scheduler_of
@@ -10,6 +8,7 @@ from command.named_runs import named_runs
 from command.outcome import Outcome
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
+from components.terminal import tell
 from components.train.run_folder import RunFolder
 
 
@@ -35,9 +34,9 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
         if job.state == "running" and not force:
             folder.stop.touch()
             said = "saves after the step it is in, then ends"
-        sys.stdout.write(f"{job.job}: {said}\n")
+        tell(f"{job.job}: {said}")
     if not jobs:
-        sys.stdout.write(f"{chain}: nothing of it waits or runs\n")
+        tell(f"{chain}: nothing of it waits or runs")
 
 
 def _chain(folder: RunFolder) -> str:

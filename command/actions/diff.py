@@ -1,13 +1,13 @@
 """Compare two recipes, locks, bundles or runs: same mathematics, same layout, same machine?"""
 
 import json
-import sys
 
 from command.arguments import Arguments
 from command.differences_text import print_differences
 from command.outcome import Outcome
 from command.sides import read_sides
 from components.sharing.differences import as_json, compare, notes
+from components.terminal import tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -16,7 +16,7 @@ def run(arguments: Arguments) -> Outcome:
     found = compare(a, b)
     said = notes(a, b, found)
     if arguments.output == "json":
-        sys.stdout.write(json.dumps({**as_json(found), "notes": said}) + "\n")
+        tell(json.dumps({**as_json(found), "notes": said}))
     else:
         print_differences(a, b, found, said)
     return Outcome()

@@ -1,7 +1,6 @@
 """Run the real step of a rank of each role on tensors without values; judge its memory."""
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from components.dryrun.judge import Judged, highest, judge
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe
+from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -23,16 +23,16 @@ def run(arguments: Arguments) -> Outcome:
     plan = plan_recipe(recipe)
     began = time.perf_counter()
     try:
-        found = rehearse_roles(recipe, _say)
+        found = rehearse_roles(recipe, say)
     except RoleError as error:
-        _say(str(error))
+        say(str(error))
         return Outcome(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
     tree = as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
     if arguments.output == "json":
-        sys.stdout.write(json.dumps(tree, allow_nan=False) + "\n")
+        tell(json.dumps(tree, allow_nan=False))
     else:
-        print_dryrun(tree, sys.stdout)
+        print_dryrun(tree)
     fits = tree["memory"]["verdict"] != "does_not_fit"
     return Outcome(Status.DONE if fits else Status.DOES_NOT_HOLD)
 
@@ -89,7 +89,3 @@ def _role(judged: Judged) -> dict[str, Any]:
             for one in judged.differences
         ],
     }
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -2,13 +2,13 @@
 
 import json
 import os
-import sys
 from typing import Any
 
 from command.arguments import Arguments
 from command.evaluated_text import print_result
 from command.outcome import Outcome
 from components.errors import RecipeError
+from components.terminal import tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -19,7 +19,7 @@ def run(arguments: Arguments) -> Outcome:
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
     result = _evaluate(arguments)
     if arguments.output == "json":
-        sys.stdout.write(json.dumps(result) + "\n")
+        tell(json.dumps(result))
     else:
         print_result(result)
     return Outcome()

@@ -1,6 +1,5 @@
 """Write a checkpoint of a run as a folder that ``transformers`` loads by itself."""
 
-import sys
 from typing import cast
 
 from command.arguments import Arguments
@@ -9,6 +8,7 @@ from command.trained import export_place, export_trained, open_trained
 from components.convert.folder import Rows, check_free
 from components.errors import RecipeError
 from components.spec.targets import nearest
+from components.terminal import say, tell
 
 _ROWS = ("published", "padded")
 
@@ -21,8 +21,8 @@ def run(arguments: Arguments) -> Outcome:
     check_free(target)  # before the weights are read
     family = export_trained(trained, target, rows=rows)
     tokens = trained.chosen.marker.progress.tokens
-    sys.stderr.write(f"{family.architecture}, trained on {tokens:,} tokens\n")
-    sys.stdout.write(f"{target}\n")
+    say(f"{family.architecture}, trained on {tokens:,} tokens")
+    tell(str(target))
     return Outcome()
 
 

@@ -1,10 +1,9 @@
 """Freeze a recipe, or a run that was made, in one file that ``verify`` compares later."""
 
-import sys
-
 from command.arguments import Arguments
 from command.locking import make_lock, write_lock
 from command.outcome import Outcome
+from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -12,6 +11,6 @@ def run(arguments: Arguments) -> Outcome:
     lock = make_lock(arguments, bundle=False)
     file, outcome = write_lock(lock, arguments, "lock")
     if isinstance(lock.data, str):
-        sys.stderr.write("no data are prepared: the lock has no hashes of them\n")
-    sys.stdout.write(f"{file}\n")
+        say("no data are prepared: the lock has no hashes of them")
+    tell(str(file))
     return outcome

@@ -1,12 +1,12 @@
 """Write a bundle: one file that runs where nothing of the recipe's own files is."""
 
-import sys
 from collections.abc import Iterator
 
 from command.arguments import Arguments
 from command.locking import make_lock, write_lock
 from command.outcome import Outcome
 from components.sharing.lock import Lock
+from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -14,8 +14,8 @@ def run(arguments: Arguments) -> Outcome:
     lock = make_lock(arguments, bundle=True)
     file, outcome = write_lock(lock, arguments, "recipe")
     for line in left_behind(lock):
-        sys.stderr.write(f"not in the file: {line}\n")
-    sys.stdout.write(f"{file}\n")
+        say(f"not in the file: {line}")
+    tell(str(file))
     return outcome
 
 

@@ -2,14 +2,12 @@
 
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from command.arguments import Arguments
@@ -29,6 +27,7 @@ from components.parity.prover import (
 from components.spec.layout import AXES
 from components.spec.named import Named
 from components.spec.recipe import Recipe
+from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable
 
 FIXED: dict[str, Any] = {
@@ -60,10 +59,10 @@ def run(arguments: Arguments) -> Outcome:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        prover = Prover(folder=Path(folder), program=RANK, say=_say, rounding=True)
+        prover = Prover(folder=Path(folder), program=RANK, say=say, rounding=True)
         proofs = [prover.prove(recipe) for recipe in recipes]
     if arguments.output == "json":
-        sys.stdout.write(json.dumps(as_json(proofs), allow_nan=False) + "\n")
+        tell(json.dumps(as_json(proofs), allow_nan=False))
     else:
         show(proofs)
     held = all(proof.holds for proof in proofs)
@@ -153,26 +152,26 @@ def _difference(value: float | None) -> dict[str, object]:
 
 def show(proofs: Sequence[Proof]) -> None:
     """Print a row a layout, then what does not hold, then what these runs leave out."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 170)
+    out = console(width=170)
     table = Table(title="largest relative differences from one process", box=None)
     table.title_justify = "left"
     for place, column in enumerate(COLUMNS):
         left = place == 0 or not column.endswith(("ranks", "loss", "seconds"))
-        justify: JustifyMethod = "left" if left else "right"
+        justify: Literal["left", "right"] = "left" if left else "right"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
     for proof in proofs:
         table.add_row(*_cells(proof))
-    console.print(table)
+    out.print(table)
     for proof in proofs:
         problems = [proof.failure] if proof.comparison is None else proof.comparison.problems
         for problem in problems[:MOST_PROBLEMS]:
-            console.print(f"{_label(proof.recipe)}: {problem}", markup=False)
+            out.print(f"{_label(proof.recipe)}: {problem}")
         if len(problems) > MOST_PROBLEMS:
-            console.print(f"... and {len(problems) - MOST_PROBLEMS} more")
+            out.print(f"... and {len(problems) - MOST_PROBLEMS} more")
     precisions = sorted({proof.precision for proof in proofs}, reverse=True)
-    console.print(FACTS.format(" or ".join(precisions)))
+    out.print(FACTS.format(" or ".join(precisions)))
     if ROUNDED in precisions:
-        console.print(DEEPSPEED_FACTS)
+        out.print(DEEPSPEED_FACTS)
 
 
 def _cells(proof: Proof) -> list[str]:
@@ -218,7 +217,3 @@ def _label(recipe: Recipe) -> str:
     if section.offload_optimizer:
         label += ", offloaded"
     return label
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -1,7 +1,6 @@
 """Print the bill before anything is spent: memory, time, cost, beside what is published."""
 
 import json
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from components.planner.plan import Plan, plan_recipe
 from components.planner.search_sheet import search_tree
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
+from components.terminal import say, tell
 
 # Published names whose figure a plan predicts, and where the JSON object has it. The rates that
 # papers print count the whole attention and what they recompute.
@@ -43,20 +43,21 @@ def run(arguments: Arguments) -> Outcome:
     found = compose_searched(arguments) if arguments.searches else None
     recipe = found.recipe if found else compose_recipe(arguments)
     for warning in warnings_of(recipe):
-        sys.stderr.write(f"warning: {warning}\n")
+        say(f"warning: {warning}")
     plan = plan_recipe(recipe)
     tree = as_json(recipe, plan)
     if found:
         tree["search"] = search_tree(found.search, recipe, found.published, found.refusal)
     page = _write_page(recipe, plan, tree, arguments)
     if arguments.output == "json":
-        sys.stdout.write(json.dumps(tree) + "\n")
+        tell(json.dumps(tree))
     else:
-        print_plan(tree, picture_of(plan), sys.stdout, now=datetime.now().astimezone())
-        sys.stdout.writelines(f"{line}\n" for line in mixture_lines(recipe))
+        print_plan(tree, picture_of(plan), now=datetime.now().astimezone())
+        for line in mixture_lines(recipe):
+            tell(line)
     if page is not None:
         # With output=json, standard output is one object and nothing else.
-        (sys.stderr if arguments.output == "json" else sys.stdout).write(f"{page}\n")
+        (say if arguments.output == "json" else tell)(str(page))
     return Outcome()
 
 

@@ -17,6 +17,7 @@ from components.data.manifest import Manifest
 from components.preflight.node import look_alone
 from components.sharing.prepared import find_prepared
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import tell
 from components.train.run_folder import RunFolder
 
 
@@ -29,7 +30,7 @@ def run(arguments: Arguments) -> Outcome:
             verdict = look_alone(recipe, folder)
     if arguments.output == "json":
         tree = {"holds": verdict.holds, **verdict.model_dump(mode="json")}
-        sys.stdout.write(json.dumps(tree) + "\n")
+        tell(json.dumps(tree))
     else:
         print_verdict(verdict)
     return Outcome(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)

@@ -1,7 +1,6 @@
 """Build the data that a recipe names: clean text, tokenizer, packed token files, manifest."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from components.sharing.prepared import find_staged, note_prepared
 from components.spec.corpus import Preparation
 from components.spec.data import Source
 from components.spec.recipe import Recipe
+from components.terminal import say, tell
 from components.train.mixture import make_order
 from data_prep.card import describe
 from data_prep.hashes import FILE_NAME, HashCache, HashFile
@@ -40,11 +40,11 @@ def run(arguments: Arguments) -> Outcome:
     try:
         data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
     except QueuedError as error:
-        sys.stdout.write(f"{error}\n")
+        tell(str(error))
         return Outcome()
-    sys.stdout.write(f"{data['folder']}\n")
+    tell(f"{data['folder']}")
     for name, drawn in data["mixture"].items():
-        _say(
+        say(
             f"{name}: {drawn['promised_share']:.4%} of the budget, "
             f"read {drawn['epochs']:.2f} times"
         )
@@ -66,7 +66,7 @@ def prepare_data(
     if staged is not None:
         manifest = Manifest.read(staged)
         manifest.verify(staged, contents=recipe.data.verify == "contents")
-        _say(f"data: staged {staged}")
+        say(f"data: staged {staged}")
         return _kept(recipe, staged, manifest)
     for name in recipe.data.names:
         source = recipe.data.sources.get(name)
@@ -92,12 +92,12 @@ def prepare_data(
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
         sequence_length=recipe.budget.sequence_length,
         verify=recipe.data.verify,
-        say=_say,
+        say=say,
     )
     note_prepared(recipe, folder)
     if recipe.data.write_megatron:
         for prefix in write_megatron(folder, manifest):
-            _say(f"megatron: {prefix}")
+            say(f"megatron: {prefix}")
     kept = _kept(recipe, folder, manifest)
     if anew or not (folder / CARD).exists():
         card = describe(
@@ -133,7 +133,7 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
     with replace_atomically(folder / CARD) as file:
         file.write(text.encode(errors="replace"))
-    _say(f"card: {write_card(card, (folder / CARD).with_suffix('.html'))}")
+    say(f"card: {write_card(card, (folder / CARD).with_suffix('.html'))}")
 
 
 def _cleaned(
@@ -155,7 +155,7 @@ def _cleaned(
     passes = Passes(
         root=_stages_folder(recipe),
         executor=_executor(recipe, preparation, site),
-        say=_say,
+        say=say,
     )
     cleaned = Corpus(
         sources=texts, preparation=preparation, passes=passes, hashed=hashed
@@ -175,7 +175,3 @@ def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any])
 
         return OnRay(workers=preparation.workers)
     return Local(workers=preparation.workers, leave_failures=False)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -1,7 +1,5 @@
 """Print the job script of a recipe on its cluster, or write it into ``file=FILE``."""
 
-import sys
-
 from cluster.job import JobSettings, job_settings, run_folder
 from cluster.render import render
 from cluster.user import read_user
@@ -11,28 +9,29 @@ from command.outcome import Outcome
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
+from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> Outcome:
     """Render with what is known; what the user has yet to say is named on standard error."""
     recipe = compose_recipe(arguments)
     for warning in warnings_of(recipe):
-        sys.stderr.write(f"warning: {warning}\n")
+        say(f"warning: {warning}")
     settings = settings_of(recipe, arguments)
     for note in settings.notes:
-        sys.stderr.write(f"note: {note}\n")
+        say(f"note: {note}")
     for error in settings.missing:
-        sys.stderr.write(f"missing: {error}\n")
+        say(f"missing: {error}")
     script = render(settings)
     if "file" not in arguments.folders:
-        sys.stdout.write(script)
+        tell(script.removesuffix("\n"))
         return Outcome()
     file = arguments.folders["file"]
     try:
         file.write_text(script, "utf-8")
     except OSError as error:
         raise RecipeError("file", f"cannot write {file}: {error}", "choose another") from None
-    sys.stdout.write(f"{file}\n")
+    tell(str(file))
     return Outcome()
 
 

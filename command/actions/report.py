@@ -1,12 +1,12 @@
 """Write one HTML file from one or more run folders."""
 
-import sys
 from pathlib import Path
 
 from command.arguments import Arguments
 from command.named_runs import named_runs
 from command.outcome import Outcome
 from components.report.page import write_report
+from components.terminal import tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -18,5 +18,5 @@ def run(arguments: Arguments) -> Outcome:
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.folders.get("run", runs[0])
     file = write_report(runs, arguments.folders.get("file", folder / "report.html"))
-    sys.stdout.write(f"{file}\n")
+    tell(str(file))
     return Outcome()

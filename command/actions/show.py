@@ -1,12 +1,10 @@
 """Print the composed, checked recipe, with what follows from it."""
 
 import json
-import sys
 from collections.abc import Mapping
 from itertools import groupby
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from command.arguments import Arguments
@@ -16,6 +14,7 @@ from command.mixture_text import mixture_lines
 from command.outcome import Outcome
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
+from components.terminal import console, say, tell
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -25,19 +24,17 @@ def run(arguments: Arguments) -> Outcome:
         _print_citations(citations(recipe), arguments.output)
         return Outcome()
     for warning in warnings_of(recipe):
-        sys.stderr.write(f"warning: {warning}\n")
+        say(f"warning: {warning}")
     if arguments.output == "json":
-        sys.stdout.write(json.dumps(as_json(recipe)) + "\n")
+        tell(json.dumps(as_json(recipe)))
     else:
-        _print(recipe)
+        print_recipe(recipe)
     return Outcome()
 
 
 def _print_citations(works: Mapping[str, str], output: str) -> None:
-    text = (
-        json.dumps({"works": works}) + "\n" if output == "json" else "\n".join(works.values())
-    )
-    sys.stdout.write(text)
+    text = json.dumps({"works": works}) if output == "json" else "\n".join(works.values())
+    tell(text.removesuffix("\n"))
 
 
 def as_json(recipe: Recipe) -> dict[str, object]:
@@ -49,18 +46,21 @@ def as_json(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _print(recipe: Recipe) -> None:
+def print_recipe(recipe: Recipe) -> None:
+    """Print the tree as YAML, then what follows from it and what stands behind it."""
     tree = recipe.model_dump(mode="json")
     published, assumed = tree.pop("published"), tree.pop("assumed")
-    sys.stdout.write(yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True))
-    sys.stdout.writelines(f"{line}\n" for line in mixture_lines(recipe))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110)
-    console.print()
-    console.print(_derived_table(recipe))
+    text = yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True)
+    tell(text.removesuffix("\n"))
+    for line in mixture_lines(recipe):
+        tell(line)
+    out = console(width=110)
+    out.print()
+    out.print(_derived_table(recipe))
     table = Table("published", "value", "unit", "source", box=None, title_justify="left")
     for name, item in published.items():
         table.add_row(name, _number(item["value"]), item["unit"], item["source"])
-    console.print(table)
+    out.print(table)
     table = Table("assumed (never published)", "value", "reason", box=None)
     for name, item in assumed.items():
         value = item["value"]
@@ -69,7 +69,7 @@ def _print(recipe: Recipe) -> None:
             f"{len(value)} values" if isinstance(value, dict) else _number(value),
             item["reason"],
         )
-    console.print(table)
+    out.print(table)
 
 
 def _derived_table(recipe: Recipe) -> Table:

@@ -1,6 +1,5 @@
 """Collect all that a machine without internet needs for a run, in one folder."""
 
-import sys
 from pathlib import Path
 
 from cluster.staging.code import bundle_code
@@ -16,6 +15,7 @@ from components.data.files import replace_atomically
 from components.errors import RecipeError
 from components.sharing.prepared import note_staged
 from components.spec.recipe import Recipe
+from components.terminal import say, tell
 from components.train.software import parts_of
 
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
@@ -30,9 +30,9 @@ def run(arguments: Arguments) -> Outcome:
     folder = arguments.folders.get("file", Path(stem))
     open_stage(folder)
     commit = bundle_code(ROOT, folder)
-    _say(f"code: {commit[:12]}")
+    say(f"code: {commit[:12]}")
     wheels = fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
-    _say(f"packages: {len(wheels)} wheels for Python {target.python}{_provided(target)}")
+    say(f"packages: {len(wheels)} wheels for Python {target.python}{_provided(target)}")
     without = _stage_data(recipe, arguments, folder)
     image = stage_image(user.image, folder)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
@@ -47,10 +47,10 @@ def run(arguments: Arguments) -> Outcome:
         "without": without,
     }
     files = close_stage(folder, facts)
-    _say(f"{len(files):,} files, {sum(file.bytes for file in files) / 1e9:.2f} GB")
-    _say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
-    _say(f"there: bash {folder.name}/install.sh FOLDER")
-    sys.stdout.write(f"{folder}\n")
+    say(f"{len(files):,} files, {sum(file.bytes for file in files) / 1e9:.2f} GB")
+    say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
+    say(f"there: bash {folder.name}/install.sh FOLDER")
+    tell(str(folder))
     return Outcome()
 
 
@@ -69,7 +69,7 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
     except RecipeError as error:
         if not error.path.startswith("data.sources."):
             raise
-        _say(f"without data: {error}")
+        say(f"without data: {error}")
         return {"data": f"{error.path}: {error.problem}"}
     staged = folder / "prepared" / prepared.name
     copy_tree(prepared, staged)
@@ -98,7 +98,3 @@ def stage_image(image: str | None, folder: Path) -> str | None:
 
 def _provided(target: Target) -> str:
     return f"; {', '.join(target.provided)} by its modules" if target.provided else ""
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")

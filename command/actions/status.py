@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from cluster.scheduler import Scheduler
@@ -16,6 +14,9 @@ from command.arguments import Arguments
 from command.named_runs import named_runs
 from command.outcome import Outcome
 from components.spec.recipe import read_recipe
+from components.terminal import console, tell
+
+_WIDTH = 160  # of tables that are piped
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -37,23 +38,17 @@ def print_runs(folders: Sequence[Path], output: str) -> None:
 
 def _print_all(found: Sequence[RunStatus], output: str) -> None:
     if output == "json":
-        sys.stdout.write(json.dumps({"runs": [one.as_json() for one in found]}) + "\n")
+        tell(json.dumps({"runs": [one.as_json() for one in found]}))
     else:
-        _console().print(_runs(found))
+        console(width=_WIDTH).print(_runs(found))
 
 
 def _print_one(one: RunStatus, output: str) -> None:
     if output == "json":
-        sys.stdout.write(json.dumps(one.as_json()) + "\n")
+        tell(json.dumps(one.as_json()))
     else:
-        _console().print(_runs([one]))
-        _console().print(_jobs(one))
-
-
-def _console() -> Console:
-    """Show brackets and colons of paths and errors as they are."""
-    width = None if sys.stdout.isatty() else 160
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+        console(width=_WIDTH).print(_runs([one]))
+        console(width=_WIDTH).print(_jobs(one))
 
 
 def _scheduler(folder: Path) -> Scheduler | None:

@@ -1,7 +1,6 @@
 """Check all that a login node can, write the run folder and its job, and hand it over."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.warnings import warnings_of
+from components.terminal import say, tell
 from components.train.launch import check_builds
 from components.train.run_folder import RunFolder, create_run_folder
 from components.train.software import write_provenance
@@ -67,9 +67,9 @@ def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
     settings = job_settings(recipe, user, repository=ROOT, run=path)
     settings.check_complete()
     for note in settings.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     for warning in warnings_of(recipe):
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     _check_plan(recipe, user, force=arguments.force)
     check_builds(recipe)
     return Ready(
@@ -161,7 +161,7 @@ def _archive(settings: JobSettings) -> None:
     """Make here, where no nodes wait for it, the archive that the job copies to its nodes."""
     if settings.imports == "node_local" and settings.venv is not None:
         archive = archive_venv(Path(settings.venv))
-        _say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
+        say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
 
 
 def _folder(
@@ -188,15 +188,11 @@ def _write_script(jobs: Jobs, settings: JobSettings) -> None:
 def _tell(ready: Ready, chain: str) -> None:
     settings = ready.settings
     jobs = f"a chain of at most {settings.jobs} jobs" if settings.jobs > 1 else "one job"
-    sys.stdout.write(
+    tell(
         f"submitted {chain}: {jobs} of {settings.nodes:,} nodes for {settings.walltime}\n"
         f"script: {ready.path}/jobs/job.sh\n"
         f"run: {ready.path}\n"
-        f"next: python run.py action=status run={ready.path}\n"
+        f"next: python run.py action=status run={ready.path}"
     )
     if not ready.recipe.cluster.smoke:
-        _say("a try of minutes on two nodes: the same command with cluster.smoke=true")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+        say("a try of minutes on two nodes: the same command with cluster.smoke=true")

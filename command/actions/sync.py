@@ -1,13 +1,13 @@
 """Send the measurements of a run to its trackers; the one action that a network is for."""
 
 import os
-import sys
 from pathlib import Path
 
 from command.arguments import Arguments
 from command.named_runs import named_runs
 from command.outcome import Outcome
 from command.tracked import tracking_of
+from components import terminal
 from components.checkpoint.disk import explained
 from components.errors import RecipeError
 from components.spec.recipe import read_recipe
@@ -45,12 +45,12 @@ def _send(folder: Path, tracking: Tracking, server: str) -> None:
     told = tell(folder)
     if not isinstance(tracking.mlflow, str):
         sent = to_mlflow.send(told, tracking.mlflow, server)
-        sys.stdout.write(f"{folder}: run {sent} of {tracking.mlflow.experiment} at {server}\n")
+        terminal.tell(f"{folder}: run {sent} of {tracking.mlflow.experiment} at {server}")
     if not isinstance(tracking.wandb, str):
         written = to_wandb.write(told, tracking.wandb, folder)
-        sys.stderr.write(f"{written}: whole, for wandb sync\n")
+        terminal.say(f"{written}: whole, for wandb sync")
         to_wandb.upload(written)
-        sys.stdout.write(f"{folder}: run {told.id} of {tracking.wandb.project} at W&B\n")
+        terminal.tell(f"{folder}: run {told.id} of {tracking.wandb.project} at W&B")
 
 
 def _server(tracking: Tracking, arguments: Arguments) -> str:

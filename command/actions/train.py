@@ -1,7 +1,6 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from components.sharing.lock import Lock
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
+from components.terminal import say, tell
 from components.train.launch import check_builds, check_trainable, handled, launch
 from components.train.run_folder import (
     RunFolder,
@@ -40,29 +40,29 @@ def run(arguments: Arguments) -> Outcome:
     with handled(signal.default_int_handler):
         if "resume" not in arguments.folders:
             folder, recipe = _begin(arguments)
-            with train_alone(folder.path, "run", _say) as lock:
+            with train_alone(folder.path, "run", say) as lock:
                 return _train(recipe, folder, lock, bundle_of(arguments))
         path = existing_run_folder(arguments.folders["resume"], "resume").path
-        with train_alone(path, "resume", _say) as lock:
+        with train_alone(path, "resume", say) as lock:
             folder, recipe = _resume(arguments)
             return _train(recipe, folder, lock, None)
 
 
 def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> Outcome:
     for line in told_before(bundle, folder.path) if bundle else ():
-        _say(line)
-    _say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
+        say(line)
+    say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
     try:
         with explained(folder.path):
             ended = launch(recipe, folder, lock)
             if ended == "failed":
-                _say(f"the ranks failed; what is saved is in {folder.path}")
+                say(f"the ranks failed; what is saved is in {folder.path}")
                 return Outcome(Status.DOES_NOT_HOLD, folder.path)
             for line in told_after(bundle, folder.path) if bundle else ():
-                _say(line)
+                say(line)
             report = write_report([folder.path], folder.path / "report.html")
     except KeyboardInterrupt:
-        _say(_interrupted(folder))
+        say(_interrupted(folder))
         return Outcome(Status.INTERRUPTED, folder.path)
     results = folder.read_json("results.json")
     _print_end(folder, results, report)
@@ -70,7 +70,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
         return Outcome(Status.STOPPED, folder.path)
     lost = [name for key, name in LOSSES.items() if key in results["not_finite"]]
     if lost:
-        _say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
+        say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
     return Outcome(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
 
 
@@ -110,9 +110,9 @@ def _check_here(recipe: Recipe) -> None:
 
     check_devices(recipe.cluster)
     for warning in warnings_of(recipe):
-        _say(warning)
+        say(warning)
     if emulated := emulation_of(recipe, device_type(recipe.cluster.device)):
-        _say(f"precision.compute: float8 is {emulated}")
+        say(f"precision.compute: float8 is {emulated}")
     check_builds(recipe)
 
 
@@ -160,8 +160,4 @@ def _print_end(folder: RunFolder, results: Mapping[str, Any], report: Path) -> N
     if results["status"] == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
     print_profile(folder.path)
-    sys.stdout.write("\n".join([*lines, f"report: {report}"]) + "\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    tell("\n".join([*lines, f"report: {report}"]))

@@ -1,21 +1,26 @@
 """Hold a lock against what is here now, or against a run; name what differs."""
 
 import json
-import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from command.arguments import Arguments, read_point
-from command.compose import compose_recipe
+from command.compose import compose_to_compare
 from command.differences_text import print_differences
 from command.lock_file import Received, read_given
 from command.outcome import Outcome, Status
+from command.places import places_outside
+from command.received import check_choices
 from command.sides import side_of_now, side_of_run
 from components.errors import RecipeError
 from components.sharing.differences import Found, as_json, compare, notes, side_of
 from components.sharing.lock import Lock
 from components.spec.groups import Group, fingerprint_of
+from components.spec.named import Named
 from components.spec.recipe import Recipe
+from components.terminal import tell
 from components.train.software import COMPUTING, files_changed
 
 
@@ -30,23 +35,35 @@ def run(arguments: Arguments) -> Outcome:
         raise RecipeError("file", f"{file} is a recipe, no lock", remedy)
     lock = given.lock
     locked = side_of(lock, file.name)
-    now = (
-        side_of_run(arguments.folders["run"])
-        if "run" in arguments.folders
-        else side_of_now(recompose(lock, file), "now")
-    )
+    unseen: list[str] = []
+    if "run" in arguments.folders:
+        now = side_of_run(arguments.folders["run"])
+    else:
+        recipe = recompose(lock, file, arguments.values)
+        unseen = list(_unseen(recipe, arguments.values))
+        now = side_of_now(recipe, "now", reads_data=not unseen)
     found = compare(locked, now)
     _judge_file(given, found)
-    said = [*notes(locked, now, found), *_changed_files(lock, found)]
+    said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
     if arguments.output == "json":
-        sys.stdout.write(json.dumps({**as_json(found), "notes": said}) + "\n")
+        tell(json.dumps({**as_json(found), "notes": said}))
     else:
         print_differences(locked, now, found, said)
     return Outcome(Status.DOES_NOT_HOLD if found[Group.MATHEMATICS] else Status.DONE)
 
 
-def recompose(lock: Lock, file: Path) -> Recipe:
+def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> Iterator[str]:
+    """Say which prepared data are not looked at: a lock's author does not choose what is."""
+    places = places_outside(recipe.model_dump(mode="json"), Named(values))
+    if (folder := places.get("data.folder")) is not None:
+        yield f"prepared data are not looked for: data.folder={folder} leads out of the "
+        "working folder; if you trust it, name it yourself"
+
+
+def recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
     """Compose again what the lock was made of, with the files that are here now.
+
+    Its choices and values are data; ``values`` are those that the user names beside it.
 
     Raises:
         RecipeError: these files no longer make a recipe of it.
@@ -54,10 +71,13 @@ def recompose(lock: Lock, file: Path) -> Recipe:
     asked = lock.model_dump(mode="json")["asked"]
     name = str(file) if lock.is_bundle else asked["recipe"]
     point = replace(
-        read_point([f"recipe={name}"]), choices=asked["choices"], values=asked["values"]
+        read_point([f"recipe={name}"]),
+        choices=check_choices(asked["choices"], "asked.choices"),
+        file_values=asked["values"],
+        values=dict(values),
     )
     try:
-        return compose_recipe(point)
+        return compose_to_compare(point)
     except RecipeError as error:
         problem = f"what it froze is no recipe any more: {error.path}: {error.problem}"
         raise RecipeError(file.name, problem, error.remedy) from None
@@ -70,9 +90,9 @@ def _judge_file(given: Received, found: Found) -> None:
     if not given.sealed:
         found[Group.MATHEMATICS][name] = ("as it was written", "edited: its sha256 is another")
     for group in Group:
-        if fingerprint_of(tree, group) != lock.fingerprint[group]:
-            key = f"{name}: fingerprint of the {group.value}"
-            found[group][key] = (lock.fingerprint[group], fingerprint_of(tree, group))
+        written, computed = lock.fingerprint.of(group), fingerprint_of(tree, group)
+        if computed != written:
+            found[group][f"{name}: fingerprint of the {group.value}"] = (written, computed)
 
 
 def _changed_files(lock: Lock, found: Found) -> list[str]:

@@ -10,7 +10,6 @@ the stacks and ends the process a moment later.
 import faulthandler
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from components.life.place import node_name
+from components.terminal import say
 
 HUNG = 4  # the exit status of a process that its watchdog ended
 HELD = "held.txt"
@@ -122,7 +122,7 @@ class HangWatch:
             waits_in=waits_in,
             file=self._folder / work.name.replace(" ", "-") / f"rank-{self._rank}.json",
         )
-        sys.stderr.write(f"{report}\n")
+        say(str(report))
         _write(report, collectives)
         self._on_hang(report)
         time.sleep(CULPRIT_SECONDS if waits_in is None else WAITING_SECONDS)

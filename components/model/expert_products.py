@@ -71,16 +71,14 @@ def grouped_products(
     if not len(order.pairs):  # a grouped product wants a row
         return loop(tokens, weights, experts, matrices)
     ends = order.counts.cumsum(0, dtype=torch.int32)
-    apply_spread: Callable[..., Tensor] = _Spread.apply
-    apply_reduce: Callable[..., Tensor] = _Reduce.apply
-    spread = apply_spread(tokens, order)
-    widened = F.grouped_mm(spread, up.mT, offs=ends)
+    rows = spread(tokens, order)
+    widened = F.grouped_mm(rows, up.mT, offs=ends)
     if gate is None:
         inner = activation.forward(widened)
     else:
-        inner = activation.forward(F.grouped_mm(spread, gate.mT, offs=ends)) * widened
+        inner = activation.forward(F.grouped_mm(rows, gate.mT, offs=ends)) * widened
     inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
-    return apply_reduce(F.grouped_mm(inner, down.mT, offs=ends), order, len(tokens))
+    return summed(F.grouped_mm(inner, down.mT, offs=ends), order, len(tokens))
 
 
 # A graph asks once, when it is made.
@@ -124,6 +122,20 @@ class Order(NamedTuple):
         return Order(pairs, pairs // experts.shape[1], counts, parts == 1)
 
 
+def spread(tokens: Float[Tensor, "tokens dim"], order: Order) -> Float[Tensor, "pairs dim"]:
+    """Give each pair its token's row."""
+    apply: Callable[..., Tensor] = _Spread.apply
+    return apply(tokens, order)
+
+
+def summed(
+    rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int
+) -> Float[Tensor, "tokens dim"]:
+    """Sum the rows of each token's pairs, in float32 or finer."""
+    apply: Callable[..., Tensor] = _Reduce.apply
+    return apply(rows, order, num_tokens)
+
+
 def on_host(counts: Int[Tensor, "numbers"], *, even: Sequence[int]) -> list[int]:
     """Read counts, which are ``even`` where the load is: so a rehearsal answers instead."""
     read: list[int] = counts.tolist()
@@ -137,7 +149,7 @@ def dealt(total: int, among: int) -> list[int]:
 
 
 class _Spread(torch.autograd.Function):
-    """Give each pair its token's row. Its adjoint is `_Reduce`: gathers both, no scatter."""
+    """`spread`, whose adjoint is `summed`: gathers both, no scatter."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Order) -> Tensor:
@@ -151,7 +163,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
-    """Sum the rows of each token's pairs, in float32."""
+    """`summed`, whose adjoint is `spread`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Order, num_tokens: int) -> Tensor:

@@ -30,9 +30,10 @@ from typing_extensions import override
 
 from components.model import expert_products
 from components.model.decoder import Decoder
-from components.model.expert_products import Matrices, Order, accumulator, dealt
+from components.model.expert_products import Matrices, Order, dealt, spread, summed
 from components.model.moe import Experts, Mixture, Stack, expert_layers
 from components.parallelism.exchange import (
+    Departed,
     Way,
     arrive,
     depart,
@@ -97,7 +98,8 @@ class SplitMixture(Mixture):
         self._group = mesh.get_group()
 
     def _split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        return rows.tensor_split(self._overlap, dim)
+        # No part is empty; ranks have equally many tokens, and so equally many parts.
+        return rows.tensor_split(min(self._overlap, rows.shape[dim]), dim)
 
 
 class GatheredMixture(SplitMixture):
@@ -137,26 +139,20 @@ class ExchangedMixture(SplitMixture):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
-        num_experts = len(matrices.up) * self._ranks
-        parts = list(zip(self._split(tokens), self._split(weights), strict=True))
         orders = [
-            Order.of(ids, num_experts=num_experts, parts=1) for ids in self._split(experts)
+            Order.of(ids, num_experts=len(matrices.up) * self._ranks, parts=1)
+            for ids in self._split(experts)
         ]
-        ways, ids_of_arriving = self._ways(orders)
-        departed = [
-            [
-                depart(rows.index_select(0, order.tokens), way),
-                depart(row_weights.flatten().index_select(0, order.pairs)[:, None], way),
-            ]
-            for (rows, row_weights), order, way in zip(parts, orders, ways, strict=True)
-        ]
+        ways, arriving = self._ways(orders)
+        parts = zip(self._split(tokens), self._split(weights), orders, ways, strict=True)
+        departed = [_depart_pairs(*part) for part in parts]
         returning = []
-        for given, ids, way in zip(departed, ids_of_arriving, ways, strict=True):
+        for given, ids, way in zip(departed, arriving, ways, strict=True):
             mixed = self.mixture(*map(arrive, given), ids, matrices)
             returning.append(depart(mixed.to(tokens.dtype), way.reversed()))
         return _joined([
-            _sum_pairs(arrive(rows), order, like=part[0])
-            for rows, order, part in zip(returning, orders, parts, strict=True)
+            summed(arrive(rows), order, len(order.pairs) // experts.shape[1])
+            for rows, order in zip(returning, orders, strict=True)
         ])
 
     def _ways(self, orders: Sequence[Order]) -> tuple[list[Way], list[Int[Tensor, "pairs 1"]]]:
@@ -184,11 +180,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _sum_pairs(
-    rows: Float[Tensor, "pairs dim"], order: Order, *, like: Float[Tensor, "tokens dim"]
-) -> Float[Tensor, "tokens dim"]:
-    sums = accumulator(like)
-    return sums.index_add_(0, order.tokens, rows.to(sums.dtype))
+def _depart_pairs(tokens: Tensor, weights: Tensor, order: Order, way: Way) -> list[Departed]:
+    """Send each pair its token's row and its weight."""
+    sorted_weights = weights.flatten().index_select(0, order.pairs)[:, None]
+    return [depart(spread(tokens, order), way), depart(sorted_weights, way)]
 
 
 def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:

@@ -1,7 +1,7 @@
 """The rows of the plan's table that say how long a run takes and when it is over."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import MAXYEAR, datetime, timedelta
 from typing import Any
 
 from components.planner.digits import significant
@@ -26,9 +26,16 @@ def bill_rows(bill: Mapping[str, Any], now: datetime | None) -> list[tuple[str, 
     if bill["waiting_days"]:
         rows.append(("waiting in queues", f"{bill['waiting_days']:.3g} days"))
     if now is not None:
-        end = now + timedelta(days=bill["days"] + bill["waiting_days"])
-        rows.append(("finish if it starts now", f"{end:%Y-%m-%d %H:%M}"))
+        rows.append(("finish if it starts now", _end(now, bill["days"] + bill["waiting_days"])))
     return rows
+
+
+def _end(now: datetime, days: float) -> str:
+    """Name the minute in which it ends, if it does before the calendar."""
+    try:
+        return f"{now + timedelta(days=days):%Y-%m-%d %H:%M}"
+    except OverflowError:
+        return f"after the year {MAXYEAR}"
 
 
 def _jobs(bill: Mapping[str, Any]) -> str:

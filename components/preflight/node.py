@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -30,6 +29,7 @@ from components.preflight.places import check_places
 from components.preflight.verdict import Clock, Finding, Report, Verdict
 from components.spec.preflight import Preflight
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.devices import compute_dtype
 from components.train.ranks import task_number
 from components.train.run_folder import RunFolder
@@ -77,7 +77,7 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> Report:
     try:
         rate = slowest_teraflops(devices, dtype) if devices else None
     except RuntimeError as error:  # whatever a broken device raises
-        sys.stderr.write(f"no product: {error}\n")
+        say(f"no product: {error}")
     return Report(
         node=name,
         findings=tuple(findings),

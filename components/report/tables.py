@@ -58,7 +58,7 @@ def terminal_table(grid: Grid) -> Table:
         justify: Literal["left", "right"] = "left" if place < grid.text_columns else "right"
         table.add_column(column, justify=justify, overflow="fold")
     for row in grid.rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
+        table.add_row(*row.cells)
     return table
 
 

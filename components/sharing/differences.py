@@ -135,7 +135,7 @@ def _is_place(key: str) -> bool:
 
 def _reads_library(tree: Mapping[str, Any]) -> bool:
     sources = tree["data"]["sources"].values()
-    return any(str(source["embedded"]).startswith(LIBRARY) for source in sources)
+    return any(str(source.get("embedded")).startswith(LIBRARY) for source in sources)
 
 
 def _drops(key: str, value: object) -> bool:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from components.spec.frozen import FrozenMapping, Node
+from components.spec.groups import Group
 from components.spec.recipe import read_section
 from components.spec.recipe_text import recipe_lines
 from components.spec.section import Count, Section
@@ -45,12 +46,24 @@ class Losses(Section):
     sha256: str
 
 
+class Fingerprints(Section):
+    """A hash of what each group of keys decides."""
+
+    mathematics: str
+    layout: str
+    machine: str
+    record: str
+
+    def of(self, group: Group) -> str:
+        return str(getattr(self, group.value))
+
+
 class Lock(Section):
     """What was asked, what it settled to, and on what it rests."""
 
     lock: Literal[1]
     asked: Asked
-    fingerprint: FrozenMapping[str]
+    fingerprint: Fingerprints
     software: Software
     data: Prepared | Literal["none"]
     losses: Losses | Literal["none"]

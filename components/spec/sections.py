@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.ranges import Positive
+from components.ranges import Positive, Ranks
 from components.spec.frozen import FrozenMapping, FrozenValue
 from components.spec.hardware import Bill, Failures, Machine, Queue, Rate, Storage
 from components.spec.preflight import Preflights
@@ -72,12 +72,12 @@ class Parallelism(Section):
     others are under way.
     """
 
-    data: Count
-    data_shard: Count
-    tensor: Count
-    pipeline: Count
-    expert: Count
-    context: Count
+    data: Ranks
+    data_shard: Ranks
+    tensor: Ranks
+    pipeline: Ranks
+    expert: Ranks
+    context: Ranks
     engine: Literal["mesh", "deepspeed"]
     zero: Literal[0, 1, 2, 3]
     offload_optimizer: bool
@@ -90,7 +90,7 @@ class Parallelism(Section):
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     compile: Literal["none", "layers"]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-    stages_per_rank: Count
+    stages_per_rank: Ranks
     stage_balance: Balance
     rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
 
@@ -138,9 +138,9 @@ class Cluster(Section):
     name: str
     scheduler: Literal["none", "slurm", "pbs"]
     device: Literal["auto", "cpu", "cuda", "xpu"]
-    devices_per_node: Count
-    nodes: Count
-    ranks: Count
+    devices_per_node: Ranks
+    nodes: Ranks
+    ranks: Ranks
     hardware: Machine
     storage: Storage
     failures: Failures

@@ -1,6 +1,6 @@
 """From the composed tree to the settled one: check what rules read, shrink, deal the ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from components.errors import RecipeError
 from components.spec.layout import deal_ranks, settle_layout, settle_smoke
@@ -82,8 +82,9 @@ def _without_auto(tree: Tree) -> Tree:
     tree = dict(tree)
     for name in ("parallelism", "cluster"):
         section = tree[name]
-        tree[name] = {
-            key: 1 if value == "auto" and key not in CHOICES else value
-            for key, value in section.items()
-        }
+        if isinstance(section, Mapping):  # else it is refused where types are checked
+            tree[name] = {
+                key: 1 if value == "auto" and key not in CHOICES else value
+                for key, value in section.items()
+            }
     return tree

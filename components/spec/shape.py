@@ -7,6 +7,7 @@ counted too. A build on ``meta`` must agree to the last digit; the tests compare
 from pydantic import BaseModel, ConfigDict
 
 from components.errors import RecipeError
+from components.ranges import Heads, Layers
 from components.spec.section import Count
 
 
@@ -27,8 +28,8 @@ class NormShape(_Part):
 class AttentionShape(_Part):
     """Projections of one attention block, and its norms over all queries and all keys."""
 
-    num_heads: Count
-    num_kv_heads: Count
+    num_heads: Heads
+    num_kv_heads: Heads
     head_dim: Count
     bias: bool
     qk_norm: NormShape | None = None
@@ -76,7 +77,7 @@ class ModelShape(_Part):
     """A decoder with two norms a layer and a final one; an absent key is an absent feature."""
 
     dim: Count
-    num_layers: Count
+    num_layers: Layers
     vocab_size: Count
     padded_vocab_size: Count
     tied_embeddings: bool

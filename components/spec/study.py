@@ -67,6 +67,9 @@ def _mistakes(study: Searched | Listed, kind: str) -> Iterator[tuple[str, str, s
     for path, text in _texts(study.model_dump(mode="json")):
         if not text.replace("\n", "").isprintable():
             yield path, f"{text!r} has characters that act on a terminal", "write plain text"
+    for key in study.set.keys() & SECTIONS:
+        problem = "is a whole section, or a group of options"
+        yield f"set.{key}", problem, f"write the keys, or {key}=... beside the study"
     for key in _foreign(study, space):
         problem = "is no key that a study may set"
         yield key, problem, "a key of a recipe, or cluster.nodes, ranks, hours, jobs, smoke"

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.spec.frozen import FrozenMapping
 from components.spec.section import Section
+from components.spec.sections import Stem
 
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
@@ -32,10 +33,10 @@ class Study(Section):
     that nothing sets and a figure counts.
     """
 
-    name: str
+    name: Stem
     why: str
     recipe: str
-    cluster: str
+    cluster: Stem
     set: FrozenMapping[Value]
     products: FrozenMapping[Annotated[tuple[int | str, ...], Field(strict=False)]]
 

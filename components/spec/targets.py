@@ -29,6 +29,14 @@ ROOMS = {
     "optimizer": "components.optim.",
     "schedule": "components.optim.",
 }
+# By which a class is known to be what its section wants: a method, or a class that it extends.
+MARKS = {
+    "model": ("loss",),
+    "tokenizer": ("encode",),
+    "optimizer": ("torch.optim.", "Optimizer"),
+    "schedule": ("__call__",),
+}
+PARTIAL = frozenset({"optimizer"})  # sections whose class gets its other arguments later
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -40,10 +48,14 @@ RANGES = {name: kind for name, kind in vars(ranges).items() if get_origin(kind) 
 
 @dataclass(frozen=True)
 class Signature:
-    """Keyword arguments of a class: name to annotation, and those with a default."""
+    """Keyword arguments of a class: name to annotation, and those with a default.
+
+    ``marks`` are its methods and the classes that it extends, as its source names them.
+    """
 
     arguments: Mapping[str, ast.expr | None]
     optional: frozenset[str]
+    marks: frozenset[str]
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -91,12 +103,18 @@ def refuse_reference(text: str, path: str) -> None:
 
 def _check_node(node: Mapping[str, Any], path: str) -> None:
     signature = read_signature(node["_target_"], f"{path}._target_")
+    if "." not in path:  # one inside another was held to what that one does with it
+        _check_partial(node, path, wanted=path in PARTIAL)
+        refuse_stranger(signature, str(node["_target_"]), path)
     given = [key for key in node if key not in NODE_KEYS]
     for key in given:
         if key not in signature.arguments:
             hint = nearest(key, list(signature.arguments))
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
         _check_type(signature.arguments[key], node[key], f"{path}.{key}")
+        if isinstance(node[key], Mapping) and "_target_" in node[key]:
+            called = _is_called(signature.arguments[key])
+            _check_partial(node[key], f"{path}.{key}", wanted=called)
     missing = set(signature.arguments) - signature.optional - set(given)
     if missing and not node.get("_partial_", False):
         raise RecipeError(
@@ -104,6 +122,34 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
             f"{node['_target_']} needs {', '.join(sorted(missing))}",
             f"set {path}.{min(missing)}=...",
         )
+
+
+def refuse_stranger(signature: Signature, target: str, path: str) -> None:
+    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule.
+
+    Raises:
+        RecipeError: it has nothing by which one is known.
+    """
+    wanted = MARKS[path]
+    if not any(mark.startswith(wanted) for mark in signature.marks):
+        problem = f"{target} is no {path}: it has no {' or '.join(wanted)}"
+        raise RecipeError(f"{path}._target_", problem, f"see conf/{path}/ for those there are")
+
+
+def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
+    """Hold ``_partial_`` to what its reader does: call the node, or use it as it was built."""
+    if node.get("_partial_", False) is not wanted:
+        problem = f"{node['_partial_']!r}" if "_partial_" in node else "is missing"
+        remedy = f"write {path}._partial_=true" if wanted else "leave it out"
+        raise RecipeError(f"{path}._partial_", problem, remedy)
+
+
+def _is_called(annotation: ast.expr | None) -> bool:
+    """Tell whether an argument wants something to call, which gets its other arguments then."""
+    return any(
+        isinstance(choice, ast.Subscript) and ast.unparse(choice.value) == "Callable"
+        for choice in _alternatives(annotation)
+    )
 
 
 def read_signature(target: object, path: str) -> Signature:
@@ -154,9 +200,10 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _class_signature(node: ast.ClassDef) -> Signature:
-    for statement in node.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-            return _init_signature(statement.args)
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    marks = frozenset([*methods, *map(ast.unparse, node.bases)])
+    if "__init__" in methods:
+        return _init_signature(methods["__init__"].args, marks)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     names = {
         item.target.id: item.annotation for item in fields if isinstance(item.target, ast.Name)
@@ -164,10 +211,10 @@ def _class_signature(node: ast.ClassDef) -> Signature:
     optional = frozenset(
         item.target.id for item in fields if isinstance(item.target, ast.Name) and item.value
     )
-    return Signature(names, optional)
+    return Signature(names, optional, marks)
 
 
-def _init_signature(arguments: ast.arguments) -> Signature:
+def _init_signature(arguments: ast.arguments, marks: frozenset[str]) -> Signature:
     """Keyword-only arguments, and positional ones besides ``self``."""
     positional = [*arguments.posonlyargs, *arguments.args][1:]
     names = {argument.arg: argument.annotation for argument in positional}
@@ -177,7 +224,7 @@ def _init_signature(arguments: ast.arguments) -> Signature:
     }
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     optional |= {argument.arg for argument, default in pairs if default is not None}
-    return Signature(names, frozenset(optional))
+    return Signature(names, frozenset(optional), marks)
 
 
 def _check_type(annotation: ast.expr | None, value: object, path: str) -> None:

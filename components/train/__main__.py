@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from components.errors import RecipeError
 from components.life.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
 from components.spec.recipe import read_recipe
+from components.terminal import say
 from components.train.caches import make_cache_folders
 from components.train.fit import fit
 from components.train.ranks import rank_variables
@@ -37,7 +38,7 @@ def be_a_rank(path: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(error)
     if AGENT_BEGAN in os.environ:
         raise_again(path / "ranks", since=int(os.environ[AGENT_BEGAN]))
-    with rank_holds(path, os.environ, _say):
+    with rank_holds(path, os.environ, say):
         fit(path)
 
 
@@ -48,12 +49,8 @@ def main(path: Path) -> None:
     except OSError as error:  # also where `record` finds no room for another error
         if not isinstance(error.__context__, RecipeError):
             raise
-        sys.stderr.write(f"{error.__context__}\n")
+        say(f"{error.__context__}")
         sys.exit(MENDABLE)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from components.life.failures import (
     read_errors,
 )
 from components.life.hang import WAITING
+from components.terminal import say
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
 FIRST_FAILURE = "first_failure.json"
@@ -105,7 +106,7 @@ def _leave(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
         beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
         beside.replace(logs / FIRST_FAILURE)
     except OSError as error:
-        sys.stderr.write(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}\n")
+        say(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}")
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:

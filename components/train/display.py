@@ -1,22 +1,24 @@
 """What a person sees while it trains: a live bar on a terminal, plain lines elsewhere."""
 
-import os
 import time
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from components import terminal
 from components.train.callback import RunCallback
 from components.train.module import Pretraining
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 LINES = 20  # plain lines over a whole run
-STANDARD_ERROR = 2
 
 
 class Display(RunCallback):
     """Show loss, tokens a second, the share of the budget and the time that is left."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         self._console = console
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -28,7 +30,7 @@ class Display(RunCallback):
         self._first_tokens = module.progress.tokens
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f} % of the tokens"),
                 TextColumn("loss {task.fields[loss]:.3f}"),
@@ -60,17 +62,16 @@ class Display(RunCallback):
             self._console.print(
                 f"step {last.step:>{len(str(steps))}}/{steps}  {last.step / steps:4.0%}  "
                 f"loss {last.loss:6.3f}  lr {last.lr:.2e}  "
-                f"{last.tokens_per_second:8,.0f} tokens/s  {left:5.0f} s left",
-                highlight=False,
+                f"{last.tokens_per_second:8,.0f} tokens/s  {left:5.0f} s left"
             )
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
         """Say it from a signal handler, which may have interrupted a line or an import here."""
         if not self._console.quiet:
-            os.write(STANDARD_ERROR, f"{text}\n".encode())
+            terminal.say_at_once(text)
 
     def on_close(self) -> None:
         if self._bar is not None:

@@ -3,14 +3,13 @@
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from components.checkpoint.disk import explained
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
 from components.life.journal import Journal
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import console
 from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.curves import Curves
@@ -51,7 +50,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     began = time.perf_counter()
     module = load_module(folder)
     data = folder.read_json("data.json")
-    display = Display(Console(stderr=True, quiet=rank_here() > 0))
+    display = Display(console(stderr=True, quiet=rank_here() > 0))
     curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
     retry_seconds = recipe.checkpoint.retry_seconds
     stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)

@@ -17,6 +17,7 @@ from components.run.writer_lock import sign
 from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder
 from components.train.writing import SHARES
 
@@ -133,11 +134,11 @@ def _say_what_failed(folder: RunFolder) -> None:
         return
     failure = folder.read_json("ranks/first_failure.json")
     if (error := recipe_error(failure["message"])) is not None:
-        sys.stderr.write(f"rank {failure['rank']} failed first\n")
+        say(f"rank {failure['rank']} failed first")
         raise error
-    sys.stderr.write(
+    say(
         f"{failure['traceback']}rank {failure['rank']} failed first: {failure['message']}\n"
-        f"  what each rank said is in {folder.path / 'ranks'}\n"
+        f"  what each rank said is in {folder.path / 'ranks'}"
     )
 
 

@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from components.life.place import node_name
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.agent import start
 from components.train.ranks import task_number
 from components.train.run_folder import RunFolder
@@ -38,7 +39,7 @@ def run_node(path: Path, seen: Mapping[str, str]) -> int:
     try:
         return start(config, logs, ["-m", "components.train", str(path)])
     except RendezvousError as error:
-        sys.stderr.write(f"the job's first node, where all others meet, is gone: {error}\n")
+        say(f"the job's first node, where all others meet, is gone: {error}")
         return 1
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import FrozenMapping
@@ -37,7 +40,7 @@ ABSENT = "absent"
 class Code(Section):
     """This repository: its commit, the hash of what differed from it, and of each room."""
 
-    commit: str
+    commit: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40,64}}|{ABSENT})$")]
     changes: str
     rooms: FrozenMapping[str]
 

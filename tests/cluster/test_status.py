@@ -188,3 +188,15 @@ def test_of_runs_in_one_folder_each_row_has_the_run_s_own_name(
     assert [shown.count(f"optimizer.lr={rate}") for rate in ("0.0001", "0.0003")] == [1, 1]
     assert main(["action=status", f"run={folder / 'optimizer.lr=0.0001'}"]) == 0
     assert "rank 3: [/x] is no :warning:" in capfd.readouterr().out
+
+
+def test_what_jobs_and_the_scheduler_said_does_not_act_on_the_terminal(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end(jobs, "77_1", ended="failed", why="\x1b]0;x\a\u202e [/nope]")
+    programs.add("squeue", error="\x1b[2J[/nope]", status=1)
+    assert main(["action=status", f"run={jobs.folder.path}"]) == 0
+    shown = capfd.readouterr().out
+    assert "\u241b]0;x\u2407\ufffd [/nope]" in shown
+    assert "squeue: \u241b[2J[/nope]" in shown
+    assert not any(one in shown for one in ("\x1b", "\a", "\u202e"))

@@ -183,6 +183,11 @@ HEAD = "recipe,step_seconds,peak_memory_bytes\n"
             f"{HEAD}teuken7b,1,1\nbloom3b,1,1\n",
             "calibrate: 2 layouts were measured; 9 constants",
         ),
+        (f"{HEAD}../x.yaml,1,1\n", "steps.csv:2: recipe: '../x.yaml' leads out of the working"),
+        (
+            "recipe,data.folder,step_seconds\nteuken7b,/somewhere,1\n",
+            "steps.csv:2: data.folder: '/somewhere' leads out of the working folder",
+        ),
         (HEAD, "calibrate: the steps are of 0 clusters: no steps"),
         ("\xff", "calibrate: cannot read steps.csv"),
     ],

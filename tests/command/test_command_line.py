@@ -1,5 +1,6 @@
 """The command line as a user meets it: streams, JSON, exit statuses, sweeps."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from command.main import main
 from command.words import ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALLEST_PIPE = 4_096
 
 
 def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -44,6 +46,8 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(
     ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
+        # Too small for all that is said: the writer waits, or hears that nobody reads.
+        fcntl.fcntl(running.stdout, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
         for _ in range(lines):
             assert running.stdout.readline()
         running.stdout.close()

@@ -49,6 +49,8 @@ def test_a_name_that_is_no_file_is_left_to_lm_eval(tmp_path: Path) -> None:
         ("dataset_path: json", "dataset_path: pandas", "yaml:2: dataset_path: 'pandas'"),
         ("dataset_path: json", "dataset_path: a/b", r"yaml:2: .*local files\n.*json, csv"),
         ("[animals.jsonl]", "https://h/x.jsonl", "yaml:3: .*test: there is no file"),
+        ("[animals.jsonl]", "/etc/passwd", "yaml:3: .*test: '/etc/passwd' leads out of the"),
+        ("[animals.jsonl]", "linked", "yaml:3: .*test: 'linked' leads out of the folder"),
         ("{data_files: {test: [animals.jsonl]}}", "{data_dir: x}", "yaml:3: .*no files by"),
         ("}}", "}, trust_remote_code: true}", "yaml:3: dataset_kwargs: .*or more than that"),
         ("task: animals", "task: birds", "yaml:1: task: 'birds', in the file of 'animals'"),
@@ -59,6 +61,7 @@ def test_what_is_more_than_data_is_refused(
     old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     folder = write(tmp_path, PLAIN.replace(old, new, 1))
+    (folder / "linked").symlink_to("/etc/passwd")
     with pytest.raises(RecipeError, match=message):
         find_tasks(["animals"], folder)
 

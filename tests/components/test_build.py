@@ -2,6 +2,8 @@
 
 import pytest
 
+from command.arguments import read_point
+from command.compose import compose_recipe
 from components.build import build
 from components.errors import RecipeError
 
@@ -43,3 +45,12 @@ def test_a_class_that_is_at_home_elsewhere_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(schedules, "Cosine", Path)
     with pytest.raises(RecipeError, match=r"schedule\._target_: .* is not defined in"):
         build(COSINE, "schedule")
+
+
+def test_a_part_in_the_place_of_another_is_told_without_a_traceback() -> None:
+    recipe = compose_recipe(read_point(["recipe=bloom560m", "scale=mini"]))
+    node = recipe.model_dump(mode="json")["model"]
+    attention = node["attention"] | {"_target_": "components.model.norms.Norm"}
+    attention = {key: attention[key] for key in ("_target_", "_partial_")}
+    with pytest.raises(RecipeError, match=r"model: cannot be built: .*\n  see conf/model/"):
+        build(node | {"attention": attention}, "model")

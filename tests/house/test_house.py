@@ -76,3 +76,19 @@ def test_only_two_rooms_know_hydra() -> None:
         if re.search(r"^\s*(from|import) (hydra|omegaconf)\b", file.read_text("utf-8"), re.M)
     }
     assert knowing == {"command/arguments.py", "command/compose.py", "components/build.py"}
+
+
+def test_one_module_writes_to_the_terminal() -> None:
+    writes = re.compile(r"\bsys\.(?:__)?std(?:out|err)|\bConsole\(|\bos\.write\((?:1|2|STAND)")
+    # Who turns a library's words away from the result, or asks whether a reader has gone.
+    turns = re.compile(
+        r"redirect_stdout\(sys\.stderr|stdout=sys\.stderr|setStream\(sys\.stderr"
+        r"|sys\.stdout\.flush\(\)"
+    )
+    found = {
+        str(file.relative_to(ROOT))
+        for file in SOURCES
+        if not file.is_relative_to(ROOT / "benchmarks")
+        and writes.search(turns.sub("", file.read_text("utf-8")))
+    }
+    assert found == {"components/terminal.py"}

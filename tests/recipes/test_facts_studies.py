@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from command.arguments import ROOT
-from command.arguments import read_point as read
 from command.compose import compose_recipe
 from command.study_asked import Asked, ask
 from command.study_listed import plan_point
@@ -161,7 +160,7 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
     for point in (study.points[0], *(() if name in REFUSED else (last,))):
         plan = plan_point(asked(name), study, point)
         assert plan.figure is not None, plan.why
-        recipe = compose_recipe(read(asked(name).words_of(point)))
+        recipe = compose_recipe(asked(name).arguments_of(point))
         assert recipe.derived.steps <= 30  # a rate, not a training
         counts = {
             "tiles": recipe.derived.ranks,

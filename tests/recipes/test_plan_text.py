@@ -1,7 +1,8 @@
 """What the terminal shows of a plan: one golden text, and how long steps are cut."""
 
-import io
 import os
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ def picture(name: str, *words: str) -> Picture:
 def printed(name: str, *words: str) -> str:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
-    file = io.StringIO()
-    print_plan(as_json(recipe, plan), picture_of(plan), file, now=None)
+    with redirect_stdout(StringIO()) as file:
+        print_plan(as_json(recipe, plan), picture_of(plan), now=None)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 

@@ -50,7 +50,7 @@ def assert_as_one_process(trained: list[Trained]) -> None:
 @dispatches
 @pytest.mark.parametrize("routing", ["spread", "one rank", "one expert"])
 @pytest.mark.parametrize("path", ["loop", "chunked", "grouped"])
-# Seven tokens: in parts of unlike lengths, and in one that is empty.
+# Seven tokens: in parts of unlike lengths, and fewer parts than were asked for.
 @pytest.mark.parametrize("overlap", [1, 3, 8])
 def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
     two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int

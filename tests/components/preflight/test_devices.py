@@ -27,7 +27,7 @@ def test_a_device_of_the_profile_that_torch_does_not_see_is_missed(compose: Comp
     assert devices_here(cluster) == []
 
 
-@pytest.mark.skipif(
+@pytest.mark.skipif(  # what auto falls back from must not be there
     torch.cuda.is_available() or torch.xpu.is_available(), reason="this machine has a GPU"
 )
 def test_a_node_on_which_auto_finds_only_a_cpu_is_bad_where_the_profile_has_gpus(

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from rich.console import Console
 
 from components.report import provenance, tables
 from components.report.cards import key_figures
 from components.report.outcome import load_entries
+from components.terminal import console
 from tests.components.report.conftest import (
     derived_tree,
     mark_line,
@@ -63,9 +63,9 @@ def test_summary_has_one_row_a_run(two_runs):
 
 def test_summary_shows_brackets_as_they_are(write_run):
     table = tables.summary_table([write_run("[red]run")])
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(table)
+    out = console(width=200)
+    with out.capture() as captured:
+        out.print(table)
     assert "[red]run" in captured.get()
 
 

@@ -17,8 +17,11 @@ from tests.components.spec.conftest import Compose
 OPTIMIZERS = ("adamw", "adam")
 # What each range ends at: values just inside, and just outside.
 EDGES: dict[str, tuple[list[float], list[float]]] = {
-    "Count": ([1], [0, -1]),
-    "Tokens": ([0, 1], [-1]),
+    "Count": ([1, 10**18], [0, -1, 10**18 + 1]),
+    "Tokens": ([0, 1, 10**18], [-1, 10**18 + 1]),
+    "Ranks": ([1, 1_000_000], [0, 1_000_001]),
+    "Heads": ([1, 100_000], [0, 100_001]),
+    "Layers": ([1, 10_000], [0, 10_001]),
     "Positive": ([5e-324, 1, 1e300], [0.0, -1, math.inf, math.nan]),
     "NonNegative": ([0, 0.0, 1e300], [-5e-324, math.inf, math.nan]),
     "Share": ([0, 1, 0.5], [-5e-324, math.nextafter(1, 2), math.nan]),

@@ -3,7 +3,9 @@
 import sys
 
 import pytest
+import yaml
 
+from command.arguments import ROOT
 from components.errors import RecipeError
 from components.spec.targets import check_nodes, nearest, read_signature
 
@@ -90,19 +92,48 @@ def test_arguments_are_held_against_the_constructor(
         check_nodes({"schedule": GOOD | change})
 
 
-def test_a_missing_argument_is_named_unless_the_node_is_partial() -> None:
+def test_a_missing_argument_is_named_unless_the_node_is_called_later() -> None:
     node = {key: value for key, value in GOOD.items() if key != "end"}
     with pytest.raises(RecipeError, match=r"needs end\n  set schedule\.end="):
         check_nodes({"schedule": node})
-    check_nodes({"schedule": node | {"_partial_": True}})
+    adamw = yaml.safe_load((ROOT / "conf" / "optimizer" / "adamw.yaml").read_text("utf-8"))
+    check_nodes({"optimizer": adamw | {"lr": 1e-3}})  # which lacks the parameters
+
+
+@pytest.mark.parametrize("partial", [True, "yes"])
+def test_a_node_is_partial_where_it_is_called_and_nowhere_else(partial: object) -> None:
+    with pytest.raises(RecipeError, match=rf"schedule\._partial_: {partial!r}\n  leave it out"):
+        check_nodes({"schedule": GOOD | {"_partial_": partial}})
+    adamw = yaml.safe_load((ROOT / "conf" / "optimizer" / "adamw.yaml").read_text("utf-8"))
+    del adamw["_partial_"]
+    with pytest.raises(RecipeError, match=r"optimizer\._partial_: is missing\n  write opt"):
+        check_nodes({"optimizer": adamw | {"lr": 1e-3}})
 
 
 def test_a_literal_argument_takes_its_choices_only() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
     node["padding_row"] = None
-    check_nodes({"model": node | {"residual": "plain"}})
-    with pytest.raises(RecipeError, match=r"model\.residual: 'none' is not Literal"):
-        check_nodes({"model": node | {"residual": "none"}})
+    check_nodes({"model": {"initialization": node | {"residual": "plain"}}})
+    with pytest.raises(RecipeError, match=r"initialization\.residual: 'none' is not Literal"):
+        check_nodes({"model": {"initialization": node | {"residual": "none"}}})
+
+
+@pytest.mark.parametrize(
+    ("section", "target"),
+    [
+        ("model", "components.model.norms.Norm"),
+        ("tokenizer", "components.data.manifest.Manifest"),
+        ("tokenizer", "components.data.samples.HeldOutWindows"),
+        ("schedule", "components.optim.adamw.AdamW"),
+        ("optimizer", "components.optim.schedules.Constant"),
+    ],
+)
+def test_a_class_of_the_right_room_that_is_something_else_is_refused(
+    section: str, target: str
+) -> None:
+    node = {"_target_": target, "_partial_": section == "optimizer"}
+    with pytest.raises(RecipeError, match=rf"{section}\._target_: .* is no {section}: it has"):
+        check_nodes({section: node})
 
 
 def test_offers_the_nearest_words_or_all_of_them() -> None:

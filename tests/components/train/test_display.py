@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 
 import pytest
-from rich.console import Console
 
+from components.terminal import console
 from components.train.display import Display
 
 
@@ -16,7 +16,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 ) -> None:
     """Rich imports its emoji with the first colon that it prints: a handler may find half."""
     monkeypatch.setitem(sys.modules, "rich._emoji_codes", ModuleType("half"))
-    display = Display(Console(stderr=True))
+    display = Display(console(stderr=True))
     before = signal.signal(signal.SIGUSR2, lambda *_: display.say_at_once("SIGUSR2: :saving:"))
     try:
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -26,7 +26,7 @@ def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(
 
 
 def test_other_ranks_than_the_first_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    display = Display(Console(stderr=True, quiet=True))
+    display = Display(console(stderr=True, quiet=True))
     display.say_at_once("SIGINT: saving")
     display.say("step 1")
     assert capfd.readouterr().err == ""

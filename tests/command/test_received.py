@@ -1,0 +1,285 @@
+"""What a file says is data: choices, values and places of locks, bundles and studies."""
+
+import os
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.arguments import ROOT
+from command.lock_file import Received, read_given
+from command.main import main
+from components.sharing.lock import is_sealed, write_text
+from tests.command.test_study_listed import RATES
+
+SMALL = ("recipe=bloom560m", "model.dim=64")
+ACTS = 'from pathlib import Path\nPath("acted").touch()\n'
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A lock and a bundle as mappings, for tests to change."""
+    folder = tmp_path_factory.mktemp("written")
+    found = {}
+    for action in ("lock", "pack"):
+        file = folder / f"{action}.yaml"
+        assert main([*SMALL, f"action={action}", f"file={file}"]) == 0
+        found[action] = yaml.safe_load(file.read_text("utf-8"))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+def forge(tree: dict[str, Any], *steps: str, **changes: Any) -> dict[str, Any]:
+    """Copy ``tree`` with other keys in the mapping that ``steps`` lead to."""
+    copy: dict[str, Any] = yaml.safe_load(yaml.safe_dump(tree))
+    inner = copy
+    for step in steps:
+        inner = inner[step]
+    inner.update(changes)
+    return copy
+
+
+def save(tree: dict[str, Any], name: str) -> str:
+    Path(name).write_text(yaml.safe_dump(tree, sort_keys=False), "utf-8")
+    return name
+
+
+CHOICES = {
+    "hydra.searchpath": "[pkg://canary]",
+    "why": "${oc.env:HOME}",
+    "cluster": "../../../x",
+    "scale": "mini,hydra.searchpath=[pkg://canary]",
+    "model": "/etc/hostname",
+    "recipe": "teuken7b",
+}
+
+
+@pytest.mark.parametrize("action", ["lock", "pack"])
+@pytest.mark.parametrize("group", CHOICES)
+def test_a_choice_of_a_received_lock_is_an_option_that_exists(
+    group: str, action: str, written: dict[str, Any], folder: Path, capfd: Said
+) -> None:
+    forged = forge(written[action], "asked", "choices", **{group: CHOICES[group]})
+    file = save(forged, "x.lock.yaml")
+    words = {"verify": [f"file={file}"], "diff": [f"a={file}", "b=bloom560m"]}
+    for name, own in words.items():
+        assert main([f"action={name}", *own]) == 2
+        assert f"asked.choices.{group}: there is no" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["verify", "diff"])
+def test_nothing_is_imported_because_a_lock_names_it(
+    action: str, written: dict[str, Any], folder: Path
+) -> None:
+    for place in (folder, folder / "canary"):
+        place.mkdir(exist_ok=True)
+        (place / "__init__.py").write_text(ACTS, "utf-8")
+    (folder / "canary.py").write_text(ACTS, "utf-8")
+    choices = {"hydra.searchpath": "[pkg://canary]"}
+    file = save(forge(written["lock"], "asked", "choices", **choices), "x.lock.yaml")
+    words = [f"file={file}"] if action == "verify" else [f"a={file}", "b=bloom560m"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), f"action={action}", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
+    assert (done.returncode, (folder / "acted").exists()) == (2, False), done.stderr
+
+
+def test_a_lock_sealed_anew_is_judged_as_any_other(
+    written: dict[str, Any], folder: Path, capfd: Said
+) -> None:
+    save(forge(written["lock"], "asked", "values", why="sealed anew"), "plain.yaml")
+    given = read_given(Path("plain.yaml"))
+    assert isinstance(given, Received)
+    head, seal, body = write_text(given.lock, "by somebody").partition("below: ")
+    body = body[65:].replace("sealed anew", "${oc.env:HOME}")
+    text = f"{head}{seal}{sha256(body.encode()).hexdigest()}\n{body}"
+    assert is_sealed(text)
+    Path("x.lock.yaml").write_text(text)
+    assert main(["action=verify", "file=x.lock.yaml"]) == 2
+    assert "only ${section.key} may be referred to" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "message"),
+    [
+        (("settled", "scale"), {"name": "mini,+x=1"}, "settled.scale.name: there is no scale"),
+        (("settled", "scale"), {"name": ["mini"]}, "settled.scale.name: is missing, or no"),
+        (("settled",), {"scale": 3}, "settled.scale: 3 is no mapping"),
+        (("settled",), {"precision": {}}, "settled.precision.compute: is missing"),
+        (("settled",), {"parallelism": {"foo": 1}}, "no recipe of this version has such"),
+        (("settled", "data"), {"sources": [1]}, "settled.data.sources: [1] is no mapping"),
+        (("settled", "data"), {"sources": {"x": 1}}, "settled.data.sources.x: 1 is no"),
+        (("settled",), {"model": {"mlp": 7}}, "settled.model.mlp: 7 is no mapping"),
+        (("fingerprint",), {"layout": 7}, "fingerprint.layout: input should be a valid"),
+        (("software", "code"), {"commit": "--output=/tmp/x"}, "software.code.commit"),
+        (("asked",), {"recipe": "../bloom560m.yaml"}, "leads out of the working folder"),
+        (("asked",), {"recipe": "/etc/x.yaml"}, "leads out of the working folder"),
+        (("asked",), {"recipe": "x/bloom560m"}, "is no recipe's name"),
+        (("asked", "values"), {"parallelism": True}, "parallelism: input should be a valid"),
+    ],
+)
+def test_a_forged_lock_is_refused_with_the_key(
+    steps: tuple[str, ...],
+    changes: dict[str, Any],
+    message: str,
+    written: dict[str, Any],
+    folder: Path,
+    capfd: Said,
+) -> None:
+    file = save(forge(written["lock"], *steps, **changes), "x.lock.yaml")
+    assert main(["action=verify", f"file={file}"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
+    written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+) -> None:
+    elsewhere = {"data.folder": str(tmp_path / "elsewhere")}
+    file = save(forge(written["lock"], "asked", "values", **elsewhere), "x.lock.yaml")
+    main(["action=verify", f"file={file}"])
+    note = "prepared data are not looked for"
+    assert note in " ".join(capfd.readouterr().out.split())
+    main(["action=verify", f"file={file}", f"data.folder={tmp_path}/elsewhere"])
+    assert note not in " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.parametrize("key", ["data.folder", "data.tokenizer_folder", "checkpoint.copy_to"])
+@pytest.mark.parametrize("where", ["/somewhere/else", "../beside", "~/mine", "linked/deep"])
+def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
+    key: str, where: str, written: dict[str, Any], folder: Path, tmp_path: Path, capfd: Said
+) -> None:
+    (folder / "linked").symlink_to(tmp_path)
+    section, _, name = key.partition(".")
+    bundle = forge(written["pack"], "composed", section, **{name: where})
+    recipe = {"defaults": ["bloom560m", "_self_"], "name": "r", section: {name: where}}
+    for file in (save(bundle, "x.recipe.yaml"), save(recipe, "r.yaml")):
+        assert main([f"recipe=./{file}", "action=show"]) == 2
+        assert f"{key}: {where!r} leads out of the working folder" in capfd.readouterr().err
+        assert main([f"recipe=./{file}", f"{key}='{where}'", "action=show"]) == 0
+        capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "../out/index"}, "name: string should match pattern"),
+        ({"name": "/tmp/x"}, "name: string should match pattern"),
+        ({"cluster": "../x"}, "cluster: string should match pattern"),
+        ({"recipe": "/etc/x.yaml"}, "'/etc/x.yaml' leads out of the working folder"),
+        ({"recipe": "../x.yaml"}, "'../x.yaml' leads out of the working folder"),
+        ({"set": {"data.folder": "/somewhere"}}, "'/somewhere' leads out"),
+        ({"set": {"model.init_from": "/somewhere"}}, "'/somewhere' leads out"),
+        ({"set": {"data.tokenizer_folder": "../x"}}, "'../x' leads out"),
+        ({"set": {"checkpoint.copy_to": "/somewhere"}}, "'/somewhere' leads out"),
+        ({"set": {"scale": "mini"}}, "set.scale: is a whole section, or a group of options"),
+        ({"set": {"name": "x"}}, "set.name: is a whole section"),
+    ],
+)
+@pytest.mark.parametrize("action", ["plan", "train"])
+def test_a_study_names_no_place_outside(
+    changes: dict[str, Any], message: str, action: str, folder: Path, capfd: Said
+) -> None:
+    objective = {"measured": "held_out.final", "planned": "time.step_seconds"}
+    file = save(RATES | {"objective": objective} | changes, "s.yaml")
+    assert main(["-m", f"study={file}", f"action={action}", "cluster=juwels"]) == 2
+    said = capfd.readouterr()
+    assert message in said.err + " ".join(said.out.split())
+    assert {path.name for path in folder.iterdir()} <= {"s.yaml", "runs"}
+
+
+def test_the_user_s_own_word_beside_a_study_is_trusted(folder: Path, capfd: Said) -> None:
+    file = save(RATES, "s.yaml")
+    words = ["-m", f"study={file}", "action=plan", "cluster=juwels", "scale=full"]
+    main([*words, "data.folder=/somewhere"])
+    assert "leads out" not in "".join(capfd.readouterr())
+
+
+def bomb(levels: int) -> dict[str, Any]:
+    entry = {"value": 1, "unit": "x", "source": "xxxx"}
+    published = {"a0": entry}
+    for level in range(1, levels):
+        twice = f"${{published.a{level - 1}.source}}" * 2
+        published[f"a{level}"] = {**entry, "source": twice}
+    return {"defaults": ["bloom560m", "_self_"], "name": "b", "published": published}
+
+
+@pytest.mark.parametrize("levels", [9, 12, 40, 400])
+def test_references_that_multiply_are_counted_and_not_followed(
+    levels: int, folder: Path, capfd: Said
+) -> None:
+    began = time.monotonic()
+    assert main([f"recipe=./{save(bomb(levels), 'b.yaml')}", "action=show"]) == 2
+    assert time.monotonic() - began < 10
+    assert "references expand to more than" in capfd.readouterr().err
+
+
+def test_long_texts_that_multiply_are_counted(folder: Path, capfd: Said) -> None:
+    tree = bomb(6)
+    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": "y" * 90_000}
+    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
+    assert "more than 1,000,000 characters" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("at", ["published.a0.source", "published.a0", "published"])
+def test_a_value_that_refers_to_itself_is_told(at: str, folder: Path, capfd: Said) -> None:
+    tree = bomb(1)
+    tree["published"]["a0"] = {"value": 1, "unit": "x", "source": f"${{{at}}}"}
+    assert main([f"recipe=./{save(tree, 'b.yaml')}", "action=show"]) == 2
+    assert "refers to itself" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("escape", [r"\e]0;owned\a", r"\u202e", r"\x07", r"\u2028", r"\x9b"])
+def test_an_escape_that_acts_on_a_terminal_is_refused_by_line(
+    escape: str, folder: Path, capfd: Said
+) -> None:
+    text = f'defaults: [bloom560m, _self_]\nname: e\nwhy: "{escape}"\n'
+    Path("e.yaml").write_text(text, "utf-8")
+    assert main(["recipe=./e.yaml", "action=show"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("e.yaml:3: e.yaml is no plain YAML: a text holds the control char")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallelism": True}, "parallelism: input should be a valid dict"),
+        ({"cluster": 3}, "a recipe never sets its machine"),
+        ({"model": {"_partial_": True}}, "model._partial_: True"),
+        ({"model": {"norm": {"_partial_": False}}}, "model.norm._partial_: False"),
+        ({"optimizer": {"_partial_": "yes"}}, "optimizer._partial_: 'yes'"),
+        ({"budget": {"total_tokens": 10**24}}, "budget.total_tokens: input should be less"),
+        ({"parallelism": {"data": 999_999_999}}, "parallelism.data: input should be less"),
+        ({"model": {"num_layers": 999_999_999}}, "model.num_layers: input should be less"),
+    ],
+)
+def test_values_that_nothing_could_be_made_of_are_told(
+    changes: dict[str, Any], message: str, folder: Path, capfd: Said
+) -> None:
+    tree = {"defaults": ["bloom560m", "_self_"], "name": "v", **changes}
+    began = time.monotonic()
+    assert main([f"recipe=./{save(tree, 'v.yaml')}", "action=show"]) == 2
+    assert time.monotonic() - began < 10
+    assert message in capfd.readouterr().err
+
+
+def test_a_plan_may_end_after_the_calendar(capfd: Said) -> None:
+    words = ["recipe=teuken7b", "cluster=juwels", "budget.total_tokens=1" + "0" * 18]
+    assert main([*words, "action=plan"]) == 0
+    assert "after the year 9999" in capfd.readouterr().out

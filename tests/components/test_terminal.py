@@ -1,0 +1,228 @@
+"""What others have written is shown on a terminal as it reads, and never acts on it."""
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+import unicodedata
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from command.actions.plan import as_json
+from command.actions.show import print_recipe
+from command.differences_text import print_differences
+from command.plan_text import print_plan
+from components.errors import RecipeError
+from components.planner.picture import picture_of
+from components.planner.plan import plan_recipe
+from components.sharing.differences import Side, compare
+from components.spec.recipe import Recipe, check_recipe
+from components.terminal import console, prepare_streams, printable, say, say_at_once, tell
+from tests.recipes.test_plans import at_home
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "\x1b]0;x\a\u202e [table three] [/nope] :smile:"
+SHOWN = "\u241b]0;x\u2407\ufffd [table three] [/nope] :smile:"
+ACTING = ("\x1b", "\a", "\u202e")
+
+
+def call(*words: str, cwd: Path, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    program = [sys.executable, str(ROOT / "run.py"), *words]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    return subprocess.run(program, cwd=cwd, capture_output=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", "\u241b[2J"),
+        ("a\rb\b\v\f\0", "a\u240db\u2408\u240b\u240c\u2400"),
+        ("\x7f\x9b31m", "\u2421\ufffd31m"),
+        ("\u200e\u200f\u061c\u202a\u202e\u2066\u2069", "\ufffd" * 7),
+        ("\u2028\u2029\ufeff\u200b\u2060\u00ad", "\ufffd" * 6),
+        ("\udcff\U000e0041", "\ufffd\ufffd"),
+        ("ad\u200dmin \u200c", "ad\ufffdmin \ufffd"),
+        ("\u0645\u200c\u200c\u062e", "\u0645\u200c\ufffd\u062e"),
+    ],
+)
+def test_a_character_that_acts_or_hides_has_a_stand_in(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert len(text) == len(shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "two\n\tlines, 3\u00a0% \u2014 \u201eja\u201c",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian spelling
+        "\u0915\u094d\u200d\u0937",  # Devanagari, a half form
+        "\u0e44\u0e17\u0e22 \u65e5\u672c\u8a9e \u05d0\u05d1 e\u0301 \u06dd\u0661",
+        "\U0001f469\u200d\U0001f52c",  # one woman of science, not two figures
+    ],
+)
+def test_text_in_any_language_stays_what_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_what_was_cleaned_is_clean_and_can_be_encoded(text: str) -> None:
+    shown = printable(text)
+    assert printable(shown) == shown
+    assert {unicodedata.category(one) for one in shown if one not in "\n\t"}.isdisjoint({
+        *("Cc", "Cs", "Zl", "Zp")
+    })
+    shown.encode()
+
+
+def test_a_line_is_said_and_told_clean(capfd: pytest.CaptureFixture[str]) -> None:
+    say(str(RecipeError("recipe", f"no {HOSTILE}", HOSTILE)))
+    say_at_once(HOSTILE)
+    tell(HOSTILE)
+    out, err = capfd.readouterr()
+    assert err == f"recipe: no {SHOWN}\n  {SHOWN}\n{SHOWN}\n"
+    assert out == f"{SHOWN}\n"
+
+
+def test_a_table_shows_titles_headings_and_cells_as_they_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = Table(HOSTILE, title=HOSTILE, title_justify="left", box=None)
+    table.add_row(HOSTILE)
+    table.add_row(Text(HOSTILE.removesuffix(":smile:")))
+    console(width=100).print(table)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [SHOWN] * 3
+    # rich itself drops the bell of what is already Text
+    assert lines[3] == "\u241b]0;x\ufffd [table three] [/nope]"
+
+
+def test_stand_ins_keep_the_columns_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("key", "value", box=None)
+    table.add_row("\u202e\u200babc", "1")
+    table.add_row("abcde", "2")
+    console(width=100).print(table)
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.index("1") == second.index("2")
+
+
+def hostile(recipe: Recipe) -> Recipe:
+    tree = recipe.model_dump(mode="json")
+    tree["why"] = HOSTILE
+    for item in (*tree["published"].values(), *tree["assumed"].values()):
+        item |= {key: HOSTILE for key in ("source", "reason") if key in item}
+    return check_recipe(tree)
+
+
+def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    print_recipe(hostile(at_home("teuken7b")))
+    out = capsys.readouterr().out
+    assert not any(one in out for one in ACTING)
+    assert "\u241b]0;x\u2407\ufffd [table three] [/nope]" in " ".join(out.split())
+
+
+def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = hostile(at_home("teuken7b"))
+    plan = plan_recipe(recipe)
+    print_plan(as_json(recipe, plan), picture_of(plan), now=None)
+    out = capsys.readouterr().out
+    assert not any(one in out for one in ACTING)
+    assert f"assumed, never published: {next(iter(recipe.assumed))}: {SHOWN}" in out
+
+
+def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = at_home("teuken7b")
+    a = Side(label=HOSTILE, tree=recipe.model_dump(mode="json"))
+    b = Side(label="b", tree=hostile(recipe).model_dump(mode="json"))
+    print_differences(a, b, compare(a, b), [HOSTILE])
+    out = capsys.readouterr().out
+    assert not any(one in out for one in ACTING)
+    assert out.endswith(f"note: {SHOWN}\n")
+    assert sum(SHOWN in line for line in out.splitlines()) > 2
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, []),
+        (0, ["recipe=teuken7b", "action=show"]),
+        (0, ["recipe=teuken7b", "cluster=juwels", "action=plan"]),
+        (0, ["a=teuken7b", "b=bloom7b1", "action=diff"]),
+        (2, ["recipe=caf\u00e9\x1b]0;x\a"]),
+    ],
+)
+def test_no_encoding_of_the_terminal_is_a_traceback(
+    status: int, words: list[str], tmp_path: Path
+) -> None:
+    done = call(*words, cwd=tmp_path, encoding="ascii")
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == status
+    assert b"\x1b" not in done.stdout + done.stderr
+    (done.stdout + done.stderr).decode("ascii")
+
+
+LOGS = f"""
+import logging, warnings
+from components.terminal import prepare_streams
+prepare_streams()
+prepare_streams()
+logging.getLogger("x").warning("%s", {HOSTILE!r})
+warnings.warn({HOSTILE!r}, stacklevel=1)
+"""
+
+
+def test_log_records_and_warnings_are_clean_and_come_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert not any(one in done.stderr for one in ACTING)
+    assert done.stderr.startswith(f"{SHOWN}\n")
+    assert done.stderr.count(SHOWN) == 2
+
+
+def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
+    prepare_streams()
+    assert sys.stdout is None
+
+
+BAR = f"""
+from types import SimpleNamespace
+from components.terminal import console
+from components.train.display import Display
+display = Display(console(stderr=True))
+derived = SimpleNamespace(steps=2)
+recipe = SimpleNamespace(name={HOSTILE!r}, derived=derived)
+last = SimpleNamespace(step=1, loss=2.5, tokens_per_second=7.0)
+progress = SimpleNamespace(tokens=0, step=0)
+module = SimpleNamespace(recipe=recipe, progress=progress, last=last)
+display.on_begin(module)
+display.on_step(module)
+display.say({HOSTILE!r})
+display.on_close()
+"""
+
+
+def test_a_progress_bar_moves_the_cursor_and_its_text_does_not(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    subprocess.run(
+        [sys.executable, "-c", BAR], cwd=ROOT, stderr=theirs, check=True, env=environment
+    )
+    os.close(theirs)
+    said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "\x1b[?25l" in said
+    assert "\x1b[2K" in said
+    assert "loss 2.500" in said
+    assert SHOWN in said
+    assert "\x1b]0;" not in said
+    assert "\u202e" not in said
