@@ -1,6 +1,5 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
 from components.terminal import say, tell
-from components.train.launch import check_builds, check_trainable, handled, launch
+from components.train.launch import check_builds, check_trainable, launch
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
@@ -37,15 +36,14 @@ LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 def run(arguments: Arguments) -> Outcome:
     """Train a new run, or go on with one; its folder is held until all ranks have ended."""
-    with handled(signal.default_int_handler):
-        if "resume" not in arguments.folders:
-            folder, recipe = _begin(arguments)
-            with train_alone(folder.path, "run", say) as lock:
-                return _train(recipe, folder, lock, bundle_of(arguments))
-        path = existing_run_folder(arguments.folders["resume"], "resume").path
-        with train_alone(path, "resume", say) as lock:
-            folder, recipe = _resume(arguments)
-            return _train(recipe, folder, lock, None)
+    if "resume" not in arguments.folders:
+        folder, recipe = _begin(arguments)
+        with train_alone(folder.path, "run", say) as lock:
+            return _train(recipe, folder, lock, bundle_of(arguments))
+    path = existing_run_folder(arguments.folders["resume"], "resume").path
+    with train_alone(path, "resume", say) as lock:
+        folder, recipe = _resume(arguments)
+        return _train(recipe, folder, lock, None)
 
 
 def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> Outcome:

@@ -104,16 +104,22 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     with interrupts_pass():
         trainer.fit(module)
     if rank_here() == 0:
-        results = summarize(
-            module=module,
-            metrics=metrics,
-            folder=folder,
-            unigram=data["unigram"],
-            began=began,
-            energy_sources=metering.sources,
-        )
-        folder.write_json("results.json", results)
+        _write_results(folder, module, metrics, began, metering)
     return "stopped" if module.stopping else "finished"
+
+
+def _write_results(
+    folder: RunFolder, module: Pretraining, metrics: Metrics, began: float, metering: Metering
+) -> None:
+    results = summarize(
+        module=module,
+        metrics=metrics,
+        folder=folder,
+        unigram=folder.read_json("data.json")["unigram"],
+        began=began,
+        energy_sources=metering.sources,
+    )
+    folder.write_json("results.json", results)
 
 
 def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Profiling]:

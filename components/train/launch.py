@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,20 +158,11 @@ def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
         asked = True
         folder.stop.touch()
 
-    with handled(ask):
-        yield
-
-
-@contextmanager
-def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let ``handler`` have Ctrl-C and SIGTERM, and give them back.
-
-    SIGINT too: who starts a run in the background of a script has it ignored.
-    """
+    # SIGINT too: who starts a run in the background of a script has it ignored.
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handler) for number in numbers]
+    before = [signal.signal(number, ask) for number in numbers]
     try:
         yield
     finally:
-        for number, one in zip(numbers, before, strict=True):
-            signal.signal(number, one)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """Lightning's trainer as runs and proofs use it; what it would add by itself is ours."""
 
 import logging
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,12 +54,16 @@ def make_trainer(
 def interrupts_pass() -> Iterator[None]:
     """Let an interrupt pass as what it is: Lightning makes of it an exit with status 1.
 
+    It has all later ones ignored, too.
+
     Raises:
         KeyboardInterrupt: there was one.
     """
+    before = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, before)
             raise ended.__context__ from None
         raise
