@@ -35,7 +35,8 @@ from benchmarks.paired import paired_ratio, told
 from benchmarks.wanted import LEAST_THROUGHPUT, MOST_STALL
 from components.checkpoint.keeping import Policy
 from components.checkpoint.marker import Progress
-from components.checkpoint.saving import Finished, Saver, make_stager
+from components.checkpoint.saving import Finished, Saver
+from components.checkpoint.staging import HostBuffers
 from components.checkpoint.state import Read
 from components.terminal import console
 
@@ -74,7 +75,7 @@ def make_saver(folder: Path, *, asynchronous: bool) -> Saver:
         folder=folder,
         fingerprint="",
         group=dist.group.WORLD,
-        stager=make_stager(torch.device("cpu")) if asynchronous else None,
+        stager=HostBuffers(torch.device("cpu")) if asynchronous else None,
         policy=Policy(last=1, every_tokens="none", best=0),
         files=1,
         retry_seconds=0.0,

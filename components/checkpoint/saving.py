@@ -11,10 +11,8 @@ from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from components.checkpoint.agreement import by_first, together
 from components.checkpoint.copying import copy_out
@@ -24,6 +22,7 @@ from components.checkpoint.layout import Layout, Share
 from components.checkpoint.marker import Kind, Marker, Progress, read_marker
 from components.checkpoint.placing import amend, beside, clear, complete
 from components.checkpoint.sections import files_of, write_blocks
+from components.checkpoint.staging import HostBuffers
 from components.checkpoint.state import WEIGHTS, State
 
 T = TypeVar("T")
@@ -56,22 +55,6 @@ class _Task:
     tensors: list[Tensor]
 
 
-def make_stager(device: torch.device) -> DefaultStager:
-    """Make what copies tensors to buffers of the host, which it keeps for the next time.
-
-    Page-locked buffers, that copies can run to at the full speed of the bus, are CUDA's.
-    """
-    pinned = device.type == "cuda"
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=pinned,
-            use_shared_memory=False,  # the writer is a thread
-            use_async_staging=False,  # the next step changes the weights
-            use_non_blocking_copy=pinned,
-        )
-    )
-
-
 class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
@@ -86,7 +69,7 @@ class Saver:
         folder: Path,
         fingerprint: str,
         group: dist.ProcessGroup,
-        stager: DefaultStager | None,
+        stager: HostBuffers | None,
         policy: Policy,
         files: int,
         retry_seconds: float,
@@ -129,6 +112,8 @@ class Saver:
             held_out_loss=held_out_loss,
             files={},
         )
+        if self._stager is not None:
+            self._stager.release()
         tensors = state.tensors()
         tasks = [self._prepare(replace(marker, kind=kind), tensors) for kind in kinds]
         stall = time.perf_counter() - began
@@ -158,8 +143,6 @@ class Saver:
         if self._job:
             self._job.wait()
         self._pool.terminate()
-        if self._stager:
-            self._stager.close()
 
     def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
         if marker.kind == "weights":
@@ -169,9 +152,7 @@ class Saver:
         layout = self._layouts[marker.kind]
         pieces = layout.pick(tensors)
         if self._stager is not None:
-            staged = self._stager.stage({"pieces": pieces})
-            assert isinstance(staged, dict), "it stages at once"
-            pieces = staged["pieces"]
+            pieces = self._stager.stage(pieces)
         return _Task(marker, layout.share, pieces)
 
     def _write_all(

@@ -24,7 +24,8 @@ from components.checkpoint.marker import (
     name_of,
 )
 from components.checkpoint.placing import amend
-from components.checkpoint.saving import Finished, Saver, make_stager
+from components.checkpoint.saving import Finished, Saver
+from components.checkpoint.staging import HostBuffers
 from components.life.journal import Journal
 from components.spec.sections import Checkpoint
 from components.train.callback import RunCallback
@@ -185,7 +186,7 @@ class Checkpoints(RunCallback):
             folder=self._folder,
             fingerprint=fingerprint,
             group=group,
-            stager=make_stager(module.device) if settings.asynchronous else None,
+            stager=HostBuffers(module.device) if settings.asynchronous else None,
             policy=Policy(
                 last=settings.keep,
                 every_tokens=settings.keep_every_tokens,

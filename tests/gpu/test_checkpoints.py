@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.marker import Progress
-from components.checkpoint.saving import make_stager
+from components.checkpoint.staging import HostBuffers
 from components.checkpoint.state import Read
 from tests.components.checkpoint.saving_cases import make_saver
 
@@ -42,7 +42,7 @@ def world_of_one() -> Iterator[None]:
 @pytest.mark.usefixtures("world_of_one")
 def test_steps_after_the_call_do_not_reach_the_checkpoint(gpu: str, tmp_path: Path) -> None:
     state = Weights(gpu)
-    saver = make_saver(tmp_path, stager=make_stager(torch.device(gpu)))
+    saver = make_saver(tmp_path, stager=HostBuffers(torch.device(gpu)))
     for step in (1, 2, 3):
         state.weight.fill_(float(step))
         progress = Progress(step=step, tokens=step)

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from components.checkpoint import loading
 from components.checkpoint.keeping import Policy
 from components.checkpoint.marker import Progress
-from components.checkpoint.saving import Saver, make_stager
+from components.checkpoint.saving import Saver
+from components.checkpoint.staging import HostBuffers
 from components.checkpoint.state import State
 
 FINGERPRINT = "of one recipe"
@@ -33,7 +34,7 @@ def make_saver(folder: Path, **changes: Any) -> Saver:
 
 
 def make_stager_here() -> Any:
-    return make_stager(torch.device("cpu"))
+    return HostBuffers(torch.device("cpu"))
 
 
 def save_checkpoint(folder: Path, state: State, progress: Progress, **changes: Any) -> Path:
