@@ -104,7 +104,7 @@ class Manifest:
             )
         try:
             return _manifest(json.loads(path.read_bytes()), path)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, RecipeError):
                 raise
             raise RecipeError(str(path), f"is not a manifest ({error!r})", REBUILD) from error
