@@ -4,6 +4,7 @@ A change is a mapping, so that attacks are data. ``in`` names its file; paths in
 written with ``/``, because keys have dots.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -192,6 +193,12 @@ def _bomb(file: Path, depth: int) -> None:
     write_tree(file, tree)
 
 
+def _held(file: Path, _: bool) -> None:
+    """Hold a run's lock, as its writer does, from the process that forks the cases."""
+    _free(file)
+    fcntl.flock(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+
+
 def _mode(file: Path, mode: int) -> None:
     file.chmod(mode)
 
@@ -224,4 +231,5 @@ VERBS: Mapping[str, Callable[[Path, Any], None]] = {
     "zeros": _zeros,
     "bomb": _bomb,
     "mode": _mode,
+    "held": _held,
 }

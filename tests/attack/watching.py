@@ -27,7 +27,7 @@ ASKED = re.compile(
     f"git (?:rev-parse HEAD|ls-files --others --exclude-standard|diff HEAD"
     f"|diff --name-only (?:--end-of-options )?{HEX} -- {ROOM})"
     r"|squeue --noheader --array (?:--(?:me|user=[a-z0-9_-]+) )?"
-    r"--jobs=[0-9]+(?:_[0-9]+)? --format=\S+"
+    r"--jobs=[0-9]+(?:_[0-9]+)? --[Ff]ormat=\S+"
     r"|qstat [A-Za-z -]*[0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?"
     rf"|scancel (?:--state=PENDING )?{CHAIN}"
     r"|uname -p|/sbin/ldconfig -p"
@@ -70,8 +70,9 @@ class Watch:
         if event in CHANGES:
             places = arguments[: 2 if event in PAIRS else 1]
             places = arguments[1:2] if event == "os.symlink" else places
-            odd = [place for place in places if not self.is_own(place, follow=False)]
-            return f"{event} {odd[0]}" if odd else ""
+            named = [place for place in places if isinstance(place, str | bytes | os.PathLike)]
+            odd = [one for one in named if not self._has(_real(one, follow=False))]
+            return f"{event} {odd[0]!r}" if odd else ""
         if event == "subprocess.Popen":
             words = [os.fsdecode(word) for word in arguments[1]]
             return "" if is_asked(words) else f"runs {' '.join(words)}"
@@ -84,12 +85,11 @@ class Watch:
     def _opened(self, place: object, _: object, flags: object) -> str:
         if not isinstance(place, str | bytes | os.PathLike):
             return ""  # a descriptor: its opening was heard
-        real = os.path.realpath(os.fsdecode(place))
+        flags = flags if isinstance(flags, int) else 0
+        real = _real(place, follow=not flags & os.O_NOFOLLOW)
         if real.startswith(self.outside):
             return f"opens {real}"
-        if isinstance(flags, int) and flags & WRITES and not self.is_own(place):
-            return f"writes {real}"
-        return ""
+        return f"writes {real}" if flags & WRITES and not self._has(real) else ""
 
     def new_packages(self) -> list[str]:
         """Name what was imported, also by ways that tell no hook of it."""
@@ -101,17 +101,18 @@ class Watch:
         top = name.partition(".")[0]
         return "" if top in self.known or top in LATE else f"imports {name}"
 
-    def is_own(self, place: object, *, follow: bool = True) -> bool:
+    def _has(self, real: str) -> bool:
         """Tell whether a place is below the folders of this case."""
-        if not isinstance(place, str | bytes | os.PathLike):
-            return True
-        text = os.path.join(os.getcwd(), os.fsdecode(place))  # noqa: PTH109, PTH118 (no events)
-        if follow:
-            real = os.path.realpath(text)
-        else:
-            real = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))  # noqa: PTH118, PTH119, PTH120 (of a link itself)
         mine = any(real == own or real.startswith(f"{own}/") for own in self.own)
         return mine or real == "/dev/null"
+
+
+def _real(place: str | bytes | os.PathLike[Any], *, follow: bool) -> str:
+    """Follow links, of the last name only where the call does."""
+    path = os.fsdecode(place)
+    if follow:
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120 (pathlib would ask the file system, which is heard)
 
 
 LATE = frozenset[str]()  # packages that are only imported when something is read
