@@ -105,6 +105,7 @@ class Room:
         if child == 0:
             _be_the_child(folder, case, act)
         status = _wait(child)
+        mark(folder, "end")  # for a child that could not say it
         seconds = time.monotonic() - began
         said = (folder / "said").read_bytes().decode("utf-8", "surrogateescape")
         heard = folder / "acts"
@@ -167,6 +168,8 @@ def _lay_out(folder: Path, valid: Path, case: Case) -> None:
         source = valid / part
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, here / part)
+    for noted in here.glob("*/data.json"):  # the run's data came with it
+        noted.write_text(noted.read_text("utf-8").replace(str(valid), str(here)), "utf-8")
     config = folder / "home" / ".config" / "kochbuch"
     config.mkdir(parents=True)
     apply(list(case.changes), here, PARTS[case.kind][-1])
