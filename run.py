@@ -2,10 +2,7 @@
 
 import sys
 
-try:
-    from command.main import main
-except ModuleNotFoundError as missing:
-    sys.exit(f"{missing}: run `make setup`, then use .venv/bin/python")
+from command.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(enter(sys.argv[1:]))
