@@ -48,7 +48,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
             f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: the chain ends here; "
             f"why they ended is in {jobs.path}"
         )
-        _end_chain(scheduler, place.job)
+        _end_chain(scheduler, place.job, jobs)
         return OVER
     folder.stop.unlink(missing_ok=True)
     folder.results.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def end(run: Path, status: int) -> int:
         tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
         _say(f"{ended} at {saved_tokens(folder):,} tokens")
         if ended == "finished":
-            _end_chain(scheduler, record.job)
+            _end_chain(scheduler, record.job, jobs)
         elif left_out:
             _avoid(scheduler, record, jobs)
         return 0
@@ -108,7 +108,7 @@ def end(run: Path, status: int) -> int:
     _say(f"failed: {failure.why}")
     if failure.of_user:
         _say("no other job would mend this: the chain ends here")
-        _end_chain(scheduler, record.job)
+        _end_chain(scheduler, record.job, jobs)
     elif bad:
         _avoid(scheduler, record, jobs)
     return status or 1
@@ -143,15 +143,15 @@ def _avoid(scheduler: Scheduler, record: JobRecord, jobs: Jobs) -> None:
         _say(
             f"{len(bad)} nodes are suspected by now, so it may be none of them: {' '.join(bad)}"
         )
-    elif _done(lambda: scheduler.exclude(chain_of(record.job), bad)):
+    elif _done(lambda: scheduler.exclude(chain_of(record.job), jobs.path, bad)):
         _say(f"the next job avoids {' '.join(bad)}")
         tell_exclusion(jobs.folder, record, bad)
     else:
         _say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
 
 
-def _end_chain(scheduler: Scheduler, job: str) -> None:
-    _done(lambda: scheduler.cancel(chain_of(job), running=False))
+def _end_chain(scheduler: Scheduler, job: str, jobs: Jobs) -> None:
+    _done(lambda: scheduler.cancel(chain_of(job), jobs.path, running=False))
 
 
 def _done(act: Callable[[], object]) -> bool:

@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import Place
+from cluster.scheduler import Place, Scheduler, check_id
 from components.checkpoint.marker import newest_checkpoint, tokens_of
+from components.errors import RecipeError
 from components.train.run_folder import RunFolder
 
 ENDS = ("finished", "stopped", "failed")
@@ -76,6 +77,17 @@ class Jobs:
             return None
         return records[-1].job.partition("_")[0] if records else str(submissions[-1]["chain"])
 
+    def chain(self, scheduler: Scheduler) -> str | None:
+        """Return the newest id, for ``scheduler`` to be asked about.
+
+        Raises:
+            RecipeError: a file of the folder says what is no id.
+        """
+        chain = self.newest()
+        if chain is not None:
+            check_id(scheduler, chain, self.path)
+        return chain
+
     def add_submission(self, chain: str, *, at: str, words: Sequence[str], jobs: int) -> None:
         """Note a hand-over; ``at`` is a moment before it, for a job may begin at once."""
         entry = {"chain": chain, "at": at, "words": list(words), "jobs": jobs}
@@ -127,6 +139,9 @@ class Jobs:
     def _read(self) -> Iterator[JobRecord]:
         for file in self.path.glob("*-[0-9]*.json"):
             tree = json.loads(file.read_text("utf-8"))
+            if file.name != f"{tree['job']}-{tree['attempt']}.json":  # a part of other paths
+                problem = f"it says that it is of job {tree['job']!r}"
+                raise RecipeError(str(file), problem, "put the file back as it was")
             lists = {key: tuple(tree[key]) for key in ("nodes", "bad_nodes")}
             yield JobRecord(**{**tree, **lists})
 

@@ -25,7 +25,7 @@ from components.preflight.verdict import (
 from components.spec.recipe import read_recipe
 from components.train.run_folder import RunFolder
 from tests.cluster.jobs import job_of, recipe_of
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
 
@@ -46,8 +46,8 @@ def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
     """A job of two nodes and two to spare has begun."""
     programs.add("scontrol", says="\n".join(NODES))
     programs.add("scancel")
-    programs.add("squeue", says="77_4|PENDING|Dependency|\n")
     jobs = run_on("juwels", *SMALL)
+    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
     jobs.add_submission("81", at=now(), words=[], jobs=4)
     begin(jobs.folder.path, SEEN)
     return jobs
