@@ -110,7 +110,11 @@ def _frozen(text: str, key: str) -> Side | None:
 
 def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
     """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
-    name, *own = shlex.split(text)
+    try:
+        name, *own = shlex.split(text)
+    except ValueError as error:  # a quotation without an end; no word at all
+        remedy = f"write {key}=NAME, or {key}='NAME key=value'"
+        raise RecipeError(key, f"{text!r} is no words of a shell: {error}", remedy) from None
     mine = read_point([f"recipe={name}", *own])
     check_recipe_words(keys_of(own), f"{key}=")
     searches = mine.searches or (arguments.searches and "parallelism" not in mine.choices)
