@@ -65,7 +65,7 @@ def test_what_is_no_list_is_told(
 
 
 def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
-    with pytest.raises(RecipeError, match="budget.seed: a sweep has 10,000 points at most"):
+    with pytest.raises(RecipeError, match=r"budget\.seed: a sweep has 10,000 points at most"):
         split_sweep([
             *RECIPE,
             *(f"model.{n}=range(0,1000)" for n in "ab"),
