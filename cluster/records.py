@@ -9,7 +9,6 @@ job.sh               the script
 ID.log               what the script said
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import Any
 
 from cluster.scheduler import Place
 from components.checkpoint.marker import newest_checkpoint, tokens_of
+from components.run.records import Job, Submitted, read_record
 from components.train.run_folder import RunFolder
 
 ENDS = ("finished", "stopped", "failed")
@@ -63,8 +63,7 @@ class Jobs:
         file = self.path / "submitted.json"
         if not file.exists():
             return []
-        found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["submissions"]
-        return found
+        return [one.model_dump() for one in read_record(file, Submitted).submissions]
 
     def newest(self) -> str | None:
         """Return the id from which the scheduler finds what waits and runs.
@@ -126,9 +125,7 @@ class Jobs:
 
     def _read(self) -> Iterator[JobRecord]:
         for file in self.path.glob("*-[0-9]*.json"):
-            tree = json.loads(file.read_text("utf-8"))
-            lists = {key: tuple(tree[key]) for key in ("nodes", "bad_nodes")}
-            yield JobRecord(**{**tree, **lists})
+            yield JobRecord(**read_record(file, Job).model_dump())
 
 
 def saved_tokens(folder: RunFolder) -> int:
