@@ -36,7 +36,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     folder = RunFolder(run)
     jobs = Jobs(folder)
     scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         _say("the run has finished: nothing is left for this job")
         return OVER
     if jobs.cancelled.exists():
@@ -91,8 +91,7 @@ def end(run: Path, status: int) -> int:
     scheduler = scheduler_of(recipe.cluster)
     record, verdict = jobs.all()[-1], read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
-    if folder.results.exists():
-        ended = str(folder.read_json("results.json")["status"])
+    if (ended := folder.ended) is not None:
         tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
         _say(f"{ended} at {saved_tokens(folder):,} tokens")
         if ended == "finished":

@@ -9,7 +9,6 @@ job.sh               the script
 ID.log               what the script said
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any
 from cluster.scheduler import Place, Scheduler, check_id
 from components.checkpoint.marker import newest_checkpoint, tokens_of
 from components.errors import RecipeError
+from components.run.records import Job, Submitted, read_record
 from components.train.run_folder import RunFolder
 
 ENDS = ("finished", "stopped", "failed")
@@ -64,8 +64,7 @@ class Jobs:
         file = self.path / "submitted.json"
         if not file.exists():
             return []
-        found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["submissions"]
-        return found
+        return [one.model_dump() for one in read_record(file, Submitted).submissions]
 
     def newest(self) -> str | None:
         """Return the id from which the scheduler finds what waits and runs.
@@ -133,17 +132,19 @@ class Jobs:
         return done
 
     def _write(self, record: JobRecord) -> None:
-        name = f"jobs/{record.job}-{record.attempt}.json"
-        self.folder.write_json(name, asdict(record))
+        self.folder.write_json(f"jobs/{_name(record)}", asdict(record))
 
     def _read(self) -> Iterator[JobRecord]:
         for file in self.path.glob("*-[0-9]*.json"):
-            tree = json.loads(file.read_text("utf-8"))
-            if file.name != f"{tree['job']}-{tree['attempt']}.json":  # a part of other paths
-                problem = f"it says that it is of job {tree['job']!r}"
+            record = JobRecord(**read_record(file, Job).model_dump())
+            if file.name != _name(record):  # an id is a part of other paths too
+                problem = f"it says that it is of job {record.job!r}"
                 raise RecipeError(str(file), problem, "put the file back as it was")
-            lists = {key: tuple(tree[key]) for key in ("nodes", "bad_nodes")}
-            yield JobRecord(**{**tree, **lists})
+            yield record
+
+
+def _name(record: JobRecord) -> str:
+    return f"{record.job}-{record.attempt}.json"
 
 
 def saved_tokens(folder: RunFolder) -> int:

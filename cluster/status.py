@@ -88,7 +88,7 @@ def _state(
     records: list[JobRecord],
     trouble: str,
 ) -> tuple[str, str]:
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         return "finished", ""
     if chain is None:
         return "not submitted", ""

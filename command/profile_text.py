@@ -23,7 +23,7 @@ def print_profile(run: Path) -> None:
     console.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
     console.print(terminal_table(parts_grid(found, lead=())))
     console.print(terminal_table(products_grid(found, lead=())))
-    if first["machine"] is None:
+    if first.get("machine") is None:
         console.print(
             "no limit: this cluster's profile has no figures of its hardware; "
             "python -m benchmarks.peaks measures them"

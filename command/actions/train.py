@@ -13,6 +13,7 @@ from command.words import keys_of
 from components.checkpoint.disk import explained
 from components.errors import RecipeError
 from components.report.page import write_report
+from components.run.records import Results
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
 from components.spec.warnings import warnings_of
@@ -85,9 +86,9 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     if recipe != before:
         _check_here(recipe)
     data = prepare_data(recipe, arguments.site)
-    kept = folder.read_json("data.json")
-    if data["key"] != kept["key"]:
-        remedy = f"put {Path(kept['folder']).name} back, or start a new run"
+    kept = folder.data
+    if data["key"] != kept.key:
+        remedy = f"put {Path(kept.folder).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
     with explained(folder.path):
         if recipe != before:
@@ -106,17 +107,17 @@ def _saved_step(folder: RunFolder) -> int:
 
 
 def _print_end(folder: RunFolder, report: Path) -> None:
-    results = folder.read_json("results.json")
-    held_out = results["held_out"]
-    lines = [f"{results['status']}: {results['tokens']:,} tokens in {results['steps']:,} steps"]
-    if held_out:
-        trend = "rising" if held_out["rising"] else "not rising"
+    results = folder.read("results.json", Results, finite=False)
+    held_out = results.held_out
+    lines = [f"{results.status}: {results.tokens:,} tokens in {results.steps:,} steps"]
+    if held_out.final is not None:
+        trend = "rising" if held_out.rising else "not rising"
         lines.append(
-            f"held-out loss {held_out['final']:.3f}, {trend} over the last quarter; "
-            f"a smoothed unigram model of the same tokens: {held_out['unigram']:.3f}"
+            f"held-out loss {held_out.final:.3f}, {trend} over the last quarter; "
+            f"a smoothed unigram model of the same tokens: {held_out.unigram:.3f}"
         )
-    lines.append(f"{results['tokens_per_second']:,.0f} tokens/s")
-    if results["status"] == "stopped":
+    lines.append(f"{results.tokens_per_second:,.0f} tokens/s")
+    if results.status == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
     print_profile(folder.path)
     sys.stdout.write("\n".join([*lines, f"report: {report}"]) + "\n")

@@ -50,15 +50,15 @@ def fit(path: Path) -> str:
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     began = time.perf_counter()
     module = load_module(folder)
-    data = folder.read_json("data.json")
+    data = folder.data
     display = Display(Console(stderr=True, quiet=rank_here() > 0))
     curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
     retry_seconds = recipe.checkpoint.retry_seconds
     metrics = Metrics(file=folder.metrics, curves=curves, retry_seconds=retry_seconds)
     journal = Journal(file=folder.journal, writes=rank_here() == 0, retry_seconds=retry_seconds)
     windows = HeldOutWindows(
-        folder=Path(data["folder"]),
-        manifest=Manifest.read(Path(data["folder"])),
+        folder=Path(data.folder),
+        manifest=Manifest.read(Path(data.folder)),
         sequence_length=recipe.budget.sequence_length,
         max_windows=recipe.evaluation.max_windows_per_source,
     )
@@ -100,7 +100,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
             module=module,
             metrics=metrics,
             folder=folder,
-            unigram=data["unigram"],
+            unigram=data.unigram,
             began=began,
             energy_sources=metering.sources,
         )
@@ -119,7 +119,7 @@ def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Prof
 def load_module(folder: RunFolder) -> Pretraining:
     """Make the module of the run in ``folder``, with the prepared data that it reads."""
     recipe = read_recipe(folder.recipe)
-    data = Path(folder.read_json("data.json")["folder"])
+    data = Path(folder.data.folder)
     manifest = Manifest.read(data)
     return Pretraining(
         recipe=recipe,

@@ -10,6 +10,7 @@ from pathlib import Path
 from components.build import build
 from components.errors import RecipeError
 from components.life.failures import MENDABLE, recipe_error
+from components.run.records import FirstFailure
 from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
@@ -92,8 +93,8 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
     Raises:
         RecipeError: a rank met what a user has to mend.
     """
-    if folder.results.exists():
-        return str(folder.read_json("results.json")["status"])
+    if (ended := folder.ended) is not None:
+        return ended
     if status == 0:
         return "finished"
     _say_what_failed(folder)
@@ -112,12 +113,12 @@ def _say_what_failed(folder: RunFolder) -> None:
     """
     if not (folder.path / "ranks" / "first_failure.json").exists():
         return
-    failure = folder.read_json("ranks/first_failure.json")
-    if (error := recipe_error(failure["message"])) is not None:
-        sys.stderr.write(f"rank {failure['rank']} failed first\n")
+    failure = folder.read("ranks/first_failure.json", FirstFailure)
+    if (error := recipe_error(failure.message)) is not None:
+        sys.stderr.write(f"rank {failure.rank} failed first\n")
         raise error
     sys.stderr.write(
-        f"{failure['traceback']}rank {failure['rank']} failed first: {failure['message']}\n"
+        f"{failure.traceback}rank {failure.rank} failed first: {failure.message}\n"
         f"  what each rank said is in {folder.path / 'ranks'}\n"
     )
 

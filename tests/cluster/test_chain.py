@@ -10,7 +10,7 @@ import pytest
 from cluster.chain import OVER, begin, chain_of, end, stuck
 from cluster.records import JobRecord, Jobs, now
 from cluster.telling import WITHOUT_A_WORD
-from components.life.journal import read_lines
+from components.run.lines import read_lines
 from components.spec.recipe import read_recipe
 from tests.cluster.programs import Programs, queued
 

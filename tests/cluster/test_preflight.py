@@ -14,7 +14,6 @@ from cluster.chain import begin, end
 from cluster.preflight import look_at_nodes
 from cluster.records import Jobs, now
 from components.errors import RecipeError
-from components.life.journal import read_lines
 from components.preflight.verdict import (
     Judged,
     Report,
@@ -22,6 +21,7 @@ from components.preflight.verdict import (
     read_verdict,
     write_verdict,
 )
+from components.run.lines import read_lines
 from components.spec.recipe import read_recipe
 from components.train.run_folder import RunFolder
 from tests.cluster.jobs import job_of, recipe_of
