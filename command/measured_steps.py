@@ -13,6 +13,7 @@ from typing import Any
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.words import check_recipe_words
+from components.data.files import check_regular
 from components.errors import RecipeError
 from components.run.records import Timed, read_record
 from components.spec.recipe import Recipe, read_recipe
@@ -75,6 +76,7 @@ def _all_alike(path: Path, recipe: Recipe) -> bool:
 
 
 def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
+    check_regular(path, "calibrate")
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             table = csv.DictReader(lines)
