@@ -35,6 +35,7 @@ REMEDIES = {
     errno.EPERM: RIGHTS,
     errno.EROFS: RIGHTS,
     errno.ENOENT: "check the path",
+    errno.EEXIST: "check the path: a file is where a folder has to be",
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
     errno.EISDIR: "name a file",
     errno.ELOOP: "check the path: its links lead in a circle",

@@ -8,6 +8,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from components.data.files import check_regular
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
@@ -28,6 +29,7 @@ def run(arguments: Arguments) -> Outcome:
         sys.stdout.write(script)
         return Outcome()
     file = arguments.folders["file"]
+    check_regular(file, "file")
     try:
         file.write_text(script, "utf-8")
     except OSError as error:

@@ -66,7 +66,8 @@ def check_regular(path: Path, where: str) -> None:
         RecipeError: ``path`` is there, and no file of bytes.
     """
     if path.exists() and not path.is_file():
-        raise RecipeError(where, f"{path} is no regular file", "name a file")
+        said = "is" if where == str(path) else f"{path} is"
+        raise RecipeError(where, f"{said} no regular file", "name a file")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_nothing_has_the_name_before_the_write_is_complete(tmp_path):
 def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "page.html")
     with (
-        pytest.raises(RecipeError, match=r"page\.html is no regular file"),
+        pytest.raises(RecipeError, match=r"page\.html: is no regular file"),
         replace_atomically(tmp_path / "page.html"),
     ):
         pytest.fail("opened")
