@@ -1,8 +1,8 @@
 """What holds for this process from its first line to its last: how signals end it.
 
-While modules are imported nothing needs tidying, and a signal ends the process where it stands.
-From then on Ctrl-C and SIGTERM are an exception, `Stopped`, so that what is half-written goes.
-A run that trains listens itself, saves and stops.
+While nothing needs tidying a signal ends the process where it stands. Then Ctrl-C and SIGTERM
+are an exception, `Stopped`, so that what is half-written goes. A run that trains listens
+itself, saves and stops.
 """
 
 import os
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from command.outcome import Outcome
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-DELAY_SECONDS = 0.01
+IMPORTING = "<frozen importlib._bootstrap>"
+DELAY_SECONDS = 0.02
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -59,15 +60,24 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
+def _raise(number: int, frame: FrameType | None) -> None:
+    """Raise `Stopped`, but not inside an import: of torch's it would make an abort."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            _raise_later(number)
+            return
+        frame = frame.f_back
     raise Stopped(number)
+
+
+def _raise_later(number: int) -> None:
+    signal.signal(signal.SIGALRM, lambda alarm, frame: _raise(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, DELAY_SECONDS)
 
 
 def _hear_again(lost: "sys.UnraisableHookArgs") -> None:
     """Raise a signal again that came while a finalizer ran, out of which nothing is raised."""
-    if not isinstance(lost.exc_value, Stopped):
+    if isinstance(lost.exc_value, Stopped):
+        _raise_later(lost.exc_value.number)
+    else:
         sys.__unraisablehook__(lost)
-        return
-    number = lost.exc_value.number
-    signal.signal(signal.SIGALRM, lambda alarm, frame: _raise(number, frame))
-    signal.setitimer(signal.ITIMER_REAL, DELAY_SECONDS)

@@ -8,6 +8,7 @@ import errno
 import os
 import platform
 import shlex
+import signal
 import sys
 import tempfile
 import traceback
@@ -54,11 +55,28 @@ def attempt(act: Callable[[], Outcome], words: Sequence[str], label: str = "") -
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stopped:
-        _say("stopped; nothing half-written was kept")
-        number = getattr(stopped, "number", 2)  # SIGINT, if it is Python's own
-        return Outcome(Status(128 + number))
+        return Outcome(_tell_stopped(stopped))
     except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
+        if (taken := _stopped_before(error)) is not None:
+            return Outcome(_tell_stopped(taken))
         return Outcome(tell_error(error, words, label))
+
+
+def _stopped_before(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Find the interrupt that a library took for a failure of what it was doing."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
+    _say("stopped; nothing half-written was kept")
+    number = getattr(stopped, "number", signal.SIGINT)  # Python's own knows none
+    return Status(128 + number)
 
 
 def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:

@@ -1,6 +1,7 @@
 """Start the ranks of a run on this machine."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from components.spec.frozen import thaw
 from components.spec.recipe import Recipe
 from components.train.run_folder import RunFolder
 
+OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,6 +74,7 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
         from components.train.fit import fit
 
         return fit(folder.path)
+    _check_open_files(recipe.cluster.ranks)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
@@ -85,6 +88,18 @@ def launch(recipe: Recipe, folder: RunFolder) -> str:
     # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     return how_it_ended(folder, _wait(process, folder))
+
+
+def _check_open_files(ranks: int) -> None:
+    """Refuse what would fail in the middle: each process opens sockets, shards and logs.
+
+    Raises:
+        RecipeError: it may open too few.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < OPEN_FILES:
+        problem = f"{ranks} ranks, but a process may open {limit} files here"
+        raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
 
 
 def how_it_ended(folder: RunFolder, status: int) -> str:

@@ -95,6 +95,32 @@ except entry.Stopped as stopped:
     assert (done.stdout, done.stderr) == ("stopped 2\n", "")
 
 
+def test_a_signal_during_an_import_waits_until_that_is_done(tmp_path: Path) -> None:
+    """Whatever is raised while torch loads its library ends in an abort of it."""
+    (tmp_path / "slow.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGTERM)\nprint('imported')\n"
+    )
+    program = """
+import sys, time
+from command import entry
+entry._handle(entry._raise)
+try:
+    import slow
+    time.sleep(10)
+except entry.Stopped as stopped:
+    print("stopped", stopped.number)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("imported\nstopped 15\n", "")
+
+
 def test_another_error_of_a_finalizer_is_printed_as_ever() -> None:
     program = """
 import sys

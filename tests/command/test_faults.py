@@ -192,6 +192,18 @@ def test_an_interrupt_ends_a_sweep(
     assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
 
 
+def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
+    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Hydra does of whatever is raised while it composes."""
+    wrapped = RecipeError("recipe", "cannot be composed")
+    wrapped.__context__ = ValueError("in a merge")
+    wrapped.__context__.__context__ = KeyboardInterrupt()
+    broken(wrapped)
+    assert main(SHOW) == 130
+    assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
+
+
 def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def write(self, text: str) -> int:
