@@ -57,20 +57,19 @@ def attempt(act: Callable[[], Outcome], words: Sequence[str], label: str = "") -
     except KeyboardInterrupt as stopped:
         return Outcome(_tell_stopped(stopped))
     except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
-        if (taken := _stopped_before(error)) is not None:
-            return Outcome(_tell_stopped(taken))
+        for cause in _chain(error):
+            if isinstance(cause, KeyboardInterrupt):
+                return Outcome(_tell_stopped(cause))
         return Outcome(tell_error(error, words, label))
 
 
-def _stopped_before(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Find the interrupt that a library took for a failure of what it was doing."""
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Follow an error to what it was made of: libraries call all that they catch a failure."""
     seen = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, KeyboardInterrupt):
-            return error
+        yield error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return None
 
 
 def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
@@ -93,7 +92,7 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
         f"{where}a fault of this program, not of your input: {kind}",
         f"asked: python run.py {shlex.join(words)}",
     ]
-    if isinstance(error, MemoryError):
+    if any(isinstance(cause, MemoryError) for cause in _chain(error)):
         lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
     details = _details(error, words)
     kept = _keep(details)

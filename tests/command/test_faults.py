@@ -96,7 +96,9 @@ def test_a_fault_is_one_message_with_a_file_of_details(
 def test_what_memory_is_short_of_is_said_with_the_way_out(
     broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    broken(MemoryError())
+    wrapped = RuntimeError("cannot be built")
+    wrapped.__cause__ = MemoryError()
+    broken(wrapped)
     assert main(SHOW) == 4
     assert "no memory was left: try smaller sizes" in capfd.readouterr().err
 
