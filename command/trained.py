@@ -11,6 +11,7 @@ from components.convert.family import Family
 from components.convert.folder import Rows, write_folder
 from components.convert.weights import load_weights
 from components.errors import RecipeError
+from components.run.records import Results
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe, read_recipe
 from components.terminal import say
@@ -72,12 +73,14 @@ def export_trained(trained: Trained, target: Path, *, rows: Rows) -> Family:
     """
     folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
     progress = marker.progress
-    results = folder.read_json("results.json") if folder.results.exists() else None
+    results = None
+    if folder.results.exists():
+        results = folder.read("results.json", Results, finite=False)
     return write_folder(
         target,
         model=load_weights(trained.chosen.checkpoint, marker, recipe.model),
         section=thaw(recipe.model),
-        tokenizer=Path(folder.read_json("data.json")["folder"]),
+        tokenizer=Path(folder.data.folder),
         tokenizer_section=recipe.tokenizer,
         context_tokens=recipe.budget.sequence_length,
         rows=rows,

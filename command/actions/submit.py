@@ -119,7 +119,8 @@ def check_not_submitted(recipe: Recipe, path: Path, *, again: bool) -> None:
     if status.state == "finished":
         raise RecipeError("run", f"the run in {path} has finished", "name another run=FOLDER")
     if status.state == "unknown":
-        raise RecipeError("cluster.scheduler", status.why, "try again later")
+        remedy = "try again later; another run=FOLDER begins anew"
+        raise RecipeError("cluster.scheduler", status.why, remedy)
     if status.queued:
         states = ", ".join(f"{job.job} {job.state}" for job in status.queued)
         way = f"{ways}, action=cancel takes it back"

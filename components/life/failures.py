@@ -3,13 +3,13 @@
 When a rank fails the others lose it and fail too; when one hangs the others wait for it.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.json_file import parse_json
 from components.life.hang import WAITING
 
 _BROUGHT_DOWN = re.compile(
@@ -58,6 +58,7 @@ def read_errors(ranks: Path) -> list[RankError]:
             at=file.stat().st_mtime_ns,
         )
         for file in ranks.glob("error-*.json")
+        if file.stem.partition("-")[2].isdecimal()
     ]
     return sorted(errors, key=lambda error: (not error.is_own, error.at))
 
@@ -70,12 +71,12 @@ def forget_errors(ranks: Path) -> None:
 
 def message_of(file: Path) -> str:
     """Read what torch's ``record`` wrote; of half a file, what there is."""
-    text = file.read_text("utf-8", errors="replace")
+    raw = file.read_bytes()
     try:
-        message = json.loads(text)["message"]
-    except (ValueError, KeyError):
-        return text
-    return str(message["message"] if isinstance(message, dict) else message)
+        message = parse_json(raw, finite=False)["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, KeyError, TypeError):
+        return raw.decode(errors="replace")
 
 
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:

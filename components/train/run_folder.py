@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
+from components.json_file import read_mapping
+from components.run.records import Data, Ending, R, read_record
 from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.targets import nearest
@@ -108,19 +110,32 @@ class RunFolder:
         beside.replace(file)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one of the folder's files.
+        """Read one of the folder's files, unchecked; :meth:`read` knows what is in it.
 
         Raises:
-            RecipeError: it is missing or no JSON.
+            RecipeError: it is missing or holds no mapping.
         """
-        try:
-            tree: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            remedy = "is this a run folder? name one that holds a recipe.json"
-            raise RecipeError(
-                str(self.path / name), f"cannot be read: {error}", remedy
-            ) from None
-        return tree
+        return read_mapping(self.path / name, remedy=ANY_RUN)
+
+    def read(self, name: str, kind: type[R], *, finite: bool = True) -> R:
+        """Read one of the folder's files as a record.
+
+        Raises:
+            RecipeError: it cannot be read, or is none of this kind.
+        """
+        return read_record(self.path / name, kind, finite=finite)
+
+    @property
+    def data(self) -> Data:
+        """The prepared data that the run reads."""
+        return self.read("data.json", Data)
+
+    @property
+    def ended(self) -> str | None:
+        """How the run ended, ``finished`` or ``stopped``; None while it runs and if killed."""
+        if not self.results.exists():
+            return None
+        return self.read(self.results.name, Ending, finite=False).status
 
 
 def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
@@ -176,7 +191,7 @@ def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
     """
     folder = existing_run_folder(path, "resume")
     recipe = read_recipe(folder.recipe)
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         remedy = "start a new run with a larger budget.total_tokens"
         raise RecipeError("resume", f"the run in {path} has finished", remedy)
     return folder, recipe
