@@ -8,6 +8,7 @@ from command.arguments import Arguments, read_point
 from command.compose import compose_full, compose_recipe
 from command.lock_file import travelling
 from command.outcome import Outcome
+from command.received import check_data_place
 from command.sides import data_of, losses_in, software_of, words_of_run
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -39,6 +40,7 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
     folder = existing_run_folder(run) if run else None
     if folder is not None:
         recipe = read_recipe(folder.recipe)
+        check_data_place(folder, recipe, arguments.values)
         arguments = read_point(words_of_run(folder))
     if arguments.searches:
         problem = "auto: another search may find another layout"

@@ -21,6 +21,7 @@ from command.compose import compose_recipe
 from command.outcome import Outcome
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.run.links import check_links
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.warnings import warnings_of
 from components.train.launch import check_builds
@@ -47,6 +48,7 @@ def run(arguments: Arguments) -> Outcome:
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
+    check_links(path, "run")
     check_not_submitted(recipe, path, again=arguments.again)
     ready = check(recipe, arguments, path)
     chain = hand_over(ready, after=None)

@@ -8,6 +8,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from command.profile_text import print_profile
+from command.received import check_received
 from command.reproduced import bundle_of, told_after, told_before
 from command.words import keys_of
 from components.checkpoint.disk import explained
@@ -82,6 +83,7 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     keys = keys_of(arguments.words)
     check_movable(key for key in keys if key not in {"resume", "action"})
     folder, before = open_run_folder(arguments.folders["resume"])
+    check_received(folder, before, arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
@@ -91,6 +93,8 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
         remedy = f"put {Path(kept.folder).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
     with explained(folder.path):
+        if data["folder"] != kept.folder:  # the same data, but where they were made ready here
+            folder.write_json("data.json", data)
         if recipe != before:
             replace_recipe(folder, recipe, step=_saved_step(folder))
         folder.results.unlink(missing_ok=True)
