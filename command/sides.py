@@ -80,14 +80,14 @@ def side_of_now(recipe: Recipe, label: str) -> Side:
 
 def software_of(folder: RunFolder) -> Software | None:
     """Read what a run was made with; runs of older versions do not say."""
-    if not (folder.path / "software.json").is_file():
+    if not (folder.path / "software.json").exists():
         return None
     return folder.read("software.json", Software)
 
 
 def data_of(folder: RunFolder) -> Prepared | None:
     """Describe the data that a run read, if they are still where it says."""
-    if not (folder.path / "data.json").is_file():
+    if not (folder.path / "data.json").exists():
         return None
     place = Path(folder.data.folder)
     return describe_prepared(place) if (place / FILE_NAME).is_file() else None

@@ -87,8 +87,8 @@ class Counter(Record):
 class Energy(Record):
     """Who counted what."""
 
-    devices: Counter | None = None
-    hosts: Counter | None = None
+    devices: Counter = Counter(source="")
+    hosts: Counter = Counter(source="")
 
 
 class Drawn(Record):
