@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.json_file import parse_json
+from components.json_file import MOST_BYTES, open_regular, parse_json
 from components.life.hang import WAITING
 
 _BROUGHT_DOWN = re.compile(
@@ -71,7 +71,11 @@ def forget_errors(ranks: Path) -> None:
 
 def message_of(file: Path) -> str:
     """Read what torch's ``record`` wrote; of half a file, what there is."""
-    raw = file.read_bytes()
+    try:
+        with open_regular(file) as stream:
+            raw = stream.read(MOST_BYTES)
+    except ValueError as error:
+        return f"{file} {error}"
     try:
         message = parse_json(raw, finite=False)["message"]
         return str(message["message"] if isinstance(message, dict) else message)

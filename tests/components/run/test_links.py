@@ -1,5 +1,6 @@
 """Links of a run folder: inside they are its own, out of it they are refused."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_a_link_that_leads_out_is_refused_with_its_target(
     assert caught.value.path == "resume"
     assert str(run) in caught.value.problem
     assert "remove the link" in caught.value.remedy
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_refused(run: Path) -> None:
+    os.mkfifo(run / "checkpoints" / "stop")
+    with pytest.raises(RecipeError, match=r"checkpoints/stop is neither a file nor a folder"):
+        check_links(run, "run")
 
 
 def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path) -> None:
