@@ -4,7 +4,7 @@ When a rank fails the others lose it and fail too; when one hangs the others wai
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,16 +57,21 @@ def read_errors(ranks: Path) -> list[RankError]:
             message=message_of(file),
             at=file.stat().st_mtime_ns,
         )
-        for file in ranks.glob("error-*.json")
-        if file.stem.partition("-")[2].isdecimal()
+        for file in _error_files(ranks)
     ]
     return sorted(errors, key=lambda error: (not error.is_own, error.at))
 
 
 def forget_errors(ranks: Path) -> None:
     """Remove all error files: those who read them have told what they say."""
-    for file in ranks.glob("error-*.json"):
+    for file in _error_files(ranks):
         file.unlink(missing_ok=True)
+
+
+def _error_files(ranks: Path) -> Iterator[Path]:
+    for file in ranks.glob("error-*.json"):
+        if file.stem.partition("-")[2].isdecimal() and not file.is_dir():
+            yield file
 
 
 def message_of(file: Path) -> str:

@@ -57,8 +57,11 @@ def test_half_an_error_file_is_read_as_it_stands(tmp_path: Path) -> None:
 def test_an_error_file_of_another_form_is_read_as_it_stands(tmp_path: Path, text: str) -> None:
     error_file(tmp_path, 5).write_text(text)
     error_file(tmp_path, 6).with_name("error-none.json").write_text("no rank's")
+    error_file(tmp_path, 7).mkdir()
     (error,) = read_errors(tmp_path)
     assert error.message in {text, "3"}
+    forget_errors(tmp_path)
+    assert read_errors(tmp_path) == []
 
 
 def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:
