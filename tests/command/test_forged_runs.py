@@ -218,3 +218,14 @@ def test_a_marker_that_names_a_file_elsewhere_is_damaged(
     assert status == 2
     assert "no checkpoint is whole" in said
     assert "files" in said
+
+
+def test_a_resumed_run_reads_the_data_that_were_checked_not_where_its_folder_says(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / "results.json").unlink()
+    kept = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps(kept | {"folder": str(run.parent / "theirs")}))
+    assert ask("resume", capfd)[0] == 0
+    assert json.loads((run / "data.json").read_text()) == kept
+    assert untouched(run)
