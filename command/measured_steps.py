@@ -16,6 +16,7 @@ from command.received import as_received, check_recipe_place
 from command.words import check_recipe_words
 from components.data.files import check_regular
 from components.errors import RecipeError
+from components.run.links import check_links
 from components.run.records import Timed, read_record
 from components.spec.recipe import Recipe, read_recipe
 
@@ -56,6 +57,7 @@ def _read_run(path: Path) -> MeasuredStep:
     if not file.is_file():
         remedy = "name run folders that have a results.json, or .csv files"
         raise RecipeError("calibrate", f"{path} is no run that has ended", remedy)
+    check_links(path, "calibrate")
     recipe = read_recipe(path / "recipe.json")
     results = read_record(file, Timed, finite=False)
     if not _all_alike(path, recipe) or not results.tokens_per_second:

@@ -1,6 +1,7 @@
 """The two sides of a comparison: recipes by name or path, locks, bundles, run folders."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import Received, read_given
+from command.run_places import strange_data
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
@@ -48,11 +50,14 @@ def side_of_run(path: Path, key: str = "run") -> Side:
         RecipeError: it is no run folder.
     """
     folder = existing_run_folder(path, key)
+    recipe = read_recipe(folder.recipe)
+    if (strange := strange_data(folder, recipe, {})) is not None:
+        sys.stderr.write(f"{path}: its data are not looked at: {strange.problem}\n")
     return Side(
         label=str(path),
-        tree=read_recipe(folder.recipe).model_dump(mode="json"),
+        tree=recipe.model_dump(mode="json"),
         software=software_of(folder),
-        data=data_of(folder),
+        data=data_of(folder) if strange is None else None,
         losses=losses.model_dump() if (losses := losses_in(folder)) else None,
     )
 
@@ -75,14 +80,14 @@ def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
 
 def software_of(folder: RunFolder) -> Software | None:
     """Read what a run was made with; runs of older versions do not say."""
-    if not (folder.path / "software.json").is_file():
+    if not (folder.path / "software.json").exists():
         return None
     return folder.read("software.json", Software)
 
 
 def data_of(folder: RunFolder) -> Prepared | None:
     """Describe the data that a run read, if they are still where it says."""
-    if not (folder.path / "data.json").is_file():
+    if not (folder.path / "data.json").exists():
         return None
     place = Path(folder.data.folder)
     return describe_prepared(place) if (place / FILE_NAME).is_file() else None
@@ -138,4 +143,8 @@ def words_of_run(folder: RunFolder) -> Sequence[str]:
     Raises:
         RecipeError: the folder does not say.
     """
-    return folder.read("environment.json", Environment).command[2:]
+    words = folder.read("environment.json", Environment).command[2:]
+    if not any(word.startswith("recipe=") for word in words):
+        where = str(folder.path / "environment.json")
+        raise RecipeError(where, "its command names no recipe", "freeze recipe=... instead")
+    return words

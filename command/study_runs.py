@@ -11,6 +11,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.run.links import check_links
 from components.run.records import Ending, read_checked
 from components.spec.study_fields import Value
 
@@ -98,6 +99,7 @@ def result_in(run: Path, key: str) -> Ended | None:
     file = run / "results.json"
     if not file.is_file():
         return None
+    check_links(run, "run")
     results = read_checked(file, Ending, finite=False)
     if results["status"] != "finished":
         return None

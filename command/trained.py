@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
+from command.run_places import check_data_place
 from components.checkpoint.loading import Chosen, newest_weights
 from components.checkpoint.marker import complete_checkpoints, tokens_of
 from components.convert.card import write_card
@@ -38,6 +39,7 @@ def open_trained(arguments: Arguments) -> Trained:
         raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
     folder = existing_run_folder(arguments.folders["run"])
     recipe = read_recipe(folder.recipe)
+    check_data_place(folder, recipe, arguments.values)
     return Trained(folder, recipe, _choose(folder, _read_tokens(arguments)))
 
 

@@ -20,6 +20,7 @@ from command.compose import compose_recipe
 from command.outcome import Outcome
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.run.links import check_links
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.warnings import warnings_of
 from components.terminal import say, tell
@@ -48,6 +49,7 @@ def run(arguments: Arguments) -> Outcome:
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
+    check_links(path, "run")
     check_not_submitted(recipe, path, again=arguments.again)
     check_not_trained(path, "run")
     ready = check(recipe, arguments, path)

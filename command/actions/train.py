@@ -9,6 +9,7 @@ from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from command.profile_text import print_profile
 from command.reproduced import bundle_of, told_after, told_before
+from command.run_places import check_run_places
 from command.words import keys_of
 from components.checkpoint.disk import explained
 from components.checkpoint.marker import newest_checkpoint
@@ -119,6 +120,7 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
     keys = keys_of(arguments.words)
     check_movable(key for key in keys if key not in {"resume", "action"})
     folder, before = open_run_folder(arguments.folders["resume"])
+    check_run_places(folder, before, arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
@@ -130,6 +132,8 @@ def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
         remedy = f"put {Path(kept.folder).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
     with explained(folder.path):
+        if data["folder"] != kept.folder:  # the same data, but where they were made ready here
+            folder.write_json("data.json", data)
         if recipe != before:
             replace_recipe(folder, recipe, step=_saved_step(folder))
         folder.results.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ class Line:
     """One whole line, ``where`` being its file and number."""
 
     where: str
-    record: Mapping[str, Any]
+    record: dict[str, Any]
 
     @property
     def kind(self) -> str:
@@ -96,7 +96,7 @@ _KINDS: Mapping[str, type[_Any]] = {
 }
 
 
-def read_lines(file: Path) -> list[Mapping[str, Any]]:
+def read_lines(file: Path) -> list[dict[str, Any]]:
     """Read the whole lines of a file, in their order; a file that is not there has none.
 
     Raises:

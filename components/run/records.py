@@ -28,12 +28,17 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class Data(Record):
-    """``data.json``: the prepared data that the run reads, and a unigram model's losses."""
+class DataFolder(Record):
+    """``data.json`` as ranks read it: where the prepared data lie, a unigram model's losses."""
 
     folder: Place
-    key: str
     unigram: Mapping[str, float] = {}
+
+
+class Data(DataFolder):
+    """``data.json``: the prepared data that the run reads, by their key."""
+
+    key: str
 
 
 class Environment(Record):
@@ -87,8 +92,8 @@ class Counter(Record):
 class Energy(Record):
     """Who counted what."""
 
-    devices: Counter | None = None
-    hosts: Counter | None = None
+    devices: Counter = Counter(source="")
+    hosts: Counter = Counter(source="")
 
 
 class Drawn(Record):

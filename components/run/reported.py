@@ -69,6 +69,9 @@ class _HeldOut(Record):
     all: _Judged
 
 
+_NO_TEXT = _HeldOut.model_construct()
+
+
 class _Task(Record):
     metrics: Mapping[str, float | None]
     samples: Natural
@@ -79,7 +82,7 @@ class Evaluation(Record):
     """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
 
     checkpoint: str
-    held_out: _HeldOut | None = None
+    held_out: _HeldOut = _NO_TEXT
     texts: Mapping[str, _Judged] = {}
     tasks: Mapping[str, _Task] = {}
 
@@ -101,6 +104,13 @@ class _Wait(Record):
     line: str
 
 
+class _Times(Record):
+    seconds: Finite
+    forward_seconds: Finite | None = None
+    backward_seconds: Finite | None = None
+    recomputed_seconds: Finite | None = None
+
+
 class Profile(Record):
     """``profile/rank-N.json``: where the time of profiled steps went."""
 
@@ -108,7 +118,7 @@ class Profile(Record):
     steps: Annotated[tuple[Natural, ...], Field(strict=False)]
     clock: str
     step_seconds: Annotated[Finite, Field(gt=0)]
-    parts: Mapping[str, Mapping[str, Finite | None]]
+    parts: Mapping[str, _Times]
     products: Mapping[str, _Reached]
     waits: Annotated[tuple[_Wait, ...], Field(strict=False)]
     machine: Mapping[str, Any] | None = None

@@ -147,7 +147,11 @@ def read_recipe(file: Path) -> Recipe:
     Raises:
         RecipeError: the file is missing, no JSON, or no valid recipe.
     """
-    return check_recipe(read_mapping(file))
+    tree = read_mapping(file)
+    try:
+        return check_recipe(tree)
+    except RecipeError as error:
+        raise RecipeError(f"{file}: {error.path}", error.problem, error.remedy) from None
 
 
 def check_recipe(tree: Mapping[str, Any]) -> Recipe:

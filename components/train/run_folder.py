@@ -1,6 +1,7 @@
 """A run folder that explains itself: what was asked, with what, on what, and what came out.
 
 recipe.json        the resolved recipe that the ranks load
+origin.mac         who wrote recipe.json, for that user alone to tell
 recipe-before-...  the recipe of the steps up to that one, if the layout changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
@@ -32,6 +33,8 @@ from typing import Any
 
 from components.errors import RecipeError
 from components.json_file import read_mapping
+from components.run.links import check_links
+from components.run.ownership import sign
 from components.run.records import Data, Ending, R, read_record
 from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
@@ -101,6 +104,7 @@ class RunFolder:
         derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
         self.write_json("derived.json", derived)
         self.write_json("recipe.json", recipe.model_dump(mode="json"))
+        sign(self.recipe)
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
@@ -173,13 +177,14 @@ def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
     """Take the folder of a run that ``key`` names.
 
     Raises:
-        RecipeError: it is no run folder; runs beside it are offered.
+        RecipeError: it is no run folder, and runs beside it are offered; or a link leads out.
     """
     folder = RunFolder(path)
     if not folder.recipe.is_file():
         beside = sorted(file.parent.name for file in path.parent.glob("*/recipe.json"))
         way = f"{path.parent} holds: {nearest(path.name, beside)}" if beside else ANY_RUN
         raise RecipeError(key, f"{path} is no run folder: it has no recipe.json", way)
+    check_links(path, key)
     return folder
 
 
