@@ -54,10 +54,11 @@ def strange_data(
     if not (folder.path / "data.json").exists():
         return None
     place, wanted = Path(folder.data.folder), str(values.get(FOLDER, recipe.data.folder))
-    if is_own(folder.recipe):
+    own = is_own(folder.recipe)
+    if own and is_own(folder.path / "data.json"):
         return None
     try:
-        if FOLDER not in values:
+        if FOLDER not in values and not own:
             refuse_outside(wanted, FOLDER)
     except RecipeError as error:
         return _theirs(folder, error)

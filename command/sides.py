@@ -1,7 +1,6 @@
 """The two sides of a comparison: recipes by name or path, locks, bundles, run folders."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from components.sharing.differences import Side, side_of
 from components.sharing.lock import Losses, Prepared, losses_of
 from components.sharing.prepared import damaged, describe_prepared, find_prepared
 from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder, existing_run_folder
 from components.train.software import Software, describe_software
 
@@ -52,7 +52,7 @@ def side_of_run(path: Path, key: str = "run") -> Side:
     folder = existing_run_folder(path, key)
     recipe = read_recipe(folder.recipe)
     if (strange := strange_data(folder, recipe, {})) is not None:
-        sys.stderr.write(f"{path}: its data are not looked at: {strange.problem}\n")
+        say(f"{path}: its data are not looked at: {strange.problem}")
     return Side(
         label=str(path),
         tree=recipe.model_dump(mode="json"),

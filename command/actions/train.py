@@ -25,7 +25,6 @@ from components.train.launch import check_builds, check_trainable, launch
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
-    existing_run_folder,
     open_run_folder,
     replace_recipe,
 )
@@ -41,8 +40,8 @@ def run(arguments: Arguments) -> Outcome:
         folder, recipe = _begin(arguments)
         with train_alone(folder.path, "run", say) as lock:
             return _train(recipe, folder, lock, bundle_of(arguments))
-    path = existing_run_folder(arguments.folders["resume"], "resume").path
-    with train_alone(path, "resume", say) as lock:
+    folder, _ = _open(arguments)  # before the lock, which is a file: nothing is written yet
+    with train_alone(folder.path, "resume", say) as lock:
         folder, recipe = _resume(arguments)
         return _train(recipe, folder, lock, None)
 
@@ -115,12 +114,18 @@ def _check_here(recipe: Recipe) -> None:
     check_builds(recipe)
 
 
-def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    """Take everything from the folder, but the layout from the words if there are any."""
+def _open(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    """Open the run that goes on, if the words beside it and its places may be."""
     keys = keys_of(arguments.words)
     check_movable(key for key in keys if key not in {"resume", "action"})
-    folder, before = open_run_folder(arguments.folders["resume"])
-    check_run_places(folder, before, arguments)
+    folder, recipe = open_run_folder(arguments.folders["resume"])
+    check_run_places(folder, recipe, arguments)
+    return folder, recipe
+
+
+def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    """Take everything from the folder, but the layout from the words if there are any."""
+    folder, before = _open(arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)

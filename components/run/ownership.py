@@ -1,8 +1,8 @@
 """Whose a run folder is: one that this user made here carries a seal that nobody else can make.
 
-``origin.mac`` is an HMAC of ``recipe.json`` under a key that never leaves the user's home. A
-recipe may name places anywhere: of the user's own run these were named by the user, of any
-other by somebody else.
+``recipe.json`` and ``data.json`` name places, anywhere: in the user's own run these were named
+by the user, in any other by somebody else. Beside each lies its seal, ``recipe.json.mac``: an
+HMAC of it under a key that never leaves the user's home.
 """
 
 import hmac
@@ -14,37 +14,42 @@ from pathlib import Path
 
 from components.json_file import MOST_BYTES, open_regular
 
-SEAL = "origin.mac"
+SEAL = ".mac"  # behind the name of what is sealed
 KEY_BYTES = 32
 
 
-def sign(recipe_file: Path) -> None:
-    """Seal a recipe that this user has just written; where no key can be kept, do without."""
+def sign(file: Path) -> None:
+    """Seal what this user has just written; where no key can be kept, do without."""
     try:
         key = _made_key()
     except (OSError, RuntimeError, ValueError):  # no home, or one that may not be written here
         return
     if len(key) != KEY_BYTES:  # somebody's own file of that name, or half of one
         return
-    seal = recipe_file.with_name(SEAL)
-    beside = seal.with_name(f".{SEAL}.{os.getpid()}")
-    beside.write_text(f"{_mac(key, recipe_file.read_bytes())}\n", "ascii")
+    seal = seal_of(file)
+    beside = seal.with_name(f".{seal.name}.{os.getpid()}")
+    beside.write_text(f"{_mac(key, file.read_bytes())}\n", "ascii")
     beside.replace(seal)
 
 
-def is_own(recipe_file: Path) -> bool:
-    """Tell whether this user, with this home, wrote this very recipe."""
+def is_own(file: Path) -> bool:
+    """Tell whether this user, with this home, wrote this very file."""
     try:
         key = _read(_key_file(), KEY_BYTES)
-        seal = _read(recipe_file.with_name(SEAL), 2 * KEY_BYTES)
-        mac = _mac(key, _read(recipe_file, MOST_BYTES))
+        seal = _read(seal_of(file), 2 * KEY_BYTES)
+        mac = _mac(key, _read(file, MOST_BYTES))
     except (OSError, RuntimeError, ValueError):  # no home, no key, no seal, or no file
         return False
     return len(key) == KEY_BYTES and hmac.compare_digest(mac.encode(), seal)
 
 
-def _mac(key: bytes, recipe: bytes) -> str:
-    return hmac.new(key, recipe, sha256).hexdigest()
+def seal_of(file: Path) -> Path:
+    """Where the seal of a file lies."""
+    return file.with_name(f"{file.name}{SEAL}")
+
+
+def _mac(key: bytes, content: bytes) -> str:
+    return hmac.new(key, content, sha256).hexdigest()
 
 
 def _read(file: Path, most_bytes: int) -> bytes:

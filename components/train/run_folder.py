@@ -1,7 +1,7 @@
 """A run folder that explains itself: what was asked, with what, on what, and what came out.
 
 recipe.json        the resolved recipe that the ranks load
-origin.mac         who wrote recipe.json, for that user alone to tell
+*.mac              who wrote recipe.json and data.json, for that user alone to tell
 recipe-before-...  the recipe of the steps up to that one, if the layout changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
@@ -40,6 +40,7 @@ from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.targets import nearest
 
+SEALED = frozenset({"recipe.json", "data.json"})
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -104,7 +105,6 @@ class RunFolder:
         derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
         self.write_json("derived.json", derived)
         self.write_json("recipe.json", recipe.model_dump(mode="json"))
-        sign(self.recipe)
 
     def write_json(self, name: str, tree: dict[str, Any]) -> None:
         """Write beside, then rename: a reader never sees half a file."""
@@ -112,6 +112,8 @@ class RunFolder:
         beside = file.with_name(f".{file.name}.{os.getpid()}")
         beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
         beside.replace(file)
+        if name in SEALED:
+            sign(file)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of the folder's files, unchecked; :meth:`read` knows what is in it.

@@ -9,7 +9,7 @@ from command.arguments import read_point
 from command.main import main
 from command.run_places import check_data_place, check_run_places
 from components.errors import RecipeError
-from components.run.ownership import SEAL
+from components.run.ownership import sign
 from components.spec.recipe import Recipe, read_recipe
 from components.train.run_folder import RunFolder, existing_run_folder
 from tests.components.tracking.runs import START, STEPS, write_run
@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def received(run: Path) -> Path:
     """The same run, as somebody would send it who has no key of this user's."""
-    (run / SEAL).write_text("0" * 64)
+    (run / "recipe.json.mac").write_text("0" * 64)
     return run
 
 
@@ -66,7 +66,7 @@ def test_a_received_run_goes_on_only_where_the_user_names_its_places(
 
 
 def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
-    (run / SEAL).unlink()
+    (run / "recipe.json.mac").unlink()
     with pytest.raises(RecipeError, match="was not made by you"):
         check_run_places(*opened(run), read_point([]))
 
@@ -79,9 +79,9 @@ def test_resume_refuses_a_received_run_before_it_writes_anything(
     assert capsys.readouterr().err.startswith("data.folder: '/theirs/prepared' leads out of")
     assert main(["resume=run", *NAMED[:1]]) == 2
     assert capsys.readouterr().err.startswith("data.sources.eu.files[0]: '/theirs/text/*.txt'")
+    assert sorted(received.rglob("*")) == before
     assert main(["resume=run", *NAMED]) == 2
     assert "was not made by you" not in capsys.readouterr().err
-    assert sorted(received.rglob("*")) == before
 
 
 @pytest.mark.parametrize("action", ["lock", "pack", "preflight"])
@@ -117,7 +117,7 @@ def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
     Path("prepared").mkdir()
     Path("prepared/walnut").symlink_to(tmp_path / "outside")
     folder, recipe = opened(write_run(Path("other"), [*START], "scale=mini"))
-    (folder.path / SEAL).unlink()
+    (folder.path / "recipe.json.mac").unlink()
     noted = {"folder": str(Path("prepared/walnut").absolute()), "key": "k"}
     (folder.path / "data.json").write_text(json.dumps(noted))
     with pytest.raises(RecipeError, match=r"is not below data\.folder, which is prep"):
@@ -131,3 +131,15 @@ def test_the_words_in_a_run_that_name_no_recipe_are_refused(
     (run / "environment.json").write_text(json.dumps(environment))
     assert main(["action=lock", "run=run", "file=a"]) == 2
     assert "environment.json: its command names no recipe" in capsys.readouterr().err
+
+
+def test_of_an_own_run_another_s_data_are_not_read_either(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = json.loads((run / "data.json").read_text("utf-8"))
+    (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
+    folder, recipe = opened(run)
+    with pytest.raises(RecipeError, match="/others/data is not below data.folder"):
+        check_data_place(folder, recipe, {})
+    sign(run / "data.json")
+    check_data_place(folder, recipe, {})

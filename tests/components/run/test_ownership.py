@@ -95,6 +95,6 @@ def test_a_key_of_another_length_seals_nothing(recipe: Path, home: Path, key: by
 
 def test_a_seal_that_is_a_pipe_is_none(recipe: Path) -> None:
     sign(recipe)
-    (recipe.parent / "origin.mac").unlink()
-    os.mkfifo(recipe.parent / "origin.mac")
+    (recipe.parent / "recipe.json.mac").unlink()
+    os.mkfifo(recipe.parent / "recipe.json.mac")
     assert not is_own(recipe)
