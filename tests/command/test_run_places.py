@@ -139,7 +139,7 @@ def test_of_an_own_run_another_s_data_are_not_read_either(
     noted = json.loads((run / "data.json").read_text("utf-8"))
     (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
     folder, recipe = opened(run)
-    with pytest.raises(RecipeError, match="/others/data is not below data.folder"):
+    with pytest.raises(RecipeError, match=r"/others/data is not below data\.folder"):
         check_data_place(folder, recipe, {})
     sign(run / "data.json")
     check_data_place(folder, recipe, {})
