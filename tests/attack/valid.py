@@ -77,7 +77,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "study": ("s.yaml",),
     "task": ("tasks", "exported"),
     "calibration": ("t.csv", "measured"),
-    "run": ("texts", "prepared", "run"),
+    "run": ("tiny.yaml", "texts", "prepared", "run"),
     "submitted": ("submitted",),
     "site": ("r.yaml", "site.yaml"),
     "tokenizer": ("tiny.yaml", "texts", "tok"),
