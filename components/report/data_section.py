@@ -13,6 +13,7 @@ from components.report import data_page
 from components.report.cards import Card
 from components.report.outcome import Entry
 from components.report.tables import Grid
+from components.run.ownership import is_own
 from components.run.records import Data, read_checked, read_record
 from components.run.reported import DataCard
 
@@ -37,13 +38,19 @@ def data_sections(entries: Sequence[Entry]) -> tuple[DataSection, ...]:
         file = entry.run.folder / "data.json"
         if file.exists():
             said = read_record(file, Data)
-            sections.setdefault(said.key, _section(entry.label, said))
+            looks = _is_looked_at(file, Path(said.folder))
+            sections.setdefault(said.key, _section(entry.label, said, looks=looks))
     return tuple(sections.values())
 
 
-def _section(label: str, said: Data) -> DataSection:
+def _is_looked_at(file: Path, place: Path) -> bool:
+    """Look where this user's own run says; where another's does, below the working folder."""
+    return is_own(file) or place.resolve().is_relative_to(Path.cwd().resolve())
+
+
+def _section(label: str, said: Data, *, looks: bool) -> DataSection:
     folder = Path(said.folder)
-    card = _card(folder / _CARD)
+    card = _card(folder / _CARD) if looks else None
     # A folder can have been prepared again since, under the same name.
     own = card if card is not None and card["key"] == said.key else None
     return DataSection(

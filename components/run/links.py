@@ -16,9 +16,14 @@ def check_links(run: Path, key: str) -> None:
 
     Raises:
         RecipeError: the first such link, for who follows it reads, appends to or removes what
-            does not belong to the run; or a pipe, a socket or a device.
+            does not belong to the run; a file to append to that has another name, too; or a
+            pipe, a socket or a device.
     """
     inside = Path(os.path.realpath(run))
+    for file in inside.glob("*.jsonl"):
+        if file.lstat().st_nlink > 1 and not file.is_symlink():
+            problem = f"{run / file.name} is the file of another name, too (a hard link)"
+            raise RecipeError(key, problem, "copy the folder without links: cp -r")
     for entry in _entries(inside):
         shown = run / Path(entry.path).relative_to(inside)
         if not entry.is_symlink():

@@ -116,7 +116,7 @@ def _write_results(
         module=module,
         metrics=metrics,
         folder=folder,
-        unigram=folder.data.unigram,
+        unigram=folder.read("data.json", DataFolder).unigram,
         began=began,
         energy_sources=metering.sources,
     )

@@ -202,6 +202,7 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
         (("why=${oc.env:HOME}",), "why: '${oc.env:HOME}' is refused"),
         (("model.mlp._target_=os.system",), "model.mlp._target_: 'os.system' is refused"),
         (("run=",), "run: no path is given"),
+        (("file=a\0b",), "file: 'a\\x00b' has a character that no path has"),
         (("cluster=juwels", "site.runs=nowhere"), "site.runs: 'nowhere' is no absolute path"),
         (("cluster=juwels", "action=train"), "128 nodes of juwels are not this machine"),
         (("scale=full", "action=prepare"), "data.sources.bg: no text is named for this source"),

@@ -59,3 +59,11 @@ def test_links_that_stay_inside_and_one_that_leads_to_the_run_are_fine(run: Path
     scratch.symlink_to(run)
     check_links(run, "run")
     check_links(scratch, "run")
+
+
+def test_a_file_to_append_to_has_one_name(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "theirs").write_text("")
+    (run / "metrics.jsonl").hardlink_to(tmp_path / "theirs")
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl is the file of another name, too"):
+        check_links(run, "resume")
