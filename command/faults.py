@@ -96,8 +96,11 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
     ]
     if any(isinstance(cause, MemoryError) for cause in _chain(error)):
         lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
-    details = _details(error, words)
-    kept = _keep(details)
+    try:
+        details = _details(error, words)
+        kept = _keep(details)
+    except MemoryError:  # too little to write down what happened
+        details, kept = "please report it", None
     lines.append(f"details: {kept}; please report it with that file" if kept else details)
     _say("\n  ".join(lines))
     return Status.FAULT

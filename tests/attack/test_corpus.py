@@ -93,21 +93,26 @@ def wrong(expected: Expected, result: Result) -> str:
     return "tells a secret" if SECRET in said else ""
 
 
+def listed(found: Mapping[str, object]) -> list[str]:
+    """Name the cases of which something was found, each with all of it."""
+    return [f"{name}: {what}" for name, what in found.items() if what]
+
+
 @pytest.mark.timeout(3600)
 def test_every_attack_ends_as_it_must_and_says_so(told: Told) -> None:
     found = {one.case.name: wrong(one, told.results[one.case.name]) for one in chosen()}
-    assert {name: text for name, text in found.items() if text} == {}
+    assert not (lines := listed(found)), "\n".join(lines)
 
 
 def test_no_attack_runs_connects_imports_or_changes_anything_outside(told: Told) -> None:
     found = {name: [*one.acts, *one.stray] for name, one in told.results.items()}
-    assert {name: acts for name, acts in found.items() if acts} == {}
+    assert not (lines := listed(found)), "\n".join(lines)
 
 
 @pytest.mark.skipif(not TRACED, reason="strace is not installed here")
 def test_the_kernel_is_asked_for_nothing_but_reading_and_the_own_folder(told: Told) -> None:
     assert told.calls.keys() == told.results.keys(), "the trace is not whole"
-    assert {name: acts for name, acts in told.calls.items() if acts} == {}
+    assert not (lines := listed(told.calls)), "\n".join(lines)
 
 
 def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
