@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test long cluster corpus check fix golden recipes chaos parity dryruns moved bench megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved bench megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,10 @@ cluster: setup ## train on a real Slurm of three and five nodes on this host, an
 
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m tests.data_prep.killed 20
+
+attack: setup ## attack the program with files and command lines of every kind: the whole corpus, and 2,000 mutations (20 minutes)
+	ATTACK_ALL=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/attack
+	OMP_NUM_THREADS=1 $(PY) -m tests.attack.fuzz --seed 7 --cases 2000
 
 check: setup ## style, types, imports: what must hold in every commit
 	$(PY) -m ruff check --quiet --output-format concise .

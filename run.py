@@ -1,11 +1,12 @@
 """The one entry: ``python run.py recipe=NAME [cluster=NAME] [action=NAME] [key=value ...]``."""
 
+import signal
 import sys
 
-try:
-    from command.main import main
-except ModuleNotFoundError as missing:
-    sys.exit(f"{missing}: run `make setup`, then use .venv/bin/python")
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback out of the imports below
+
+from command.entry import enter
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(enter(sys.argv[1:]))

@@ -21,7 +21,7 @@ from benchmarks.chaos_cases import LAYOUTS, RANKS, SAVED_STEPS, STEP_SECONDS, ST
 from command.actions.prepare import prepare_data
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.life.journal import read_lines
+from components.run.lines import read_lines
 from components.train.agent import run_ranks
 from components.train.run_folder import create_run_folder
 from tests.life.conftest import TINY

@@ -8,14 +8,14 @@ from pathlib import Path
 from cluster.job import HOUR, clock, missing_of, plain, python_of, site_of
 from cluster.queues import choose_slot
 from cluster.render import fill
-from cluster.scheduler import Scheduler, SchedulerError, check_present
+from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
 from cluster.slurm import Slurm
 from cluster.user import User
 from components.errors import RecipeError
 from components.spec.corpus import Preparation
 from components.spec.recipe import Recipe
 from components.spec.site import Step, Variable
-from data_prep.stages.array import Array, QueuedError, deal_tasks, read_array
+from data_prep.stages.array import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 from data_prep.stages.executors import Say
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
@@ -128,7 +128,8 @@ class OnSlurm:
         array = read_array(folder)
         if array is None or array.job is None:
             return None
-        return array.job if _states(scheduler, array.job) else None
+        check_id(scheduler, array.job, folder / FILE_NAME)
+        return array.job if _states(scheduler, array.job, folder) else None
 
     def _submit(self, scheduler: Scheduler, folder: Path, tasks: Sequence[int]) -> str:
         groups = deal_tasks(tasks, self.preparation.most_jobs)
@@ -157,7 +158,7 @@ def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], sa
     """Say how many tasks are done whenever that changes, until the queue knows none of them."""
     key, said = read_plan(folder).key, -1
     while True:
-        states = _states(scheduler, job)
+        states = _states(scheduler, job, folder)
         done = len(tasks) - len(missing_tasks(folder, tasks, key))
         if done != said:
             running = sum(state == "running" for state in states)
@@ -171,9 +172,9 @@ def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], sa
         time.sleep(POLL_SECONDS)
 
 
-def _states(scheduler: Scheduler, job: str) -> list[str]:
+def _states(scheduler: Scheduler, job: str, folder: Path) -> list[str]:
     try:
-        return [state.state for state in scheduler.states(job)]
+        return [state.state for state in scheduler.states(job, folder / "jobs")]
     except SchedulerError as error:
         raise RecipeError(
             "cluster.scheduler", str(error), "try again later: the same command goes on"

@@ -36,7 +36,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
     folder = RunFolder(run)
     jobs = Jobs(folder)
     scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         say("the run has finished: nothing is left for this job")
         return OVER
     if jobs.cancelled.exists():
@@ -48,7 +48,7 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
             f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: the chain ends here; "
             f"why they ended is in {jobs.path}"
         )
-        _end_chain(scheduler, place.job)
+        _end_chain(scheduler, place.job, jobs)
         return OVER
     folder.stop.unlink(missing_ok=True)
     folder.results.unlink(missing_ok=True)
@@ -91,12 +91,11 @@ def end(run: Path, status: int) -> int:
     scheduler = scheduler_of(recipe.cluster)
     record, verdict = jobs.all()[-1], read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
-    if folder.results.exists():
-        ended = str(folder.read_json("results.json")["status"])
+    if (ended := folder.ended) is not None:
         tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
         say(f"{ended} at {saved_tokens(folder):,} tokens")
         if ended == "finished":
-            _end_chain(scheduler, record.job)
+            _end_chain(scheduler, record.job, jobs)
         elif left_out:
             _avoid(scheduler, record, jobs)
         return 0
@@ -108,7 +107,7 @@ def end(run: Path, status: int) -> int:
     say(f"failed: {failure.why}")
     if failure.of_user:
         say("no other job would mend this: the chain ends here")
-        _end_chain(scheduler, record.job)
+        _end_chain(scheduler, record.job, jobs)
     elif bad:
         _avoid(scheduler, record, jobs)
     return status or 1
@@ -143,15 +142,15 @@ def _avoid(scheduler: Scheduler, record: JobRecord, jobs: Jobs) -> None:
         say(
             f"{len(bad)} nodes are suspected by now, so it may be none of them: {' '.join(bad)}"
         )
-    elif _done(lambda: scheduler.exclude(chain_of(record.job), bad)):
+    elif _done(lambda: scheduler.exclude(chain_of(record.job), jobs.path, bad)):
         say(f"the next job avoids {' '.join(bad)}")
         tell_exclusion(jobs.folder, record, bad)
     else:
         say(f"{scheduler.name} cannot avoid nodes; tell the site of {' '.join(bad)}")
 
 
-def _end_chain(scheduler: Scheduler, job: str) -> None:
-    _done(lambda: scheduler.cancel(chain_of(job), running=False))
+def _end_chain(scheduler: Scheduler, job: str, jobs: Jobs) -> None:
+    _done(lambda: scheduler.cancel(chain_of(job), jobs.path, running=False))
 
 
 def _done(act: Callable[[], object]) -> bool:

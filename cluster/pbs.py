@@ -1,10 +1,11 @@
 """OpenPBS, by its own commands; in a chain each job queues the next one."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobState, Place, SchedulerError, ask
+from cluster.scheduler import JobState, Place, SchedulerError, ask, check_own
 
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING = ("R", "E", "B")
@@ -19,6 +20,7 @@ class Pbs:
 
     name = "PBS"
     program = "qsub"
+    ids = re.compile(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9][A-Za-z0-9.-]*)?")
     arrays = False
     outlives_nodes = False
 
@@ -26,9 +28,9 @@ class Pbs:
         order = [] if after is None else ["-W", f"depend=afterany:{after}"]
         return ask(["qsub", *order, str(script)]).strip()
 
-    def states(self, chain: str) -> list[JobState]:
+    def states(self, chain: str, logs: Path) -> list[JobState]:
         found = []
-        for job in self._jobs(chain):
+        for job in self._jobs(chain, logs):
             state = str(job["job_state"])
             if state in _RUNNING + _WAITING:
                 found.append(
@@ -41,14 +43,14 @@ class Pbs:
                 )
         return found
 
-    def cancel(self, chain: str, *, running: bool) -> None:
-        jobs = [job for job in self.states(chain) if running or job.state == "pending"]
+    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
+        jobs = [job for job in self.states(chain, logs) if running or job.state == "pending"]
         if jobs:
             # The last first: one that waits for another would begin when that one ends, or be
             # deleted with it.
             _unless_gone(["qdel", *(job.job for job in reversed(jobs))])
 
-    def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """PBS cannot keep a job away from nodes by their names."""
         return False
 
@@ -65,7 +67,7 @@ class Pbs:
         each = ["-n", str(nodes), "--ppn", "1", "--hostfile", str(hosts)]
         return ["mpiexec", *each, *launch, "--cpu-bind", "none", "--no-abort-on-failure"]
 
-    def _jobs(self, chain: str) -> list[Tree]:
+    def _jobs(self, chain: str, logs: Path) -> list[Tree]:
         """Follow a chain from one of its jobs through those that wait for one another.
 
         Another run may wait for this one; its output goes to another folder.
@@ -73,12 +75,13 @@ class Pbs:
         first = self._describe(chain)
         if first is None:
             return []
+        check_own(chain, user=_owner(first), output=Path(_output(first)), logs=logs)
         found: list[Tree] = [{**first, "id": chain}]
         waiting = _successors(first)
         while waiting:
             job = waiting.pop(0)
             tree = self._describe(job)
-            if tree is not None and _output(tree) == _output(first):
+            if tree is not None and _is_of(tree, first):
                 found.append({**tree, "id": job})
                 waiting += _successors(tree)
         return found
@@ -109,6 +112,15 @@ def _unless_gone(words: Sequence[str]) -> str | None:
         if any(word in str(error) for word in _GONE):
             return None
         raise
+
+
+def _is_of(tree: Tree, first: Tree) -> bool:
+    return (_owner(tree), _output(tree)) == (_owner(first), _output(first))
+
+
+def _owner(tree: Tree) -> str:
+    """Return the user in ``USER@HOST``."""
+    return str(tree.get("Job_Owner", "")).partition("@")[0]
 
 
 def _output(tree: Tree) -> str:

@@ -9,15 +9,16 @@ job.sh               the script
 ID.log               what the script said
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import Place
+from cluster.scheduler import Place, Scheduler, check_id
 from components.checkpoint.marker import newest_checkpoint, tokens_of
+from components.errors import RecipeError
+from components.run.records import Job, Submitted, read_record
 from components.train.run_folder import RunFolder
 
 ENDS = ("finished", "stopped", "failed")
@@ -63,8 +64,7 @@ class Jobs:
         file = self.path / "submitted.json"
         if not file.exists():
             return []
-        found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["submissions"]
-        return found
+        return [one.model_dump() for one in read_record(file, Submitted).submissions]
 
     def newest(self) -> str | None:
         """Return the id from which the scheduler finds what waits and runs.
@@ -75,6 +75,17 @@ class Jobs:
         if not submissions:
             return None
         return records[-1].job.partition("_")[0] if records else str(submissions[-1]["chain"])
+
+    def chain(self, scheduler: Scheduler) -> str | None:
+        """Return the newest id, for ``scheduler`` to be asked about.
+
+        Raises:
+            RecipeError: a file of the folder says what is no id.
+        """
+        chain = self.newest()
+        if chain is not None:
+            check_id(scheduler, chain, self.path)
+        return chain
 
     def add_submission(self, chain: str, *, at: str, words: Sequence[str], jobs: int) -> None:
         """Note a hand-over; ``at`` is a moment before it, for a job may begin at once."""
@@ -121,14 +132,19 @@ class Jobs:
         return done
 
     def _write(self, record: JobRecord) -> None:
-        name = f"jobs/{record.job}-{record.attempt}.json"
-        self.folder.write_json(name, asdict(record))
+        self.folder.write_json(f"jobs/{_name(record)}", asdict(record))
 
     def _read(self) -> Iterator[JobRecord]:
         for file in self.path.glob("*-[0-9]*.json"):
-            tree = json.loads(file.read_text("utf-8"))
-            lists = {key: tuple(tree[key]) for key in ("nodes", "bad_nodes")}
-            yield JobRecord(**{**tree, **lists})
+            record = JobRecord(**read_record(file, Job).model_dump())
+            if file.name != _name(record):  # an id is a part of other paths too
+                problem = f"it says that it is of job {record.job!r}"
+                raise RecipeError(str(file), problem, "put the file back as it was")
+            yield record
+
+
+def _name(record: JobRecord) -> str:
+    return f"{record.job}-{record.attempt}.json"
 
 
 def saved_tokens(folder: RunFolder) -> int:

@@ -1,5 +1,14 @@
-"""What the house asks of a scheduler: take a script, say how jobs are, cancel, avoid nodes."""
+"""What the house asks of a scheduler: take a script, say how jobs are, cancel, avoid nodes.
 
+The id of a job is read from a file, which somebody else may have written. So it has to have the
+scheduler's form, and a job is this user's and writes where this run's jobs do, before anything
+is done to it.
+"""
+
+import getpass
+import os
+import pwd
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -34,23 +43,28 @@ class Place:
 
 
 class Scheduler(Protocol):
-    """Commands of one scheduler; a chain is known by the id that `submit` returned."""
+    """Commands of one scheduler; a chain is known by the id that `submit` returned.
+
+    All jobs of a chain write into the folder ``logs``; any other job is refused, by
+    `NotOwnError`.
+    """
 
     name: str
     program: str
+    ids: re.Pattern[str]  # what its ids look like
     arrays: bool  # a chain is one array, for whose end another can wait
     outlives_nodes: bool  # a job goes on, if it asks for that, when one of its nodes dies
 
     def submit(self, script: Path, *, after: str | None) -> str:
         """Hand the script over, to begin when the chain ``after`` has ended, however it did."""
 
-    def states(self, chain: str) -> list[JobState]:
+    def states(self, chain: str, logs: Path) -> list[JobState]:
         """List the jobs of a chain that wait or run."""
 
-    def cancel(self, chain: str, *, running: bool) -> None:
+    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         """Take back the jobs that wait, and end those that run if asked to."""
 
-    def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """Keep the waiting jobs away from ``nodes``; say whether the scheduler can."""
 
     def place(self, seen: Mapping[str, str]) -> Place:
@@ -66,6 +80,43 @@ class Scheduler(Protocol):
 
 class SchedulerError(Exception):
     """A scheduler's command failed; the message is what it said."""
+
+
+class NotOwnError(SchedulerError):
+    """A job is another user's, or of another folder."""
+
+
+def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
+    """Refuse what is no id: it would be an option of the scheduler's command.
+
+    Raises:
+        RecipeError: ``file`` says so.
+    """
+    if not scheduler.ids.fullmatch(job):
+        remedy = "put the file back as it was; the queue itself lists your jobs"
+        raise RecipeError(str(file), f"{job!r} is no job id of {scheduler.name}", remedy)
+
+
+def check_own(job: str, *, user: str, output: Path, logs: Path) -> None:
+    """Refuse to touch a job of another ``user``, or whose ``output`` goes elsewhere.
+
+    Raises:
+        NotOwnError: it is.
+    """
+    own = user_name()
+    if (user, output.resolve()) != (own, logs.resolve()):
+        raise NotOwnError(
+            f"job {job} is of user {user} and writes into {output}; this is user {own}, and "
+            f"what is asked for writes into {logs}"
+        )
+
+
+def user_name() -> str:
+    """Name who runs this process, as the system and not its environment says."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # inside a container that does not list its users
+        return getpass.getuser()
 
 
 def ask(words: Sequence[str]) -> str:

@@ -1,14 +1,19 @@
 """Slurm, by its own commands; a chain is one array whose tasks run one at a time."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobState, Place, SchedulerError, ask
+from cluster.scheduler import JobState, Place, SchedulerError, State, ask, check_own
 from components.life.place import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 _GONE = "Invalid job id"  # what squeue and scancel say of jobs that have ended
+# A field without a width is not cut; the bar is a separator. The last is a path, which may have
+# bars itself; of a job that waits it has %A and %a still.
+_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "UserName", "STDOUT")
+_FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
 
 
 class Slurm:
@@ -16,6 +21,7 @@ class Slurm:
 
     name = "Slurm"
     program = "sbatch"
+    ids = re.compile(r"[0-9]+(_[0-9]+)?")
     arrays = True
     outlives_nodes = True
 
@@ -24,36 +30,36 @@ class Slurm:
         answer = ask(["sbatch", "--parsable", *order, str(script)])
         return answer.strip().partition(";")[0]  # a federation adds its cluster's name
 
-    def states(self, chain: str) -> list[JobState]:
-        words = ["squeue", "--noheader", "--array", f"--jobs={chain}", "--format=%i|%T|%r|%N"]
+    def states(self, chain: str, logs: Path) -> list[JobState]:
+        words = ["squeue", "--noheader", "--array", f"--jobs={chain}", f"--Format={_FORMAT}"]
         try:
             lines = ask(words).splitlines()
         except SchedulerError as error:
             if _GONE in str(error):
                 return []
             raise
-        found = [line.strip().split("|") for line in lines]
-        return [
-            JobState(
-                job=job,
-                state="running" if state in _RUNNING else "pending",
-                why="" if why == "None" else why,
-                nodes=nodes,
-            )
-            for job, state, why, nodes in found
-            if state in _RUNNING + _WAITING
-        ]
+        found = []
+        for line in lines:
+            job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
+            check_own(job, user=user, output=Path(output).parent, logs=logs)
+            if state in _RUNNING + _WAITING:
+                running: State = "running" if state in _RUNNING else "pending"
+                why = "" if why == "None" else why
+                found.append(JobState(job=job, state=running, why=why, nodes=nodes))
+        return found
 
-    def cancel(self, chain: str, *, running: bool) -> None:
+    def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
+        if not self.states(chain, logs):
+            return
         try:
             ask(["scancel", *([] if running else ["--state=PENDING"]), chain])
         except SchedulerError as error:
             if _GONE not in str(error):
                 raise
 
-    def exclude(self, chain: str, nodes: Sequence[str]) -> bool:
+    def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
-        waiting = [job.job for job in self.states(chain) if job.state == "pending"]
+        waiting = [job.job for job in self.states(chain, logs) if job.state == "pending"]
         if waiting:
             jobs = f"JobId={','.join(waiting)}"
             ask(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])

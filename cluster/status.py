@@ -55,16 +55,16 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
     """Ask about the run in ``path``; without a scheduler only its folder is asked.
 
     Raises:
-        RecipeError: ``path`` is no run folder.
+        RecipeError: ``path`` is no run folder, or what it calls a job is no id of one.
     """
     folder = existing_run_folder(path)
     recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
-    chain = jobs.newest()
+    chain = jobs.newest() if scheduler is None else jobs.chain(scheduler)
     queued: tuple[JobState, ...] | None = None
     trouble = "the scheduler is not reached from here"
     if scheduler is not None and chain is not None:
         try:
-            queued = tuple(scheduler.states(chain))
+            queued = tuple(scheduler.states(chain, jobs.path))
         except SchedulerError as error:
             trouble = str(error)
     state, why = _state(folder, chain, queued, jobs.since_submission(), trouble)
@@ -88,7 +88,7 @@ def _state(
     records: list[JobRecord],
     trouble: str,
 ) -> tuple[str, str]:
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         return "finished", ""
     if chain is None:
         return "not submitted", ""

@@ -87,8 +87,8 @@ def _read_file() -> Mapping[str, Any]:
     if not file.exists():
         return {}
     try:
-        tree = yaml.safe_load(file.read_text("utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        tree = yaml.safe_load(_plain_text(file)) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())
         raise RecipeError(
             str(file), f"cannot be read: {problem}", "it is a YAML mapping"
@@ -96,6 +96,13 @@ def _read_file() -> Mapping[str, Any]:
     if not isinstance(tree, dict):
         raise RecipeError(str(file), f"{tree!r} is no mapping", "begin with a cluster's name:")
     return tree
+
+
+def _plain_text(file: Path) -> str:
+    """Read a regular file: a pipe or a device might never end."""
+    if not file.is_file():
+        raise ValueError("no regular file")
+    return file.read_text("utf-8")
 
 
 def _check(section: Any, where: str) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def _check(section: Any, where: str) -> dict[str, Any]:
 
 
 def _hours(key: str, value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise RecipeError(where, f"{value!r} is no number of hours", f"write {key}: 10_000")
     return float(value)
 

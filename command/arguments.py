@@ -212,6 +212,8 @@ def _check_choice(key: str, value: object, known: tuple[str, ...]) -> None:
 def _path(key: str, text: object) -> Path:
     if not str(text):
         raise RecipeError(key, "no path is given", f"write {key}=FOLDER")
+    if "\0" in str(text):
+        raise RecipeError(key, f"{text!r} has a character that no path has", "name another")
     return Path(os.path.expanduser(str(text)))  # noqa: PTH111 (an unknown ~user stays as it is)
 
 

@@ -8,10 +8,12 @@ from command.arguments import Arguments, read_point
 from command.compose import compose_full, compose_recipe
 from command.lock_file import travelling
 from command.outcome import Outcome
-from command.received import as_received
+from command.received import as_received, check_recipe_place
+from command.run_places import check_data_place
 from command.sides import data_of, losses_in, software_of, words_of_run
 from components.data.files import replace_atomically
 from components.errors import RecipeError
+from components.run.ownership import is_own
 from components.sharing.lock import (
     FORMAT,
     HASH_DIGITS,
@@ -40,7 +42,10 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
     folder = existing_run_folder(run) if run else None
     if folder is not None:
         recipe = read_recipe(folder.recipe)
+        check_data_place(folder, recipe, arguments.values)
         arguments = as_received(read_point(words_of_run(folder)))
+        if not is_own(folder.recipe):
+            check_recipe_place(str(arguments.recipe), "environment.json: command")
     if arguments.searches:
         problem = "auto: another search may find another layout"
         raise RecipeError("parallelism", problem, "name the degrees that action=plan shows")

@@ -5,32 +5,37 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from command.arguments import Arguments, read_point
+from command.arguments import read_point
+from command.faults import attempt, tell_error
 from command.listing import list_recipes
 from command.outcome import Outcome, Status
 from command.points import split_sweep, study_words, submits
 from command.words import check_words, keys_of
-from components.errors import RecipeError
-from components.terminal import console, prepare_streams, say
-
-READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
+from components.terminal import console, prepare_streams
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> Status:
     """Run the command; a reader that has seen enough, such as ``head``, ends it silently."""
     output = os.dup(1)  # rich turns standard output away before it tells of a broken pipe
     try:
-        status = _run(words)
-        sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # the second is how rich tells
-        if not _is_broken(output):
+        return attempt(lambda: _flushed(words), words).status
+    except (BrokenPipeError, SystemExit) as gone:  # the second is how rich tells
+        if _is_broken(output):
+            return Status.READER_GONE
+        if isinstance(gone, SystemExit):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return READER_GONE
+        return tell_error(gone, words)
     finally:
         os.close(output)
-    return status
+        _let_go()
+
+
+def _flushed(words: Sequence[str]) -> Outcome:
+    status = _run(words)
+    sys.stdout.flush()
+    return Outcome(status)
 
 
 def _is_broken(output: int) -> bool:
@@ -40,52 +45,51 @@ def _is_broken(output: int) -> bool:
     return any(event & select.POLLERR for _, event in asked.poll(0))
 
 
-def _run(words: Sequence[str]) -> int:
+def _let_go() -> None:
+    """Drop what standard output does not take, or Python would try again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run(words: Sequence[str]) -> Status:
     """Run every point and return the highest exit status."""
     prepare_streams()
     if not words or set(words) <= {"-h", "--help"}:
         list_recipes()
         return Status.DONE
-    try:
-        if (asked := study_words(words)) is not None:
-            from command.study import run_study  # imports Optuna
+    if (asked := study_words(words)) is not None:
+        from command.study import run_study  # imports Optuna
 
-            return run_study(asked)
-        sweeping, points = split_sweep(words)
-        if sweeping and submits(points):
-            from command.sweep import submit_all  # imports torch
+        return run_study(asked)
+    sweeping, points = split_sweep(words)
+    if not sweeping:
+        return _act(points[0]).status
+    if submits(points):
+        from command.sweep import submit_all  # imports torch
 
-            return submit_all(points)
-    except RecipeError as error:
-        return _report(error, "")
-    outcomes = [_run_point(point, " ".join(point) if sweeping else "") for point in points]
-    if sweeping:
-        _print_table(outcomes)
+        return submit_all(points)
+    return _sweep(points)
+
+
+def _sweep(points: Sequence[Sequence[str]]) -> Status:
+    """Run one point after the other, whatever becomes of those before, until interrupted."""
+    outcomes: list[Outcome] = []
+    for point in points:
+        outcomes.append(attempt(partial(_act, point), point, " ".join(point)))
+        if outcomes[-1].status >= Status.INTERRUPTED:
+            break
+    _print_table(outcomes)
     return max(outcome.status for outcome in outcomes)
 
 
-def _run_point(words: Sequence[str], label: str) -> Outcome:
-    try:
-        arguments = read_point(words)
-        return _act(arguments)
-    except RecipeError as error:
-        return Outcome(_report(error, label))
-    except KeyboardInterrupt:
-        say("stopped; nothing half-written was kept")
-        return Outcome(Status.STOPPED)
-
-
-def _act(arguments: Arguments) -> Outcome:
+def _act(words: Sequence[str]) -> Outcome:
+    arguments = read_point(words)
     check_words(arguments.action, keys_of(arguments.words))
     outcome = importlib.import_module(f"command.actions.{arguments.action}").run(arguments)
     assert isinstance(outcome, Outcome)
     return outcome
-
-
-def _report(error: RecipeError, label: str) -> Status:
-    where = f"[{label}] " if label else ""
-    say(f"{where}{error}")
-    return Status.WRONG_INPUT
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:

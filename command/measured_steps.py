@@ -5,7 +5,6 @@ keys of the command line, as ``recipe`` or ``parallelism.tensor``, and what was 
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,10 @@ from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.received import as_received, check_recipe_place
 from command.words import check_recipe_words
+from components.data.files import check_regular
 from components.errors import RecipeError
+from components.run.links import check_links
+from components.run.records import Timed, read_record
 from components.spec.recipe import Recipe, read_recipe
 
 SECONDS, BYTES = "step_seconds", "peak_memory_bytes"
@@ -55,18 +57,19 @@ def _read_run(path: Path) -> MeasuredStep:
     if not file.is_file():
         remedy = "name run folders that have a results.json, or .csv files"
         raise RecipeError("calibrate", f"{path} is no run that has ended", remedy)
+    check_links(path, "calibrate")
     recipe = read_recipe(path / "recipe.json")
-    results = json.loads(file.read_text("utf-8"))
-    if not _all_alike(path, recipe) or not results["tokens_per_second"]:
+    results = read_record(file, Timed, finite=False)
+    if not _all_alike(path, recipe) or not results.tokens_per_second:
         problem = f"the steps of {path} are not all alike, or none was timed"
         raise RecipeError("calibrate", problem, "leave it out")
-    if results["device"] == "cpu":
+    if results.device == "cpu":
         raise RecipeError("calibrate", f"{path} ran on a CPU", "the planner knows none")
     return MeasuredStep(
         where=str(path),
         recipe=recipe,
-        seconds=recipe.budget.global_batch_tokens / results["tokens_per_second"],
-        peak_bytes=results["peak_memory_bytes"] or None,
+        seconds=recipe.budget.global_batch_tokens / results.tokens_per_second,
+        peak_bytes=results.peak_memory_bytes or None,
     )
 
 
@@ -76,6 +79,7 @@ def _all_alike(path: Path, recipe: Recipe) -> bool:
 
 
 def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
+    check_regular(path, "calibrate")
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             table = csv.DictReader(lines)

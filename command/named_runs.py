@@ -20,5 +20,6 @@ def named_runs(arguments: Arguments) -> list[Path]:
     for folder in named:
         inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
         alone = (folder / "recipe.json").is_file() or not inside
-        found += [existing_run_folder(folder).path] if alone else inside
+        named_here = [folder] if alone else inside
+        found += [existing_run_folder(one).path for one in named_here]
     return found

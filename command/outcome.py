@@ -12,7 +12,10 @@ class Status(IntEnum):
     DOES_NOT_HOLD = 1
     WRONG_INPUT = 2
     STOPPED = 3
+    FAULT = 4
     INTERRUPTED = 130
+    READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
+    TERMINATED = 143
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 What a user names on the command line may lie anywhere.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
 from components.spec.named import Named
 
+PATTERN = re.compile(r"[*?\[]")
 NOWHERE = frozenset({"none", ""})
 
 
@@ -46,17 +49,19 @@ def _leads_out(text: str) -> str | None:
     if place.is_absolute() or text.startswith("~") or ".." in place.parts:
         return "leads out of the working folder"
     here = Path.cwd()
+    plain = takewhile(lambda part: not PATTERN.search(part), place.parts)
     try:
-        found = [here / place, *here.glob(text)]
-        inside = all(one.resolve().is_relative_to(here.resolve()) for one in found)
-    except (
-        ValueError,
-        NotImplementedError,
-        OSError,
-        RuntimeError,
-    ) as error:  # no pattern at all
+        # What stands before a pattern first: a folder outside is not even listed.
+        inside = _is_below(here.joinpath(*plain), here) and all(
+            _is_below(one, here) for one in (here / place, *here.glob(text))
+        )
+    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
         return f"is no path: {error}"
     return None if inside else "leads out of the working folder by a link"
+
+
+def _is_below(place: Path, folder: Path) -> bool:
+    return place.resolve().is_relative_to(folder.resolve())
 
 
 def _unnamed(tree: Mapping[str, Any], named: Named) -> Iterator[tuple[str, str]]:

@@ -1,14 +1,17 @@
 """From the words of one command to the points of a sweep, and who runs them."""
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
+from itertools import islice, product
+from math import prod
+from typing import Any
 
 import yaml
 
-from command.arguments import RAW_KEYS, ROOT, parse_word, read_point
+from command.arguments import RAW_KEYS, ROOT, groups, parse_word, read_point
 from components.errors import RecipeError
 
 STUDY = "study="
+MOST_POINTS = 10_000
 REPORT = "action=report"  # of a study it is one page, not many runs
 SWEEPS = frozenset({"-m", "--multirun"})
 
@@ -17,11 +20,13 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     """Take ``-m`` away and list the points, the last key changing fastest.
 
     Raises:
-        RecipeError: a word is no ``key=value``, or several values are given without ``-m``.
+        RecipeError: a word is no ``key=value``, several values are given without ``-m``, or
+            what they are cannot be listed.
     """
     sweeping = any(word in SWEEPS for word in words)
     words = [word for word in words if word not in SWEEPS]
-    options = [list(_values_of(word, sweeping)) for word in words]
+    options = [_values_of(word, sweeping) for word in words]
+    _check_count(options)
     return sweeping, [list(point) for point in product(*options)]
 
 
@@ -51,15 +56,63 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
     return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
 
 
-def _values_of(word: str, sweeping: bool) -> Iterator[str]:
+def _values_of(word: str, sweeping: bool) -> list[str]:
     key = word.partition("=")[0]
     if key in RAW_KEYS or (key == "recipe" and not sweeping):
-        yield word
-        return
-    override = parse_word(word)
-    if not override.is_sweep_override():
-        yield word
-    elif not sweeping:
+        return [word]
+    if not parse_word(word).is_sweep_override():
+        return [word]
+    if not sweeping:
         raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
-    else:
-        yield from (f"{key}={value}" for value in override.sweep_string_iterator())
+    return [f"{key}={value}" for value in _listed(word)]
+
+
+def _listed(word: str) -> list[str]:
+    """List what a sweep of Hydra's grammar stands for, in the order in which it is written.
+
+    Raises:
+        RecipeError: it stands for no list, an empty one, or one that is too long.
+    """
+    key, _, text = word.partition("=")
+    override = parse_word(word)
+    kind, sweep = getattr(override.value_type, "name", ""), override.value()
+    if kind == "INTERVAL_SWEEP":
+        remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
+        raise RecipeError(key, f"{text} is no list of values", remedy)
+    if getattr(sweep, "shuffle", False):
+        problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
+        raise RecipeError(key, problem, "leave shuffle out")
+    try:
+        found = (
+            _globbed(key, text, sweep)
+            if kind == "GLOB_CHOICE_SWEEP"
+            else list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
+        )
+    except ValueError as error:  # a step of nothing, a choice inside a choice
+        if isinstance(error, RecipeError):
+            raise
+        problem = f"{text} cannot be listed: {str(error).splitlines()[0]}"
+        raise RecipeError(key, problem, "write the values, separated by commas") from None
+    if not found:
+        raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
+    return found
+
+
+def _globbed(key: str, text: str, sweep: Any) -> list[str]:
+    """Choose among the files of a group."""
+    if key not in groups():
+        remedy = f"it chooses files of a group: {', '.join(groups())}"
+        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
+    return list(sweep.filter(groups()[key]))
+
+
+def _check_count(options: Sequence[Sequence[str]]) -> None:
+    """Refuse what nobody would wait for.
+
+    Raises:
+        RecipeError: the points are too many.
+    """
+    if prod(map(len, options)) > MOST_POINTS:
+        longest = max(options, key=len)[0].partition("=")[0]
+        problem = f"a sweep has {MOST_POINTS:,} points at most"
+        raise RecipeError(longest, problem, "list fewer values, or let a study search")

@@ -21,7 +21,7 @@ def print_profile(run: Path) -> None:
     out.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
     out.print(terminal_table(parts_grid(found, lead=())))
     out.print(terminal_table(products_grid(found, lead=())))
-    if first["machine"] is None:
+    if first.get("machine") is None:
         out.print(
             "no limit: this cluster's profile has no figures of its hardware; "
             "python -m benchmarks.peaks measures them"

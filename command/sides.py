@@ -1,22 +1,24 @@
 """The two sides of a comparison: recipes by name or path, locks, bundles, run folders."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import Received, read_given
+from command.run_places import strange_data
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.data.manifest import FILE_NAME
 from components.errors import RecipeError
+from components.run.lines import read_run_lines
+from components.run.records import Environment
 from components.sharing.differences import Side, side_of
 from components.sharing.lock import Losses, Prepared, losses_of
 from components.sharing.prepared import damaged, describe_prepared, find_prepared
-from components.spec.recipe import Recipe, read_recipe, read_section
+from components.spec.recipe import Recipe, read_recipe
+from components.terminal import say
 from components.train.run_folder import RunFolder, existing_run_folder
 from components.train.software import Software, describe_software
 
@@ -48,11 +50,14 @@ def side_of_run(path: Path, key: str = "run") -> Side:
         RecipeError: it is no run folder.
     """
     folder = existing_run_folder(path, key)
+    recipe = read_recipe(folder.recipe)
+    if (strange := strange_data(folder, recipe, {})) is not None:
+        say(f"{path}: its data are not looked at: {strange.problem}")
     return Side(
         label=str(path),
-        tree=read_recipe(folder.recipe).model_dump(mode="json"),
+        tree=recipe.model_dump(mode="json"),
         software=software_of(folder),
-        data=data_of(folder),
+        data=data_of(folder) if strange is None else None,
         losses=losses.model_dump() if (losses := losses_in(folder)) else None,
     )
 
@@ -75,25 +80,23 @@ def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
 
 def software_of(folder: RunFolder) -> Software | None:
     """Read what a run was made with; runs of older versions do not say."""
-    if not (folder.path / "software.json").is_file():
+    if not (folder.path / "software.json").exists():
         return None
-    return read_section(Software, folder.read_json("software.json"), "software.json")
+    return folder.read("software.json", Software)
 
 
 def data_of(folder: RunFolder) -> Prepared | None:
     """Describe the data that a run read, if they are still where it says."""
-    if not (folder.path / "data.json").is_file():
+    if not (folder.path / "data.json").exists():
         return None
-    place = Path(folder.read_json("data.json")["folder"])
+    place = Path(folder.data.folder)
     return describe_prepared(place) if (place / FILE_NAME).is_file() else None
 
 
 def losses_in(folder: RunFolder) -> Losses | None:
     """Read the loss of each step; of a step that was computed twice, the later one."""
-    if not folder.metrics.is_file():
-        return None
-    entries = [json.loads(line) for line in folder.metrics.read_text("utf-8").splitlines()]
-    by_step = {entry["step"]: entry["loss"] for entry in entries if entry["kind"] == "step"}
+    steps = [one.record for one in read_run_lines(folder.path).lines if one.kind == "step"]
+    by_step = {one["step"]: float(one["loss"]) for one in steps}
     return losses_of([by_step[step] for step in sorted(by_step)]) if by_step else None
 
 
@@ -110,7 +113,11 @@ def _frozen(text: str, key: str) -> Side | None:
 
 def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
     """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
-    name, *own = shlex.split(text)
+    try:
+        name, *own = shlex.split(text)
+    except ValueError as error:  # a quotation without an end; no word at all
+        remedy = f"write {key}=NAME, or {key}='NAME key=value'"
+        raise RecipeError(key, f"{text!r} is no words of a shell: {error}", remedy) from None
     mine = read_point([f"recipe={name}", *own])
     check_recipe_words(keys_of(own), f"{key}=")
     searches = mine.searches or (arguments.searches and "parallelism" not in mine.choices)
@@ -136,5 +143,8 @@ def words_of_run(folder: RunFolder) -> Sequence[str]:
     Raises:
         RecipeError: the folder does not say.
     """
-    command: list[Any] = folder.read_json("environment.json")["command"]
-    return [str(word) for word in command[2:]]
+    words = folder.read("environment.json", Environment).command[2:]
+    if not any(word.startswith("recipe=") for word in words):
+        where = str(folder.path / "environment.json")
+        raise RecipeError(where, "its command names no recipe", "freeze recipe=... instead")
+    return words

@@ -1,6 +1,5 @@
 """Three ways to try a point of a study: plan it, train it here, or submit it."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +11,8 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.run.links import check_links
+from components.run.records import Ending, read_checked
 from components.spec.study_fields import Value
 
 Point = Mapping[str, Value]
@@ -98,7 +99,8 @@ def result_in(run: Path, key: str) -> Ended | None:
     file = run / "results.json"
     if not file.is_file():
         return None
-    results = json.loads(file.read_text("utf-8"))
+    check_links(run, "run")
+    results = read_checked(file, Ending, finite=False)
     if results["status"] != "finished":
         return None
     if key in results.get("not_finite", ()):  # earlier versions have no such list

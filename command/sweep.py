@@ -5,14 +5,16 @@ same command submits only what is not there: finished, queued and ended points a
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from command.actions.status import print_runs
 from command.actions.submit import Ready, check, check_not_submitted, hand_over
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
+from command.faults import attempt
 from command.labels import folder_of_runs, labels
-from command.outcome import Status
+from command.outcome import Outcome, Status
 from command.words import SWEEP, check_words, keys_of
 from components.errors import RecipeError
 from components.terminal import say
@@ -20,26 +22,37 @@ from components.terminal import say
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
 
-def submit_all(points: Sequence[Sequence[str]]) -> int:
+def submit_all(points: Sequence[Sequence[str]]) -> Status:
     """Submit what can be and return the highest exit status."""
     ready: list[Ready] = []
-    worst, folders = Status.DONE, []
+    folders: list[Path] = []
+    statuses = []
     for words, label in zip(points, labels(points), strict=True):
-        try:
-            arguments = read_point(words)
-            check_words("submit", [*keys_of(words), SWEEP])
-            path = _sweep_folder(arguments, points) / label
-            folders.append(path)
-            if (one := _check(arguments, path)) is not None:
-                ready.append(one)
-        except RecipeError as error:
-            say(f"[{label}] {error}")
-            worst = Status.WRONG_INPUT
-    if not _submit(ready, read_point(points[0]).at_most):
-        worst = Status.WRONG_INPUT
+        look = partial(_look, points, words, label, ready, folders)
+        statuses.append(attempt(look, words, label).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            return statuses[-1]
+    statuses += _submit(ready, read_point(points[0]).at_most)
     written = [path for path in folders if (path / "recipe.json").exists()]
     print_runs(written, read_point(points[0]).output)
-    return worst
+    return max(statuses)
+
+
+def _look(
+    points: Sequence[Sequence[str]],
+    words: Sequence[str],
+    label: str,
+    ready: list[Ready],
+    folders: list[Path],
+) -> Outcome:
+    """Note a point's folder, and what can be handed over."""
+    arguments = read_point(words)
+    check_words("submit", [*keys_of(words), SWEEP])
+    path = _sweep_folder(arguments, points) / label
+    folders.append(path)
+    if (one := _check(arguments, path)) is not None:
+        ready.append(one)
+    return Outcome()
 
 
 def _check(arguments: Arguments, path: Path) -> Ready | None:
@@ -63,19 +76,21 @@ def _check(arguments: Arguments, path: Path) -> Ready | None:
     return one
 
 
-def _submit(ready: Sequence[Ready], at_most: int | None) -> bool:
+def _submit(ready: Sequence[Ready], at_most: int | None) -> list[Status]:
     """Hand over one chain a point; each waits for the one ``at_most`` places before it."""
     chains: list[str] = []
-    for one in ready:
-        after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
-        try:
-            chains.append(hand_over(one, after=after))
-        except RecipeError as error:
-            say(f"[{one.path.name}] {error}")
-            continue
-        wait = f", after {after}" if after else ""
-        say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
-    return len(chains) == len(ready)
+    return [
+        attempt(partial(_hand_over, one, at_most, chains), one.words, one.path.name).status
+        for one in ready
+    ]
+
+
+def _hand_over(one: Ready, at_most: int | None, chains: list[str]) -> Outcome:
+    after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
+    chains.append(hand_over(one, after=after))
+    wait = f", after {after}" if after else ""
+    say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
+    return Outcome()
 
 
 def _sweep_folder(arguments: Arguments, points: Sequence[Sequence[str]]) -> Path:

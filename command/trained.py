@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
+from command.run_places import check_data_place
 from components.checkpoint.loading import Chosen, newest_weights
 from components.checkpoint.marker import complete_checkpoints, tokens_of
 from components.convert.card import write_card
@@ -11,6 +12,7 @@ from components.convert.family import Family
 from components.convert.folder import Rows, write_folder
 from components.convert.weights import load_weights
 from components.errors import RecipeError
+from components.run.records import Results
 from components.spec.frozen import thaw
 from components.spec.recipe import Recipe, read_recipe
 from components.terminal import say
@@ -37,6 +39,7 @@ def open_trained(arguments: Arguments) -> Trained:
         raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
     folder = existing_run_folder(arguments.folders["run"])
     recipe = read_recipe(folder.recipe)
+    check_data_place(folder, recipe, arguments.values)
     return Trained(folder, recipe, _choose(folder, _read_tokens(arguments)))
 
 
@@ -72,12 +75,14 @@ def export_trained(trained: Trained, target: Path, *, rows: Rows) -> Family:
     """
     folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
     progress = marker.progress
-    results = folder.read_json("results.json") if folder.results.exists() else None
+    results = None
+    if folder.results.exists():
+        results = folder.read("results.json", Results, finite=False)
     return write_folder(
         target,
         model=load_weights(trained.chosen.checkpoint, marker, recipe.model),
         section=thaw(recipe.model),
-        tokenizer=Path(folder.read_json("data.json")["folder"]),
+        tokenizer=Path(folder.data.folder),
         tokenizer_section=recipe.tokenizer,
         context_tokens=recipe.budget.sequence_length,
         rows=rows,

@@ -13,7 +13,8 @@ from components.spec.targets import nearest
 ANY = "*"
 SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
 RECIPE = "recipe * within_days"
-_EVALUATED = "at_tokens precision.compute output"
+_PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
+_EVALUATED = f"at_tokens precision.compute output {_PLACE}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ USES: dict[str, tuple[Use, ...]] = {
     "cancel": (Use("run runs force"),),
     "stage": (Use(f"{RECIPE} site.* file run force"),),  # two are of the command that it prints
     "preflight": (
-        Use("output", "run", _of_run("a preflight of a run")),
+        Use(f"output {_PLACE}", "run", _of_run("a preflight of a run")),
         Use(f"{RECIPE} output"),
     ),
     "train": (
@@ -80,13 +81,13 @@ USES: dict[str, tuple[Use, ...]] = {
         Use(f"{RECIPE} site.* run"),
     ),
     "report": (Use(f"{RECIPE} site.* run file", OF_STUDY), Use("run runs file")),
-    "lock": (Use("file", "run", _of_run("a lock of a run")), Use(f"{RECIPE} file")),
+    "lock": (Use(f"file {_PLACE}", "run", _of_run("a lock of a run")), Use(f"{RECIPE} file")),
     "verify": (
-        Use("file run data.folder output", why="a lock is compared with what it was made of"),
+        Use(f"file run {_PLACE} output", why="a lock is compared with what it was made of"),
     ),
     "diff": (Use("a b * within_days output", why="its recipes are a= and b="),),
-    "pack": (Use("file", "run", _of_run("a bundle of a run")), Use(f"{RECIPE} file")),
-    "export": (Use("run file rows at_tokens", why=_of_run("an export")),),
+    "pack": (Use(f"file {_PLACE}", "run", _of_run("a bundle of a run")), Use(f"{RECIPE} file")),
+    "export": (Use(f"run file rows at_tokens {_PLACE}", why=_of_run("an export")),),
     "evaluate": (
         Use("tasks tasks_folder output", "file", "an exported folder has no recipe"),
         Use(f"run tasks_folder {_EVALUATED}", "tasks", _of_run("an evaluation")),

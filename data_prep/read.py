@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from components.data.files import FileRecord
+from components.data.files import FileRecord, check_regular
 from components.errors import RecipeError
 from data_prep.formats import MOST_LINE_BYTES, kind_of, open_unpacked
 from data_prep.hashes import HashFile, hash_file
@@ -200,17 +200,24 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
     """Find the files of a pattern relative to the current folder, or the one of that name.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: there is none, or what has the name is a pipe or a device.
     """
     path = Path(pattern)
-    if path.exists() or path.is_symlink():
-        return [path]
-    anchor = Path(path.anchor)
-    hits = PATTERN_SIGNS & set(pattern) and sorted(anchor.glob(str(path.relative_to(anchor))))
+    hits = [path] if path.exists() or path.is_symlink() else _matching(path)
     if not hits:
         raise RecipeError(
             where,
             f"{pattern} names no file",
             f"paths are relative to the current folder, {Path.cwd()}",
         )
-    return list(hits)
+    for hit in hits:
+        if not hit.is_dir():  # of a folder others say what to write
+            check_regular(hit, where)
+    return hits
+
+
+def _matching(path: Path) -> list[Path]:
+    if not PATTERN_SIGNS & set(str(path)):
+        return []
+    anchor = Path(path.anchor)
+    return sorted(anchor.glob(str(path.relative_to(anchor))))

@@ -1,7 +1,7 @@
 """Take back what waits, and stop what runs after it has saved."""
 
 from cluster.records import Jobs
-from cluster.scheduler import SchedulerError, check_present
+from cluster.scheduler import NotOwnError, Scheduler, SchedulerError, check_present
 from cluster.schedulers import scheduler_of
 from command.arguments import Arguments
 from command.named_runs import named_runs
@@ -17,18 +17,21 @@ def run(arguments: Arguments) -> Outcome:
     for path in named_runs(arguments):
         try:
             _cancel(RunFolder(path), force=arguments.force)
+        except NotOwnError as error:
+            remedy = "nothing was cancelled: the run folder says what is another's"
+            raise RecipeError(str(path), str(error), remedy) from None
         except SchedulerError as error:
             raise RecipeError("cluster.scheduler", str(error), "try again later") from None
     return Outcome()
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:
-    chain = _chain(folder)
-    scheduler = scheduler_of(read_recipe(folder.recipe).cluster)
+    scheduler, logs = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder).path
+    chain = _chain(folder, scheduler)
     check_present(scheduler, None)
-    jobs = scheduler.states(chain)
+    jobs = scheduler.states(chain, logs)
     Jobs(folder).cancelled.touch()  # for a job that has not read a stop file when it begins
-    scheduler.cancel(chain, running=force)
+    scheduler.cancel(chain, logs, running=force)
     for job in jobs:
         said = "cancelled"
         if job.state == "running" and not force:
@@ -39,13 +42,13 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
         tell(f"{chain}: nothing of it waits or runs")
 
 
-def _chain(folder: RunFolder) -> str:
+def _chain(folder: RunFolder, scheduler: Scheduler) -> str:
     """Return the id by which the scheduler knows the run's last hand-over.
 
     Raises:
-        RecipeError: it was never submitted.
+        RecipeError: it was never submitted, or the folder says what is no id.
     """
-    chain = Jobs(folder).newest()
+    chain = Jobs(folder).chain(scheduler)
     if chain is None:
         raise RecipeError(
             "run", f"{folder.path} was never submitted", "Ctrl-C stops a run of this terminal"

@@ -13,12 +13,13 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from command.preflight_text import print_verdict
+from command.run_places import check_data_place
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
 from components.sharing.prepared import find_prepared
 from components.spec.recipe import Recipe, read_recipe
 from components.terminal import tell
-from components.train.run_folder import RunFolder
+from components.train.run_folder import RunFolder, existing_run_folder
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -40,8 +41,10 @@ def run(arguments: Arguments) -> Outcome:
 def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
     """Give the run that is named, or a folder for as long as it takes, which all nodes see."""
     if "run" in arguments.folders:
-        folder = RunFolder(arguments.folders["run"].absolute())
-        yield read_recipe(folder.recipe), folder
+        folder = existing_run_folder(arguments.folders["run"].absolute())
+        recipe = read_recipe(folder.recipe)
+        check_data_place(folder, recipe, arguments.values)
+        yield recipe, folder
         return
     recipe = compose_recipe(arguments)
     with TemporaryDirectory(dir=Path.cwd(), prefix=".preflight-") as place:

@@ -6,6 +6,7 @@ from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import Outcome
+from components.data.files import check_regular
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
@@ -27,6 +28,7 @@ def run(arguments: Arguments) -> Outcome:
         tell(script.removesuffix("\n"))
         return Outcome()
     file = arguments.folders["file"]
+    check_regular(file, "file")
     try:
         file.write_text(script, "utf-8")
     except OSError as error:

@@ -20,6 +20,7 @@ from command.compose import compose_recipe
 from command.outcome import Outcome
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.run.links import check_links
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.warnings import warnings_of
 from components.terminal import say, tell
@@ -48,6 +49,7 @@ def run(arguments: Arguments) -> Outcome:
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
     path = run_folder(recipe, user, arguments.folders.get("run"), ROOT)
+    check_links(path, "run")
     check_not_submitted(recipe, path, again=arguments.again)
     check_not_trained(path, "run")
     ready = check(recipe, arguments, path)
@@ -119,7 +121,8 @@ def check_not_submitted(recipe: Recipe, path: Path, *, again: bool) -> None:
     if status.state == "finished":
         raise RecipeError("run", f"the run in {path} has finished", "name another run=FOLDER")
     if status.state == "unknown":
-        raise RecipeError("cluster.scheduler", status.why, "try again later")
+        remedy = "try again later; another run=FOLDER begins anew"
+        raise RecipeError("cluster.scheduler", status.why, remedy)
     if status.queued:
         states = ", ".join(f"{job.job} {job.state}" for job in status.queued)
         way = f"{ways}, action=cancel takes it back"

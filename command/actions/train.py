@@ -1,6 +1,5 @@
 """Train here: prepare the data, make the run folder, start the ranks, write the report."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,13 @@ from command.compose import compose_recipe
 from command.outcome import Outcome, Status
 from command.profile_text import print_profile
 from command.reproduced import bundle_of, told_after, told_before
+from command.run_places import check_run_places
 from command.words import keys_of
 from components.checkpoint.disk import explained
 from components.checkpoint.marker import newest_checkpoint
 from components.errors import RecipeError
 from components.report.page import write_report
+from components.run.records import Results
 from components.sharing.lock import Lock
 from components.spec.recipe import Recipe
 from components.spec.relayout import check_movable, relayout
@@ -24,7 +25,6 @@ from components.train.launch import check_builds, check_trainable, launch
 from components.train.run_folder import (
     RunFolder,
     create_run_folder,
-    existing_run_folder,
     open_run_folder,
     replace_recipe,
 )
@@ -40,8 +40,8 @@ def run(arguments: Arguments) -> Outcome:
         folder, recipe = _begin(arguments)
         with train_alone(folder.path, "run", say) as lock:
             return _train(recipe, folder, lock, bundle_of(arguments))
-    path = existing_run_folder(arguments.folders["resume"], "resume").path
-    with train_alone(path, "resume", say) as lock:
+    folder, _ = _open(arguments)  # before the lock, which is a file: nothing is written yet
+    with train_alone(folder.path, "resume", say) as lock:
         folder, recipe = _resume(arguments)
         return _train(recipe, folder, lock, None)
 
@@ -62,11 +62,11 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
     except KeyboardInterrupt:
         say(_interrupted(folder))
         return Outcome(Status.INTERRUPTED, folder.path)
-    results = folder.read_json("results.json")
+    results = folder.read("results.json", Results, finite=False)
     _print_end(folder, results, report)
     if ended == "stopped":
         return Outcome(Status.STOPPED, folder.path)
-    lost = [name for key, name in LOSSES.items() if key in results["not_finite"]]
+    lost = [name for key, name in LOSSES.items() if key in results.not_finite]
     if lost:
         say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
     return Outcome(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
@@ -114,22 +114,31 @@ def _check_here(recipe: Recipe) -> None:
     check_builds(recipe)
 
 
-def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    """Take everything from the folder, but the layout from the words if there are any."""
+def _open(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    """Open the run that goes on, if the words beside it and its places may be."""
     keys = keys_of(arguments.words)
     check_movable(key for key in keys if key not in {"resume", "action"})
-    folder, before = open_run_folder(arguments.folders["resume"])
+    folder, recipe = open_run_folder(arguments.folders["resume"])
+    check_run_places(folder, recipe, arguments)
+    return folder, recipe
+
+
+def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+    """Take everything from the folder, but the layout from the words if there are any."""
+    folder, before = _open(arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
     data = prepare_data(recipe, arguments.site)
     if not (folder.path / "data.json").exists():  # it was interrupted before it began
         _describe(folder, data, arguments)
-    kept = folder.read_json("data.json")
-    if data["key"] != kept["key"]:
-        remedy = f"put {Path(kept['folder']).name} back, or start a new run"
+    kept = folder.data
+    if data["key"] != kept.key:
+        remedy = f"put {Path(kept.folder).name} back, or start a new run"
         raise RecipeError("data", "the texts have changed since this run began", remedy)
     with explained(folder.path):
+        if data["folder"] != kept.folder:  # the same data, but where they were made ready here
+            folder.write_json("data.json", data)
         if recipe != before:
             replace_recipe(folder, recipe, step=_saved_step(folder))
         folder.results.unlink(missing_ok=True)
@@ -145,17 +154,17 @@ def _saved_step(folder: RunFolder) -> int:
     return chosen.marker.progress.step if chosen else 0
 
 
-def _print_end(folder: RunFolder, results: Mapping[str, Any], report: Path) -> None:
-    held_out = results["held_out"]
-    lines = [f"{results['status']}: {results['tokens']:,} tokens in {results['steps']:,} steps"]
-    if held_out and held_out["final"] is not None:
-        trend = "rising" if held_out["rising"] else "not rising"
+def _print_end(folder: RunFolder, results: Results, report: Path) -> None:
+    held_out = results.held_out
+    lines = [f"{results.status}: {results.tokens:,} tokens in {results.steps:,} steps"]
+    if held_out.final is not None:
+        trend = "rising" if held_out.rising else "not rising"
         lines.append(
-            f"held-out loss {held_out['final']:.3f}, {trend} over the last quarter; "
-            f"a smoothed unigram model of the same tokens: {held_out['unigram']:.3f}"
+            f"held-out loss {held_out.final:.3f}, {trend} over the last quarter; "
+            f"a smoothed unigram model of the same tokens: {held_out.unigram:.3f}"
         )
-    lines.append(f"{results['tokens_per_second']:,.0f} tokens/s")
-    if results["status"] == "stopped":
+    lines.append(f"{results.tokens_per_second:,.0f} tokens/s")
+    if results.status == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
     print_profile(folder.path)
     tell("\n".join([*lines, f"report: {report}"]))

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from components.checkpoint.written import Written
 from components.errors import RecipeError
+from components.json_file import read_mapping
+from components.run.records import check_record
 
 FORMAT = 1
 MARKER = "progress.json"
@@ -83,22 +86,37 @@ def read_marker(checkpoint: Path) -> Marker:
     """
     file = checkpoint / MARKER
     try:
-        tree = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise damaged(file, f"cannot be read: {error}") from error
-    if not isinstance(tree, dict) or "format" not in tree:
+        tree = read_mapping(file, finite=False)
+    except RecipeError as error:
+        raise damaged(file, error.problem) from error
+    if "format" not in tree:
         raise damaged(file, "is no marker of a checkpoint")
     if (written := tree["format"]) != FORMAT:  # first: who knows how that one is checked
         problem = f"format {written}, but this program writes and reads format {FORMAT}"
         raise RecipeError(str(file), problem, "resume with the version that wrote it")
     if tree.pop("sha256", None) != _digest(tree):
         raise damaged(file, "was changed after it was written")
-    del tree["format"]
+    try:
+        written = check_record(tree, Written, str(file), "")
+    except RecipeError as error:
+        raise damaged(file, error.problem) from error
+    progress = Progress(
+        step=written.progress.step,
+        tokens=written.progress.tokens,
+        loss_scale=tree["progress"].get("loss_scale"),
+        guard=tree["progress"].get("guard"),
+    )
     files = {
         name: tuple(Section(*section) for section in sections)
-        for name, sections in tree.pop("files").items()
+        for name, sections in written.files.items()
     }
-    return Marker(progress=Progress(**tree.pop("progress")), files=files, **tree)
+    return Marker(
+        kind=written.kind,
+        fingerprint=written.fingerprint,
+        progress=progress,
+        held_out_loss=written.held_out_loss,
+        files=files,
+    )
 
 
 def damaged(file: Path, problem: str) -> DamagedCheckpointError:
@@ -110,7 +128,7 @@ def damaged(file: Path, problem: str) -> DamagedCheckpointError:
 def complete_checkpoints(folder: Path, kind: Kind = "tokens") -> Iterator[Path]:
     """List those with a marker, newest first."""
     found = sorted(folder.glob(f"{kind}-*/{MARKER}"), reverse=True)
-    return (marker.parent for marker in found)
+    return (one.parent for one in found if one.parent.name.removeprefix(f"{kind}-").isdecimal())
 
 
 def tokens_of(checkpoint: Path) -> int:

@@ -21,6 +21,9 @@ from torch.futures import Future
 from components.checkpoint.layout import DTYPES, MARK
 from components.checkpoint.marker import damaged
 
+# What follows from a head that is not as it was written.
+BAD_HEAD = (OSError, KeyError, TypeError, ValueError, RecursionError)
+
 
 class Piece(NamedTuple):
     """A part of a tensor, or all of it, as a file has it."""
@@ -50,7 +53,7 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[Piece]:
                     whole, _, _ = key.partition(MARK)
                     shape, dtype = tuple(part.get_shape()), part.get_dtype()
                     pieces.append(Piece(whole, name, key, begin, shape, dtype))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, *BAD_HEAD) as error:
             problem = f"is no safetensors file of a checkpoint: {error}"
             raise damaged(checkpoint / name, problem) from error
     return pieces

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from components.run.records import Results
 from components.spec.recipe import Recipe
 
 _MINIATURE = """\
@@ -21,9 +22,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20, do_sample=Fal
 """
 
 
-def write_card(
-    recipe: Recipe, *, step: int, tokens: int, results: Mapping[str, Any] | None
-) -> str:
+def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | None) -> str:
     """Compose the card; ``results`` are absent while a run trains and if it was killed."""
     is_miniature = not isinstance(recipe.scale.shrink, str)
     parts = [
@@ -40,7 +39,7 @@ def write_card(
 
 
 def _figures(
-    recipe: Recipe, step: int, tokens: int, results: Mapping[str, Any] | None
+    recipe: Recipe, step: int, tokens: int, results: Results | None
 ) -> list[tuple[str, str]]:
     budget = recipe.budget
     rows = [
@@ -56,16 +55,13 @@ def _figures(
         ),
     ]
     # What the run ended with says nothing about an earlier checkpoint.
-    if results is None or results["tokens"] != tokens:
+    if results is None or results.tokens != tokens:
         return rows
-    if results["loss"] is not None:
-        rows.append(("last training loss", f"{results['loss']:.4f} nats a token"))
-    if results["held_out"]:
-        held_out = results["held_out"]
-        final = held_out["final"]
-        loss = "not finite" if final is None else f"{final:.4f} nats a token"
-        rows.append(("held-out loss", loss))
-        rows.append(("smoothed unigram model", f"{held_out['unigram']:.4f} nats a token"))
+    held_out = results.held_out
+    losses = {"last training loss": results.loss, "held-out loss": held_out.final}
+    losses["smoothed unigram model"] = held_out.unigram
+    said = {name: loss for name, loss in losses.items() if loss is not None}
+    rows += [(name, f"{loss:.4f} nats a token") for name, loss in said.items()]
     return rows
 
 

@@ -1,6 +1,5 @@
 """Start a model from a folder of published weights, one tensor at a time."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,9 @@ from components.convert.universal import (
     name_some,
 )
 from components.errors import RecipeError
+from components.json_file import read_mapping
+
+NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ def read_folder(
         _pour(model, _open_universal(folder, features, tokenizer_vocab_size))
         return
     family = choose_family(features)
-    config = _read_config(folder)
+    config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
     _check_config(folder, config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     links = list(family.links(features))
@@ -83,16 +85,6 @@ def _pour(model: nn.Module, source: _Source) -> None:
         for fill in (_check_shapes, _fill):  # all shapes before the first copy
             for link in held:
                 fill(link, [parameters[name] for name in link.ours], source)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        config: dict[str, Any] = {**json.loads(file.read_text("utf-8"))}
-    except (OSError, ValueError, TypeError) as error:
-        remedy = "name a folder as save_pretrained or action=export writes it"
-        raise RecipeError(str(file), f"cannot be read: {error}", remedy) from None
-    return config
 
 
 def _check_config(

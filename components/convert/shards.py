@@ -10,10 +10,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from components.data.files import check_regular
 from components.errors import RecipeError
+from components.json_file import read_mapping
 
 MAX_SHARD_BYTES = 5_000_000_000  # the hub's own limit; one tensor above it has a shard alone
 SINGLE = "model.safetensors"
+FETCH = "fetch the folder again"
 INDEX = "model.safetensors.index.json"
 
 
@@ -101,12 +104,11 @@ class ShardReader:
     def _file(self, name: str) -> Any:
         if name not in self._files:
             path = self._folder / name
+            check_regular(path, str(path))
             try:
                 opened = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise RecipeError(
-                    str(path), f"cannot be read: {error}", "fetch the folder again"
-                ) from None
+                raise RecipeError(str(path), f"cannot be read: {error}", FETCH) from None
             self._files[name] = self._open.enter_context(opened)
         return self._files[name]
 
@@ -127,11 +129,9 @@ def _places(folder: Path) -> dict[str, str]:
             "name a folder of safetensors; pickled weights (*.bin) are never read",
         )
     try:
-        places: dict[str, str] = {**json.loads(index.read_text("utf-8"))["weight_map"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecipeError(
-            str(index), f"is no index of tensors: {error!r}", "fetch the folder again"
-        ) from None
+        places: dict[str, str] = {**read_mapping(index, remedy=FETCH)["weight_map"]}
+    except (KeyError, TypeError) as error:
+        raise RecipeError(str(index), f"is no index of tensors: {error!r}", FETCH) from None
     for file in places.values():
         if Path(str(file)).name != file:
             raise RecipeError(str(index), f"{file!r} is no file of this folder", "mend it")

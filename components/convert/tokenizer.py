@@ -16,6 +16,7 @@ from components.errors import RecipeError
 FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "tokenizer.model"
+FETCH = "fetch or write the folder again"
 UNDERLINE = "\u2581"  # SentencePiece's mark for a space
 
 _NORMALIZERS = {"nfkc": [normalizers.NFKC()], "identity": []}
@@ -46,7 +47,7 @@ def write_tokenizer(
         shutil.copyfile(source / SENTENCEPIECE_FILE, target / SENTENCEPIECE_FILE)
     elif (source / FILE).is_file():
         shutil.copyfile(source / FILE, target / FILE)
-        engine = Tokenizer.from_file(str(source / FILE))
+        engine = open_engine(source / FILE)
     else:
         raise RecipeError(
             str(source),
@@ -73,11 +74,34 @@ def write_tokenizer(
 def count_pieces(folder: Path) -> int | None:
     """Count the pieces of the tokenizer in a Hugging Face folder; ``None`` if it has none."""
     if (folder / FILE).is_file():
-        return int(Tokenizer.from_file(str(folder / FILE)).get_vocab_size())
+        return int(open_engine(folder / FILE).get_vocab_size())
     if (folder / SENTENCEPIECE_FILE).is_file():
-        model = str(folder / SENTENCEPIECE_FILE)
-        return int(SentencePieceProcessor(model_file=model).piece_size())
+        return int(open_pieces(folder / SENTENCEPIECE_FILE).piece_size())
     return None
+
+
+def open_engine(file: Path) -> Tokenizer:
+    """Load ``tokenizer.json``.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the engine raises nothing more special
+        raise RecipeError(str(file), f"is not a tokenizer: {error}", FETCH) from error
+
+
+def open_pieces(file: Path) -> SentencePieceProcessor:
+    """Load a SentencePiece model.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    try:
+        return SentencePieceProcessor(model_file=str(file))
+    except (OSError, RuntimeError) as error:
+        raise RecipeError(str(file), f"is not a SentencePiece model: {error}", FETCH) from error
 
 
 def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
@@ -98,7 +122,7 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
             "cannot be converted exactly",
             "nfkc and identity can, with remove_extra_whitespaces=false",
         )
-    processor = SentencePieceProcessor(model_file=str(model))
+    processor = open_pieces(model)
     engine = Tokenizer(
         models.Unigram(
             _scored_pieces(processor),

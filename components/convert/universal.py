@@ -19,6 +19,7 @@ from torch import Tensor
 
 from components.convert.features import Features
 from components.convert.links import Link, interleaved, module, same, vocabulary
+from components.data.files import check_regular
 from components.errors import RecipeError
 
 REMEDY = "set the model section to what was trained, or name another folder"
@@ -50,6 +51,7 @@ class UniversalReader:
             RecipeError: the file is damaged, or holds anything but tensors and numbers.
         """
         file = self._folder / name / _FILE
+        check_regular(file, str(file))
         try:
             # Only torch's older format, which is no zip file, cannot be mapped.
             mapped = zipfile.is_zipfile(file)

@@ -59,9 +59,25 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
         raise RecipeError(str(path), "was edited: its sha256 is not the manifest's", REBUILD)
 
 
+def check_regular(path: Path, where: str) -> None:
+    """Refuse a pipe or a device before it is opened, for it may never begin or never end.
+
+    Raises:
+        RecipeError: ``path`` is there, and no file of bytes.
+    """
+    if path.exists() and not path.is_file():
+        said = "is" if where == str(path) else f"{path} is"
+        raise RecipeError(where, f"{said} no regular file", "name a file")
+
+
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside ``path`` that takes its place once it is complete and on disk."""
+    """Open a file beside ``path`` that takes its place once it is complete and on disk.
+
+    Raises:
+        RecipeError: a folder, a pipe or a device is in that place, which stays.
+    """
+    check_regular(path, str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb", buffering=BLOCK_BYTES) as file:

@@ -12,6 +12,7 @@ from typing import Any
 from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
 from components.data.token_file import TokenFileRecord
 from components.errors import RecipeError
+from components.json_file import parse_json
 
 FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
@@ -103,7 +104,7 @@ class Manifest:
                 str(path), "there is no manifest: nothing complete was prepared", REBUILD
             )
         try:
-            return _manifest(json.loads(path.read_bytes()), path)
+            return _manifest(parse_json(path.read_bytes(), finite=True), path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, RecipeError):
                 raise

@@ -6,7 +6,6 @@ Figures are its own, under its own names; ``acc_norm`` divides by the characters
 
 import contextlib
 import importlib.util
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from components.data.files import record_file
 from components.errors import RecipeError
 from components.evaluate.record import Tree, versions
+from components.json_file import open_regular, parse_json
 from components.spec.targets import nearest
 from components.train.devices import compute_dtype, device_type
 
@@ -149,9 +149,10 @@ def _check_folder(folder: Path) -> None:
 
 def _keys(file: Path) -> Iterator[str]:
     try:
-        tree = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise RecipeError(str(file), f"is no JSON: {error}", "export again") from None
+        with open_regular(file) as stream:
+            tree = parse_json(stream.read(), finite=False)
+    except (OSError, ValueError) as error:
+        raise RecipeError(str(file), f"cannot be read: {error}", "export again") from None
     return iter(tree if isinstance(tree, dict) else ())
 
 

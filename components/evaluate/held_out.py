@@ -28,11 +28,11 @@ def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
     Raises:
         RecipeError: it is not there any more, or is another.
     """
-    kept = folder.read_json("data.json")
-    data = Path(kept["folder"])
+    kept = folder.data
+    data = Path(kept.folder)
     manifest = Manifest.read(data)
-    if manifest.key != kept["key"]:
-        problem = f"its key is {manifest.key}, the run read {kept['key']}"
+    if manifest.key != kept.key:
+        problem = f"its key is {manifest.key}, the run read {kept.key}"
         raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
     return data, manifest
 

@@ -8,6 +8,9 @@ from importlib.metadata import version
 from typing import Any
 
 from components.checkpoint.marker import Marker
+from components.report.evaluation import AGAIN
+from components.run.records import read_checked
+from components.run.reported import Evaluation
 from components.spec.recipe import Recipe
 from components.train.provenance import describe_environment
 from components.train.run_folder import RunFolder
@@ -37,7 +40,8 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
     """Put ``section`` into the file of this checkpoint, and return all that it holds."""
     name = f"{FOLDER}/{marker.name}.json"
     (folder.path / FOLDER).mkdir(exist_ok=True)
-    before = folder.read_json(name) if (folder.path / name).exists() else {}
+    file = folder.path / name
+    before = read_checked(file, Evaluation, finite=False, remedy=AGAIN) if file.exists() else {}
     after = before | _identity(recipe, marker)
     for key, value in section.items():
         after[key] = before.get(key, {}) | value if key in _COLLECTED else value

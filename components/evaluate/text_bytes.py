@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from sentencepiece import SentencePieceProcessor
-from tokenizers import Tokenizer
 
+from components.convert.tokenizer import open_engine, open_pieces
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
 from components.data.unigram import FILE_NAME as UNIGRAM
 
@@ -52,7 +51,7 @@ def read_text_bytes(folder: Path, *, eod_id: int, dummy_prefix: bool) -> TextByt
 
 
 def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
-    pieces = SentencePieceProcessor(model_file=str(file))
+    pieces = open_pieces(file)
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
@@ -64,7 +63,7 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
 
 def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
     """A learnt piece is spelled with one character a byte, an added one as it is in a text."""
-    engine = Tokenizer.from_file(str(file))
+    engine = open_engine(file)
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
     lengths |= {index: _length(text) for index, text in added.items()}

@@ -3,13 +3,13 @@
 When a rank fails the others lose it and fail too; when one hangs the others wait for it.
 """
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.json_file import MOST_BYTES, open_regular, parse_json
 from components.life.hang import WAITING
 
 _BROUGHT_DOWN = re.compile(
@@ -57,25 +57,35 @@ def read_errors(ranks: Path) -> list[RankError]:
             message=message_of(file),
             at=file.stat().st_mtime_ns,
         )
-        for file in ranks.glob("error-*.json")
+        for file in _error_files(ranks)
     ]
     return sorted(errors, key=lambda error: (not error.is_own, error.at))
 
 
 def forget_errors(ranks: Path) -> None:
     """Remove all error files: those who read them have told what they say."""
-    for file in ranks.glob("error-*.json"):
+    for file in _error_files(ranks):
         file.unlink(missing_ok=True)
+
+
+def _error_files(ranks: Path) -> Iterator[Path]:
+    for file in ranks.glob("error-*.json"):
+        if file.stem.partition("-")[2].isdecimal() and not file.is_dir():
+            yield file
 
 
 def message_of(file: Path) -> str:
     """Read what torch's ``record`` wrote; of half a file, what there is."""
-    text = file.read_text("utf-8", errors="replace")
     try:
-        message = json.loads(text)["message"]
-    except (ValueError, KeyError):
-        return text
-    return str(message["message"] if isinstance(message, dict) else message)
+        with open_regular(file) as stream:
+            raw = stream.read(MOST_BYTES)
+    except ValueError as error:
+        return f"{file} {error}"
+    try:
+        message = parse_json(raw, finite=False)["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, KeyError, TypeError):
+        return raw.decode(errors="replace")
 
 
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:

@@ -105,14 +105,3 @@ def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:
             line = line[stream.write(line) :]
         if sync:
             os.fsync(stream.fileno())
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Read the lines that are whole; those that a kill left half written are left out."""
-    records = []
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        try:
-            records.append(json.loads(line))
-        except ValueError:  # half a line, maybe half a character: nothing else writes here
-            continue
-    return records

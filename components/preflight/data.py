@@ -21,11 +21,11 @@ def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -
     if not (folder.path / "data.json").exists():
         return _finding("not prepared", "data.json", "unknown", "action=prepare")
     try:
-        noted = folder.read_json("data.json")
-        place = Path(noted["folder"])
+        noted = folder.data
+        place = Path(noted.folder)
         manifest = Manifest.read(place)
-        if manifest.key != noted["key"]:
-            problem = f"holds {manifest.key[:12]}, the run has {noted['key'][:12]}"
+        if manifest.key != noted.key:
+            problem = f"holds {manifest.key[:12]}, the run has {noted.key[:12]}"
             raise RecipeError(str(place), problem, "name the run's own data")
         files = list(manifest.files())
         for record in files:

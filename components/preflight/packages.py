@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from packaging.requirements import Requirement
 
 from components.preflight.verdict import Finding
+from components.run.records import Packages
 from components.train.run_folder import RunFolder
 from components.train.software import ABSENT, RECORDED, ROOT, required, version_of
 
@@ -35,8 +36,8 @@ def expected_versions(folder: RunFolder, parts: Sequence[str]) -> tuple[dict[str
     No lock has torch: it is left to the site.
     """
     if (folder.path / "software.json").exists():
-        software = folder.read_json("software.json")
-        made = {"python": software["python"], **software["packages"]}
+        software = folder.read("software.json", Packages)
+        made = {"python": software.python, **software.packages}
         other = set(_asked_by_others(parts))
         kept = {
             name: version

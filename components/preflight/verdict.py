@@ -123,7 +123,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
     """Read the verdict of the job that is running, if its nodes were looked at."""
     if not (folder.path / VERDICT).exists():
         return None
-    return Verdict.model_validate(folder.read_json(VERDICT))
+    return folder.read(VERDICT, Verdict)
 
 
 def forget_verdict(run: Path) -> None:

@@ -3,16 +3,19 @@
 The card lies beside the data, which may be elsewhere by now, or gone.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.errors import RecipeError
 from components.report import data_page
 from components.report.cards import Card
 from components.report.outcome import Entry
 from components.report.tables import Grid
+from components.run.ownership import is_own
+from components.run.records import Data, read_checked, read_record
+from components.run.reported import DataCard
 
 _CARD = "card.json"
 
@@ -32,31 +35,35 @@ def data_sections(entries: Sequence[Entry]) -> tuple[DataSection, ...]:
     """Summarize each prepared folder once, however many of the runs read it."""
     sections: dict[str, DataSection] = {}
     for entry in entries:
-        said = _read(entry.run.folder / "data.json")
-        if said is None or "folder" not in said or "key" not in said:
-            continue
-        if said["key"] not in sections:
-            sections[said["key"]] = _section(entry.label, said)
+        file = entry.run.folder / "data.json"
+        if file.exists():
+            said = read_record(file, Data)
+            looks = _is_looked_at(file, Path(said.folder))
+            sections.setdefault(said.key, _section(entry.label, said, looks=looks))
     return tuple(sections.values())
 
 
-def _section(label: str, said: dict[str, Any]) -> DataSection:
-    folder = Path(said["folder"])
-    card = _read(folder / _CARD)
+def _is_looked_at(file: Path, place: Path) -> bool:
+    """Look where this user's own run says; where another's does, below the working folder."""
+    return is_own(file) or place.resolve().is_relative_to(Path.cwd().resolve())
+
+
+def _section(label: str, said: Data, *, looks: bool) -> DataSection:
+    folder = Path(said.folder)
+    card = _card(folder / _CARD) if looks else None
     # A folder can have been prepared again since, under the same name.
-    own = card if card is not None and card.get("key") == said["key"] else None
+    own = card if card is not None and card["key"] == said.key else None
     return DataSection(
         label=label,
         folder=folder.name,  # not its whole path, which names people
-        key=said["key"],
+        key=said.key,
         cards=data_page.key_figures(own) if own else (),
         sources=data_page.sources_grid(own["sources"]) if own else Grid(columns=(), rows=()),
     )
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _card(file: Path) -> dict[str, Any] | None:
     try:
-        tree = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):  # no card, or half of one: the report stands without it
+        return read_checked(file, DataCard)
+    except RecipeError:  # no card, or half of one: the report stands without it
         return None
-    return tree if isinstance(tree, dict) else None

@@ -63,9 +63,19 @@ def check_destination(destination: Path) -> None:
 
 
 def write_page(page: str, destination: Path) -> Path:
-    """Replace the file at once, so that an interrupted write leaves the old one."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(destination) as stream:
-        # JSON can name half a surrogate pair, which no file can hold.
-        stream.write(page.encode("utf-8", errors="replace"))
+    """Replace the file at once, so that an interrupted write leaves the old one.
+
+    Raises:
+        RecipeError: it cannot be written there.
+    """
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(destination) as stream:
+            # JSON can name half a surrogate pair, which no file can hold.
+            stream.write(page.encode("utf-8", errors="replace"))
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise RecipeError(
+            str(destination), problem, "make room, or name another place: file=..."
+        ) from None
     return destination

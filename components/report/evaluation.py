@@ -5,11 +5,14 @@ from pathlib import Path
 
 from components.report import numbers
 from components.report.outcome import Entry
-from components.report.run_folder import Tree, read_tree
+from components.report.run_folder import Tree
 from components.report.tables import Grid, Row, row_labels, run_column
+from components.run.records import read_checked
+from components.run.reported import Evaluation
 
 _TEXTS = ("text", "loss", "perplexity", "bits/byte", "tokens", "documents")
 _TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
+AGAIN = "delete it and evaluate again"
 Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # results, each behind the cells that lead its rows
 
@@ -55,7 +58,7 @@ def task_grid(found: Found, *, lead: Cells) -> Grid:
 
 def _results(run: Path) -> Iterator[Tree]:
     for file in sorted((run / "evaluation").glob("*.json")):
-        yield read_tree(file, "delete it and evaluate again")
+        yield read_checked(file, Evaluation, finite=False, remedy=AGAIN)
 
 
 def _texts(tree: Tree) -> Iterator[tuple[str, Tree]]:

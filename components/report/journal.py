@@ -7,8 +7,7 @@ away is not part of the run: this keeps the history that led to the last weights
 rest.
 """
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from components.energy.counted import Counted
 from components.errors import RecipeError
 from components.report.goodput import Account, Goodput
+from components.run.lines import BEGINS, VERSIONS, Line, read_run_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +85,7 @@ class Journal:
         return tuple(event for event in self.events if event.kind == kind)
 
 
-_BEGINS = ("start", "resume")
-_GO_BACK = (*_BEGINS, "roll_back")
+_GO_BACK = (*BEGINS, "roll_back")
 
 
 @dataclass(kw_only=True)
@@ -136,66 +135,23 @@ def read_journal(folder: Path) -> Journal:
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    records, broken = [], []
-    for name in ("metrics.jsonl", "journal.jsonl"):
-        halves = []
-        for where, text in _lines(folder / name):
-            record = _parsed(text)
-            if record is None:
-                halves.append(where)
-            else:
-                records.append((record, where))
-        broken.append(halves)
+    found = read_run_lines(folder)
     draft = _Draft()
-    for record, where in sorted(records, key=lambda one: _time(one[0])):
-        _add(draft, record, where)
-    begins = sum(event.kind in _BEGINS for event in draft.events)
-    for halves in broken:
-        if len(halves) > max(1, begins):
-            raise RecipeError(
-                halves[-1],
-                f"is not JSON, and no kill explains it: {len(halves)} such lines of a run that "
-                f"began {begins} times",
-                "repair or delete the line",
-            )
-    return _finished(draft, sum(map(len, broken)))
+    for line in found.lines:
+        _add(draft, line)
+    return _finished(draft, found.half_written)
 
 
-def _lines(path: Path) -> Iterable[tuple[str, str]]:
-    """Yield the place and the text of each line."""
-    if not path.exists():
-        return
-    # A kill can cut a line in the middle of a character.
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, start=1):
-            if text.strip():
-                yield f"{path}:{number}", text
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
+def _add(draft: _Draft, line: Line) -> None:
     try:
-        record = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _time(record: Mapping[str, Any]) -> float:
-    """Give when a record was made; one that does not say so is refused when it is read."""
-    time = record.get("time")
-    return time if isinstance(time, int | float) else 0.0
-
-
-def _add(draft: _Draft, record: Mapping[str, Any], where: str) -> None:
-    try:
-        draft.add(record)
+        draft.add(line.record)
     except KeyError as missing:
         problem = f"the record has no {missing}"
     except (TypeError, ValueError) as wrong:
         problem = str(wrong)
     else:
         return
-    raise RecipeError(where, problem, "the journal and this report must be of the same version")
+    raise RecipeError(line.where, problem, VERSIONS)
 
 
 def _step(record: Mapping[str, Any]) -> Step:

@@ -5,13 +5,16 @@ from pathlib import Path
 
 from components.report import numbers
 from components.report.outcome import Entry
-from components.report.run_folder import Tree, read_tree
+from components.report.run_folder import Tree
 from components.report.tables import Grid, Row, row_labels, run_column
+from components.run.records import read_checked
+from components.run.reported import Profile
 
 _DIRECTIONS = ("forward", "backward", "recomputed")
 _PARTS = ("part", "a step", "share", *_DIRECTIONS)
 _PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
 _WAITS = ("call", "part", "direction", "times a step", "a step", "line")
+_AGAIN = "delete it and profile again"
 Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # profiles, each behind the cells that lead its rows
 
@@ -42,7 +45,9 @@ def read_profiles(run: Path) -> list[Tree]:
         RecipeError: one of them cannot be read.
     """
     files = (run / "profile").glob("rank-*[0-9].json")
-    trees = [read_tree(file, "delete it and profile again") for file in files]
+    trees = [
+        read_checked(file, Profile, remedy="delete it and profile again") for file in files
+    ]
     return sorted(trees, key=lambda tree: int(tree["rank"]))
 
 

@@ -1,25 +1,21 @@
 """A run folder as the report sees it: what was asked, on what, what happened, what came out."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from components.errors import RecipeError
 from components.report.journal import Journal, read_journal
+from components.run.records import Derived, Stated, read_checked
+from components.run.reported import Asked, Surroundings
 
 Tree = Mapping[str, Any]
 
-# Without these keys there is nothing to head the page or the table with.
-_NEEDED = {
-    "recipe.json": (
-        *("name", "why", "model", "parallelism", "scale", "cluster"),
-        *("published", "assumed"),
-    ),
-    "derived.json": ("parameters", "tokens_per_step", "steps", "ranks", "flops_per_token"),
-    "environment.json": (),
-}
+_SAME_VERSION = "the run and this report must be of the same version"
+_ALWAYS = "every run writes it at its start: was the folder copied whole?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,46 +40,22 @@ def load_run(folder: Path) -> Run:
         problem = "is no run folder: it has no recipe.json"
         raise RecipeError(str(folder), problem, "name a folder that a run wrote")
     results = folder / "results.json"
+    stated = read_checked(results, Stated, finite=False) if results.exists() else None
     return Run(
         folder=folder,
-        recipe=_tree(folder / "recipe.json"),
-        derived=_tree(folder / "derived.json"),
-        environment=_tree(folder / "environment.json"),
+        recipe=_tree(folder / "recipe.json", Asked),
+        derived=_tree(folder / "derived.json", Derived),
+        environment=_tree(folder / "environment.json", Surroundings),
         journal=read_journal(folder),
-        results=_tree(results) if results.exists() else None,
+        results=stated,
     )
 
 
-def read_tree(path: Path, remedy: str) -> Tree:
-    """Read a file of a run folder; ``remedy`` is for one that cannot be read.
-
-    Raises:
-        RecipeError: the file is not JSON, or holds no mapping.
-    """
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecipeError(str(path), f"is not JSON: {error}", remedy) from None
-    if not isinstance(tree, dict):
-        raise RecipeError(str(path), f"holds a {type(tree).__name__}, not a mapping", remedy)
-    return tree
-
-
-def _tree(path: Path) -> Tree:
+def _tree(file: Path, kind: type[BaseModel]) -> Tree:
     """Read a file that heads the page or a table, with all that these need."""
-    try:
-        tree = read_tree(path, "copy the run folder again")
-    except FileNotFoundError:
-        remedy = "every run writes it at its start: was the folder copied whole?"
-        raise RecipeError(str(path), "is missing", remedy) from None
-    missing = [key for key in _NEEDED.get(path.name, ()) if key not in tree]
-    if missing:
-        raise RecipeError(
-            str(path),
-            f"has no {', '.join(missing)}",
-            "the run and this report must be of the same version",
-        )
-    return tree
+    if not file.exists():
+        raise RecipeError(str(file), "is missing", _ALWAYS)
+    return read_checked(file, kind, remedy=_SAME_VERSION)
 
 
 def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:

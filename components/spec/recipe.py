@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from components.errors import RecipeError
+from components.json_file import read_mapping
 from components.spec.data import Data
 from components.spec.derived import Derived, FlopsPerToken, ParameterCounts
 from components.spec.frozen import FrozenMapping, Node, thaw
@@ -146,11 +147,11 @@ def read_recipe(file: Path) -> Recipe:
     Raises:
         RecipeError: the file is missing, no JSON, or no valid recipe.
     """
+    tree = read_mapping(file)
     try:
-        tree = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecipeError(str(file), f"no readable recipe: {error}") from error
-    return check_recipe(tree)
+        return check_recipe(tree)
+    except RecipeError as error:
+        raise RecipeError(f"{file}: {error.path}", error.problem, error.remedy) from None
 
 
 def check_recipe(tree: Mapping[str, Any]) -> Recipe:

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from components.errors import RecipeError
-from components.spec.groups import degrees_that_compute
+from components.spec.groups import Group, declared, degrees_that_compute
 from components.spec.layout import settle_layout
 from components.spec.named import Named, Tree
 from components.spec.recipe import Recipe, check_recipe, read_section
 from components.spec.sections import Cluster, Parallelism
 from components.spec.targets import nearest
 
+# Where things lie; those that say what is trained may be named, as they are, and not changed.
+_PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sources.")
 SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
 _DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
 _NEW_RUN = "start a new run with run=FOLDER"
@@ -35,7 +37,10 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     check_movable(values)
     tree = recipe.model_dump(mode="json")
     for key, value in values.items():
-        _put(tree, key, value)
+        before = _put(tree, key, value)
+        if key.startswith(_PLACES) and declared(key) is Group.MATHEMATICS and value != before:
+            problem = f"{value!r}, but what is trained follows from it; here it is {before!r}"
+            raise RecipeError(key, problem, f"leave it as it is, or {_NEW_RUN}")
     _check_types(tree)
     named = Named(key for key, value in values.items() if value != "auto")
     _forget_derived(recipe, tree, named)
@@ -50,11 +55,11 @@ def check_movable(keys: Iterable[str]) -> None:
     """Refuse what may not stand beside ``resume``.
 
     Raises:
-        RecipeError: the first key that is not below one of :data:`SECTIONS`.
+        RecipeError: the first key that is not below one of :data:`SECTIONS`, and no place.
     """
     for key in keys:
         section, dot, _ = key.partition(".")
-        if not dot or section not in SECTIONS:
+        if (not dot or section not in SECTIONS) and not key.startswith(_PLACES):
             raise RecipeError(
                 "resume",
                 f"a resumed run takes its recipe from its folder, {key} too; beside resume may "
@@ -63,7 +68,8 @@ def check_movable(keys: Iterable[str]) -> None:
             )
 
 
-def _put(tree: Tree, key: str, value: Any) -> None:
+def _put(tree: Tree, key: str, value: Any) -> Any:
+    """Put a value in the place of another, and return that."""
     *parents, name = key.split(".")
     here: Any = tree
     for parent in parents:
@@ -72,7 +78,8 @@ def _put(tree: Tree, key: str, value: Any) -> None:
         here = here[parent]
     if name not in here:
         raise RecipeError(key, "unknown key", nearest(name, list(here)))
-    here[name] = value
+    before, here[name] = here[name], value
+    return before
 
 
 def _check_types(tree: Tree) -> None:

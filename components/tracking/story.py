@@ -56,14 +56,14 @@ def tell(folder: Path) -> Told:
     if not rows or not journal.events:
         remedy = f"let it take a step: python run.py resume={folder}"
         raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
-    began, fingerprint = journal.events[0].time, str(run.derived["fingerprint"])
+    began, fingerprint = journal.events[0].time, str(run.derived.get("fingerprint"))
     status = run.results["status"] if run.results else "unfinished"
     facts = {
         "recipe": recipe["name"],
         "scale": recipe["scale"]["name"],
         "cluster": recipe["cluster"]["name"],
         "fingerprint": fingerprint,
-        "commit": run.environment["commit"] or "none",
+        "commit": run.environment.get("commit") or "none",
         "status": status,
     }
     return Told(

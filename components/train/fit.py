@@ -8,6 +8,7 @@ from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.life.hang import HangWatch
 from components.life.journal import Journal
+from components.run.records import DataFolder
 from components.spec.recipe import Recipe, read_recipe
 from components.terminal import console
 from components.train.batches import StepBatches
@@ -49,7 +50,7 @@ def fit(path: Path) -> str:
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     began = time.perf_counter()
     module = load_module(folder)
-    data = folder.read_json("data.json")
+    data = folder.read("data.json", DataFolder)
     display = Display(console(stderr=True, quiet=rank_here() > 0))
     curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
     retry_seconds = recipe.checkpoint.retry_seconds
@@ -64,8 +65,8 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         stopped=stop.is_asked,
     )
     windows = HeldOutWindows(
-        folder=Path(data["folder"]),
-        manifest=Manifest.read(Path(data["folder"])),
+        folder=Path(data.folder),
+        manifest=Manifest.read(Path(data.folder)),
         sequence_length=recipe.budget.sequence_length,
         max_windows=recipe.evaluation.max_windows_per_source,
     )
@@ -115,7 +116,7 @@ def _write_results(
         module=module,
         metrics=metrics,
         folder=folder,
-        unigram=folder.read_json("data.json")["unigram"],
+        unigram=folder.read("data.json", DataFolder).unigram,
         began=began,
         energy_sources=metering.sources,
     )
@@ -133,7 +134,7 @@ def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Prof
 def load_module(folder: RunFolder) -> Pretraining:
     """Make the module of the run in ``folder``, with the prepared data that it reads."""
     recipe = read_recipe(folder.recipe)
-    data = Path(folder.read_json("data.json")["folder"])
+    data = Path(folder.read("data.json", DataFolder).folder)
     manifest = Manifest.read(data)
     return Pretraining(
         recipe=recipe,

@@ -1,6 +1,7 @@
 """Start the ranks of a run on this machine."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import FrameType
 from components.build import build
 from components.errors import RecipeError
 from components.life.failures import MENDABLE, recipe_error
+from components.run.records import FirstFailure
 from components.run.writer_lock import sign
 from components.spec.float8_rules import FLOAT8
 from components.spec.frozen import thaw
@@ -21,6 +23,7 @@ from components.terminal import say
 from components.train.run_folder import RunFolder
 from components.train.writing import SHARES
 
+OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,6 +84,7 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
         from components.train.fit import fit
 
         return fit(folder.path)
+    _check_open_files(recipe.cluster.ranks)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
@@ -106,14 +110,26 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
                 process.wait()
 
 
+def _check_open_files(ranks: int) -> None:
+    """Refuse what would fail in the middle: each process opens sockets, shards and logs.
+
+    Raises:
+        RecipeError: it may open too few.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < OPEN_FILES:
+        problem = f"{ranks} ranks, but a process may open {limit} files here"
+        raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
+
+
 def how_it_ended(folder: RunFolder, status: int) -> str:
     """Tell ``finished``, ``stopped`` or ``failed`` after the agent has ended with ``status``.
 
     Raises:
         RecipeError: a rank met what a user has to mend.
     """
-    if folder.results.exists():
-        return str(folder.read_json("results.json")["status"])
+    if (ended := folder.ended) is not None:
+        return ended
     if status == 0:
         return "finished"
     _say_what_failed(folder)
@@ -132,12 +148,12 @@ def _say_what_failed(folder: RunFolder) -> None:
     """
     if not (folder.path / "ranks" / "first_failure.json").exists():
         return
-    failure = folder.read_json("ranks/first_failure.json")
-    if (error := recipe_error(failure["message"])) is not None:
-        say(f"rank {failure['rank']} failed first")
+    failure = folder.read("ranks/first_failure.json", FirstFailure)
+    if (error := recipe_error(failure.message)) is not None:
+        say(f"rank {failure.rank} failed first")
         raise error
     say(
-        f"{failure['traceback']}rank {failure['rank']} failed first: {failure['message']}\n"
+        f"{failure.traceback}rank {failure.rank} failed first: {failure.message}\n"
         f"  what each rank said is in {folder.path / 'ranks'}"
     )
 

@@ -9,7 +9,8 @@ from statistics import fmean
 from components.checkpoint.disk import Patience
 from components.checkpoint.marker import Progress
 from components.energy.counted import NOTHING, Counted
-from components.life.journal import append_line, read_lines
+from components.life.journal import append_line
+from components.run.lines import read_lines
 from components.train.callback import RunCallback
 from components.train.curves import Curves
 from components.train.module import Pretraining

@@ -38,7 +38,12 @@ def git(*words: str) -> str:
     """Ask git; a copy without its history has no answer."""
     try:
         done = subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+            ["git", *words],
+            cwd=ROOT,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # a changed file may be of any encoding
+            check=False,
         )
     except FileNotFoundError:
         return ""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from components.energy.counted import Counted
-from components.life.journal import read_lines
 from components.report.goodput import held_until
+from components.run.lines import read_lines
 from components.train.devices import peak_memory_bytes
 from components.train.metrics import Metrics
 from components.train.module import Pretraining
@@ -23,7 +23,7 @@ def summarize(
     module: Pretraining,
     metrics: Metrics,
     folder: RunFolder,
-    unigram: dict[str, float],
+    unigram: Mapping[str, float],
     began: float,
     energy_sources: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarize_held_out(
-    losses: list[tuple[int, float, dict[str, float]]], unigram: dict[str, float]
+    losses: list[tuple[int, float, dict[str, float]]], unigram: Mapping[str, float]
 ) -> dict[str, Any]:
     """Put the held-out losses, in nats a token, beside a smoothed unigram model's.
 

@@ -1,6 +1,7 @@
 """A run folder that explains itself: what was asked, with what, on what, and what came out.
 
 recipe.json        the resolved recipe that the ranks load
+*.mac              who wrote recipe.json and data.json, for that user alone to tell
 recipe-before-...  the recipe of the steps up to that one, if the layout changed there
 derived.json       the numbers that follow from it, and its fingerprint
 environment.json   command, commit, versions, device
@@ -31,10 +32,15 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
+from components.json_file import read_mapping
+from components.run.links import check_links
+from components.run.ownership import sign
+from components.run.records import Data, Ending, R, read_record
 from components.spec.named import leaves
 from components.spec.recipe import Recipe, read_recipe
 from components.spec.targets import nearest
 
+SEALED = frozenset({"recipe.json", "data.json"})
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -106,21 +112,36 @@ class RunFolder:
         beside = file.with_name(f".{file.name}.{os.getpid()}")
         beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
         beside.replace(file)
+        if name in SEALED:
+            sign(file)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one of the folder's files.
+        """Read one of the folder's files, unchecked; :meth:`read` knows what is in it.
 
         Raises:
-            RecipeError: it is missing or no JSON.
+            RecipeError: it is missing or holds no mapping.
         """
-        try:
-            tree: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            remedy = "is this a run folder? name one that holds a recipe.json"
-            raise RecipeError(
-                str(self.path / name), f"cannot be read: {error}", remedy
-            ) from None
-        return tree
+        return read_mapping(self.path / name, remedy=ANY_RUN)
+
+    def read(self, name: str, kind: type[R], *, finite: bool = True) -> R:
+        """Read one of the folder's files as a record.
+
+        Raises:
+            RecipeError: it cannot be read, or is none of this kind.
+        """
+        return read_record(self.path / name, kind, finite=finite)
+
+    @property
+    def data(self) -> Data:
+        """The prepared data that the run reads."""
+        return self.read("data.json", Data)
+
+    @property
+    def ended(self) -> str | None:
+        """How the run ended, ``finished`` or ``stopped``; None while it runs and if killed."""
+        if not self.results.exists():
+            return None
+        return self.read(self.results.name, Ending, finite=False).status
 
 
 def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
@@ -158,13 +179,14 @@ def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
     """Take the folder of a run that ``key`` names.
 
     Raises:
-        RecipeError: it is no run folder; runs beside it are offered.
+        RecipeError: it is no run folder, and runs beside it are offered; or a link leads out.
     """
     folder = RunFolder(path)
     if not folder.recipe.is_file():
         beside = sorted(file.parent.name for file in path.parent.glob("*/recipe.json"))
         way = f"{path.parent} holds: {nearest(path.name, beside)}" if beside else ANY_RUN
         raise RecipeError(key, f"{path} is no run folder: it has no recipe.json", way)
+    check_links(path, key)
     return folder
 
 
@@ -176,7 +198,7 @@ def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
     """
     folder = existing_run_folder(path, "resume")
     recipe = read_recipe(folder.recipe)
-    if folder.results.exists() and folder.read_json("results.json")["status"] == "finished":
+    if folder.ended == "finished":
         remedy = "start a new run with a larger budget.total_tokens"
         raise RecipeError("resume", f"the run in {path} has finished", remedy)
     return folder, recipe

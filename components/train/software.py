@@ -27,8 +27,9 @@ COMPUTING = (
 ROOMS = (
     *COMPUTING,
     *("cluster", "command", "components/convert", "components/dryrun", "components/energy"),
-    *("components/errors.py", "components/evaluate", "components/parity", "components/planner"),
-    *("components/preflight", "components/report", "components/sharing"),
+    *("components/errors.py", "components/evaluate", "components/json_file.py"),
+    *("components/parity", "components/planner"),
+    *("components/preflight", "components/report", "components/run", "components/sharing"),
     "components/tracking",
     *("conf", "recipes", "run.py"),
 )

@@ -3,10 +3,10 @@
 The format is that of stopwords-json and stopwords-iso: one JSON object, language to words.
 """
 
-import json
 from pathlib import Path
 
 from components.errors import RecipeError
+from components.json_file import open_regular, parse_json
 
 REMEDY = 'give a JSON file, as {"en": ["the", "of"], "fr": ["le"]}, or none'
 
@@ -20,7 +20,8 @@ def read_word_lists(file: str, where: str) -> dict[str, frozenset[str]]:
     if file == "none":
         return {}
     try:
-        tree = json.loads(Path(file).read_text("utf-8"))
+        with open_regular(Path(file)) as stream:
+            tree = parse_json(stream.read(), finite=True)
     except (OSError, ValueError) as error:
         raise RecipeError(where, f"{file} cannot be read: {error}", REMEDY) from error
     if not isinstance(tree, dict):

@@ -22,6 +22,7 @@ def run_folder(folder: Path, *words: str, device: str = "cuda:0") -> Path:
     files = {
         "recipe": recipe.model_dump(mode="json"),
         "results": {
+            "status": "finished",
             "device": device,
             "tokens_per_second": tokens / SECONDS,
             "peak_memory_bytes": 2**35,

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.scheduler import user_name
 from tests.cluster.directives import read_directives
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +128,7 @@ def qsub(words: list[str]) -> int:
 def _queued(job: str, text: str, directives: dict[str, list[str]], waits: list[str]) -> Tree:
     tree = {
         "Job_Name": directives["-N"][0],
+        "Job_Owner": f"{user_name()}@login",
         "job_state": "H" if waits else "Q",
         "Output_Path": f"login:{directives['-o'][0]}",
         "waits": waits,

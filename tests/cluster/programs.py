@@ -4,6 +4,13 @@ import os
 import shlex
 from pathlib import Path
 
+from cluster.scheduler import user_name
+
+
+def queued(logs: Path, *jobs: str, user: str | None = None) -> str:
+    """Say as ``squeue`` does what a run's jobs are, each ``ID|STATE|REASON|NODES``."""
+    return "".join(f"{job}|{user or user_name()}|{logs}/%A_%a.log|\n" for job in jobs)
+
 
 class Programs:
     """Write programs into a folder; each notes the words with which it was called."""

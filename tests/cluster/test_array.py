@@ -13,7 +13,7 @@ from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from data_prep.stages.array import Array, QueuedError, read_array
 from tests.cluster.jobs import CHECKOUT, recipe_of
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus
 
 JUWELS = ("recipe=teuken7b", "cluster=juwels", "preparation=engine")
@@ -96,7 +96,8 @@ def test_what_is_queued_is_not_submitted_twice(
 ) -> None:
     with pytest.raises(QueuedError):
         prepare(wait=False)
-    taking.add("squeue", says="77_0|PENDING|Priority|\n")
+    logs = the_pass(tmp_path) / "jobs"
+    taking.add("squeue", says=queued(logs, "77_0|PENDING|Priority|"))
     with pytest.raises(QueuedError):
         prepare(wait=False)
     submitted = [call for call in taking.calls() if call.startswith("sbatch")]

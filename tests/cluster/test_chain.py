@@ -10,9 +10,9 @@ import pytest
 from cluster.chain import OVER, begin, chain_of, end, stuck
 from cluster.records import JobRecord, Jobs, now
 from cluster.telling import WITHOUT_A_WORD
-from components.life.journal import read_lines
+from components.run.lines import read_lines
 from components.spec.recipe import read_recipe
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 
 NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
 Run = Callable[..., Jobs]
@@ -34,8 +34,8 @@ def jobs(run_on: Run, programs: Programs) -> Jobs:
     """A chain of four on 128 nodes of JUWELS, whose scheduler answers."""
     programs.add("scontrol", says="\n".join(NODES))
     programs.add("scancel")
-    programs.add("squeue", says="77_4|PENDING|Dependency|\n")
     jobs = run_on("juwels")
+    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
     jobs.add_submission("77", at=now(), words=[], jobs=4)
     return jobs
 
@@ -232,8 +232,11 @@ def test_suspected_nodes_accumulate_over_the_jobs_of_a_chain(
 def test_of_a_chain_whose_job_runs_only_those_that_wait_are_kept_off_a_node(
     jobs: Jobs, programs: Programs
 ) -> None:
-    waiting = "77_2|PENDING|JobArrayTaskLimit|\n77_3|PENDING|JobArrayTaskLimit|\n"
-    programs.add("squeue", says=f"77_1|RUNNING|None|jwb0001\n{waiting}")
+    running, *waiting = (
+        *("77_1|RUNNING|None|jwb0001", "77_2|PENDING|JobArrayTaskLimit|"),
+        "77_3|PENDING|JobArrayTaskLimit|",
+    )
+    programs.add("squeue", says=queued(jobs.path, running, *waiting))
     break_on(jobs, 1, 0)
     assert programs.calls()[-1] == "scontrol update JobId=77_2,77_3 ExcNodeList=jwb0001"
 
@@ -310,7 +313,20 @@ def test_a_scheduler_that_does_not_answer_costs_no_job_its_status(
     assert "Slurm cannot avoid nodes; tell the site of jwb0001" in said
     finish(jobs, "finished")
     assert end(jobs.folder.path, 0) == 0
-    assert f"scancel: {error}" in capfd.readouterr().err
+    assert f"squeue: {error}" in capfd.readouterr().err
+
+
+def test_neither_end_nor_suspicion_touches_a_job_of_somebody_else(
+    jobs: Jobs, programs: Programs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = "77_4|PENDING|Dependency|"
+    programs.add("squeue", says=queued(jobs.path, line, user="walnut"))
+    break_on(jobs, 1, 0)
+    finish(jobs, "finished")
+    assert end(jobs.folder.path, 0) == 0
+    assert {call.split()[0] for call in programs.calls()} == {"scontrol", "squeue"}
+    assert excluded(programs) == []
+    assert capfd.readouterr().err.count("job 77_4 is of user walnut and writes into") == 2
 
 
 @pytest.fixture

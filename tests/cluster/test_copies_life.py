@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from command.arguments import ROOT
-from components.life.journal import read_lines
+from components.run.lines import read_lines
 from components.train.software import required
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_preflight_life import SHORT

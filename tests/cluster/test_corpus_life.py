@@ -107,13 +107,13 @@ def test_without_waiting_each_call_goes_on_where_the_last_one_left(
         (folder,) = passes(tmp_path, name)
         array = read_array(folder)
         assert array is not None
-        slurm.wait_for(queue_is_empty(str(array.job)), 120)
+        slurm.wait_for(queue_is_empty(str(array.job), folder), 120)
     assert main(leave) == 0
     assert (tmp_path / "prepared" / prepared(capsys) / "manifest.json").exists()
 
 
-def queue_is_empty(job: str) -> Callable[[], bool]:
-    return lambda: not Slurm().states(job)
+def queue_is_empty(job: str, folder: Path) -> Callable[[], bool]:
+    return lambda: not Slurm().states(job, folder / "jobs")
 
 
 def test_a_killed_command_finds_its_array_and_lost_elements_are_submitted_again(

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.pbs import Pbs
 from cluster.records import Jobs, now
-from cluster.scheduler import SchedulerError
+from cluster.scheduler import NotOwnError, SchedulerError, user_name
 from cluster.status import status_of
 from tests.cluster import openpbs
 from tests.cluster.programs import Programs
@@ -34,10 +34,17 @@ def queue(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return state
 
 
-def put(run: str, *, state: str = "H", after: str | None = None) -> str:
+def logs_of(run: str) -> Path:
+    return Path("/runs", run, "jobs")
+
+
+def put(
+    run: str, *, state: str = "H", after: str | None = None, user: str = user_name()
+) -> str:
     """Lay a job of a run into the queue."""
     job = openpbs.next_job()
-    tree = {"job_state": state, "Output_Path": f"login:/runs/{run}/jobs/", "comment": run}
+    tree = {"job_state": state, "Job_Owner": f"{user}@login", "comment": run}
+    tree |= {"Output_Path": f"login:{logs_of(run)}/"}
     openpbs.write(job, tree)
     if after is not None:
         openpbs.write(after, openpbs.waited_for(openpbs.read(after), job))
@@ -45,7 +52,7 @@ def put(run: str, *, state: str = "H", after: str | None = None) -> str:
 
 
 def jobs_of(chain: str) -> list[str]:
-    return [job.job for job in Pbs().states(chain)]
+    return [job.job for job in Pbs().states(chain, logs_of("a"))]
 
 
 def test_a_chain_is_followed_from_any_of_its_jobs(queue: Path) -> None:
@@ -54,7 +61,7 @@ def test_a_chain_is_followed_from_any_of_its_jobs(queue: Path) -> None:
     third = put("a", after=second)
     assert jobs_of(first) == jobs_of(second) == [second, third]
     assert jobs_of(third) == [third]
-    running, waiting = Pbs().states(first)
+    running, waiting = Pbs().states(first, logs_of("a"))
     assert (running.state, waiting.state, waiting.why) == ("running", "pending", "a")
 
 
@@ -63,7 +70,7 @@ def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path
     other = put("b", after=first)
     second = put("a", after=first)
     assert jobs_of(first) == [first, second]
-    Pbs().cancel(first, running=False)
+    Pbs().cancel(first, logs_of("a"), running=False)
     assert openpbs.read(second)["job_state"] == "F"
     assert openpbs.read(other)["job_state"] == "H"
 
@@ -74,7 +81,7 @@ def test_a_chain_whose_first_job_is_forgotten_is_found_by_what_its_jobs_left(
     jobs = run_on("aurora", "scale=mini", "cluster.nodes=2", "cluster.devices_per_node=1")
     jobs.add_submission("900.pbs-0001", at=now(), words=[], jobs=9)
     assert status_of(jobs.folder.path, Pbs()).state == "lost"
-    job = put("a", state="R")
+    job = put(str(jobs.folder.path), state="R")
     record = jobs.path / f"{job}-0.json"
     began = {"job": job, "attempt": 0, "nodes": ["x1"], "began_at": now()}
     record.write_text(json.dumps(began | {"tokens_at_begin": 0, "bad_nodes": []}))
@@ -86,23 +93,45 @@ def test_to_cancel_what_has_ended_meanwhile_is_no_error(
 ) -> None:
     job = put("a")
     programs.add("qdel", error=f"qdel: Job {job} has finished", status=35)
-    Pbs().cancel(job, running=True)
+    Pbs().cancel(job, logs_of("a"), running=True)
     assert programs.calls() == [f"qdel {job}"]
     programs.add("qdel", error="qdel: Unauthorized Request", status=1)
     with pytest.raises(SchedulerError, match="qdel: qdel: Unauthorized Request"):
-        Pbs().cancel(job, running=True)
+        Pbs().cancel(job, logs_of("a"), running=True)
+
+
+@pytest.mark.parametrize(("run", "user"), [("a", "walnut"), ("b", user_name())])
+def test_a_job_of_another_user_or_folder_is_refused_with_both_named(
+    run: str, user: str, queue: Path, programs: Programs
+) -> None:
+    job = put(run, state="R", user=user)
+    programs.add("qdel")
+    with pytest.raises(
+        NotOwnError,
+        match=rf"job {job} is of user {user} and writes into /runs/{run}/jobs; "
+        rf"this is user {user_name()}, and what is asked for writes into /runs/a/jobs",
+    ):
+        Pbs().cancel(job, logs_of("a"), running=True)
+    assert programs.calls() == []
+
+
+def test_a_strangers_job_that_waits_for_this_run_is_no_part_of_it(queue: Path) -> None:
+    first = put("a", state="R")
+    put("a", after=first, user="walnut")
+    assert jobs_of(first) == [first]
 
 
 def test_nothing_is_cancelled_where_nothing_waits(queue: Path, programs: Programs) -> None:
     programs.add("qdel")
-    Pbs().cancel(put("a", state="R"), running=False)
+    Pbs().cancel(put("a", state="R"), logs_of("a"), running=False)
     assert programs.calls() == []
 
 
 def test_where_a_site_keeps_no_history_the_queue_alone_is_asked(
     programs: Programs, tmp_path: Path
 ) -> None:
-    tree = {"Jobs": {"1.s": {"job_state": "Q", "Output_Path": "h:/r/jobs/"}}}
+    told = {"Job_Owner": f"{user_name()}@h", "Output_Path": f"h:{logs_of('a')}/"}
+    tree = {"Jobs": {"1.s": {"job_state": "Q", **told}}}
     answer = f"cat <<'END'\n{json.dumps(tree)}\nEND"
     refusal = "echo 'qstat: PBS is not configured to maintain job history' >&2; exit 1"
     file = programs.folder / "qstat"
@@ -119,13 +148,13 @@ def test_an_answer_that_is_no_json_is_the_schedulers_failure(
     with pytest.raises(
         SchedulerError, match=rf"qstat: no JSON about 1\.s: '{re.escape(says)}'"
     ):
-        Pbs().states("1.s")
+        Pbs().states("1.s", logs_of("a"))
 
 
 def test_another_trouble_of_qstat_is_told(programs: Programs) -> None:
     programs.add("qstat", error="qstat: cannot connect to server pbs", status=1)
     with pytest.raises(SchedulerError, match="cannot connect to server pbs"):
-        Pbs().states("1.s")
+        Pbs().states("1.s", logs_of("a"))
 
 
 def test_a_script_is_handed_over_with_what_it_waits_for(
@@ -142,7 +171,7 @@ def test_a_script_is_handed_over_with_what_it_waits_for(
 
 
 def test_nodes_cannot_be_avoided_and_a_job_knows_its_own(tmp_path: Path) -> None:
-    assert Pbs().exclude("1.s", ["x1"]) is False
+    assert Pbs().exclude("1.s", Path("/runs"), ["x1"]) is False
     (tmp_path / "nodes").write_text("x1\nx1\nx2\nx2\n")
     place = Pbs().place({"PBS_JOBID": "1.s", "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert (place.job, place.attempt, place.nodes) == ("1.s", 0, ("x1", "x2"))

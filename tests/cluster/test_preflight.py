@@ -14,7 +14,6 @@ from cluster.chain import begin, end
 from cluster.preflight import look_at_nodes
 from cluster.records import Jobs, now
 from components.errors import RecipeError
-from components.life.journal import read_lines
 from components.preflight.verdict import (
     Judged,
     Report,
@@ -22,10 +21,11 @@ from components.preflight.verdict import (
     read_verdict,
     write_verdict,
 )
+from components.run.lines import read_lines
 from components.spec.recipe import read_recipe
 from components.train.run_folder import RunFolder
 from tests.cluster.jobs import job_of, recipe_of
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import free_ports
 from tests.components.preflight.conftest import finding, report
 
@@ -46,8 +46,8 @@ def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
     """A job of two nodes and two to spare has begun."""
     programs.add("scontrol", says="\n".join(NODES))
     programs.add("scancel")
-    programs.add("squeue", says="77_4|PENDING|Dependency|\n")
     jobs = run_on("juwels", *SMALL)
+    programs.add("squeue", says=queued(jobs.path, "77_4|PENDING|Dependency|"))
     jobs.add_submission("81", at=now(), words=[], jobs=4)
     begin(jobs.folder.path, SEEN)
     return jobs

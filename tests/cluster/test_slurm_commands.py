@@ -12,7 +12,7 @@ from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
 from components.train.run_folder import RunFolder
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY
 
@@ -111,7 +111,7 @@ def test_what_waits_or_runs_is_not_handed_over_twice(
     submit: Submit, taking: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert submit() == 0
-    taking.add("squeue", says="77|RUNNING|None|n[1-2]\n")
+    taking.add("squeue", says=queued(tmp_path / "run" / "jobs", "77|RUNNING|None|n[1-2]"))
     assert submit("again=true") == 2
     said = capfd.readouterr().err
     assert f"run: {tmp_path}/run is submitted: 77 running" in said
@@ -251,7 +251,8 @@ def test_cancel_lets_the_running_job_save_unless_forced(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert submit() == 0
-    taking.add("squeue", says="77_1|RUNNING|None|n1\n77_2|PENDING|JobArrayTaskLimit|\n")
+    lines = ("77_1|RUNNING|None|n1", "77_2|PENDING|JobArrayTaskLimit|")
+    taking.add("squeue", says=queued(tmp_path / "run" / "jobs", *lines))
     capfd.readouterr()
     assert main(["action=cancel", f"force={force}", f"run={tmp_path / 'run'}"]) == 0
     running, waiting = capfd.readouterr().out.splitlines()

@@ -15,7 +15,7 @@ from command.main import main
 from command.named_runs import named_runs
 from components.errors import RecipeError
 from components.train.run_folder import RunFolder
-from tests.cluster.programs import Programs
+from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
 
@@ -48,19 +48,22 @@ def test_a_run_that_nobody_submitted(run_on: Run) -> None:
 
 
 def test_a_run_whose_job_runs(jobs: Jobs, programs: Programs) -> None:
-    lines = "77_2|RUNNING|None|jwb[0001-0128]\n77_3|PENDING|JobArrayTaskLimit|\n"
-    programs.add("squeue", says=lines)
+    lines = ("77_2|RUNNING|None|jwb[0001-0128]", "77_3|PENDING|JobArrayTaskLimit|")
+    programs.add("squeue", says=queued(jobs.path, *lines))
     found = ask(jobs)
     assert (found.state, found.why) == ("running", "job 77_2 on jwb[0001-0128]")
     assert [(job.job, job.state) for job in found.queued or ()] == [
         ("77_2", "running"),
         ("77_3", "pending"),
     ]
-    assert programs.calls() == ["squeue --noheader --array --jobs=77 --format=%i|%T|%r|%N"]
+    assert programs.calls() == [
+        "squeue --noheader --array --jobs=77 "
+        "--Format=JobArrayID:|,State:|,Reason:|,NodeList:|,UserName:|,STDOUT:|"
+    ]
 
 
 def test_a_run_that_waits_says_for_what(jobs: Jobs, programs: Programs) -> None:
-    programs.add("squeue", says="77_1|PENDING|AssocGrpBillingMinutes|\n")
+    programs.add("squeue", says=queued(jobs.path, "77_1|PENDING|AssocGrpBillingMinutes|"))
     found = ask(jobs)
     assert found.state == "pending"
     assert found.why.endswith("will not start before the account has budget again")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from command.main import main
-from components.life.journal import read_lines
 from components.report.run_folder import load_run
+from components.run.lines import read_lines
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import (
     TWO_RANKS,

@@ -1,5 +1,6 @@
 """The user's side: read from a file and from the command line, refused where it is wrong."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def test_an_image_on_the_command_line_takes_the_place_of_the_file_s_environment(
         ("juwels: {account: 12}", r"juwels\.account: 12 is no text"),
         ("juwels: {venv: /a, image: /b}", "both an image .* and a virtual environment"),
         ("juwels: {account: [", "cannot be read: while parsing"),
+        ("[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+        ("juwels: {device_hours: .nan}", "device_hours: nan is no number of hours"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(
@@ -66,6 +69,13 @@ def test_a_wrong_file_is_named_with_what_is_wrong(
 ) -> None:
     write(site_file, text)
     with pytest.raises(RecipeError, match=message):
+        read_user("juwels", {})
+
+
+def test_a_pipe_in_its_place_holds_nobody_up(site_file: Path) -> None:
+    site_file.parent.mkdir(parents=True)
+    os.mkfifo(site_file)
+    with pytest.raises(RecipeError, match="cannot be read: no regular file"):
         read_user("juwels", {})
 
 

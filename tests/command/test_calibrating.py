@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,12 @@ def test_only_the_calibration_of_this_device_and_of_known_constants_counts(
     file.write_text(taught.replace("product_fraction", "product_friction"))
     assert main([*PLAN, "recipe=playbook1b"]) == 2
     assert "speed.product_friction: the planner has no such constant" in capfd.readouterr().err
+
+
+def test_a_pipe_in_the_place_of_a_table_is_not_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "steps.csv")
+    words = ["action=plan", "cluster=hopper", f"calibrate={tmp_path}/steps.csv"]
+    assert main(words) == 2
+    assert "steps.csv is no regular file" in capfd.readouterr().err

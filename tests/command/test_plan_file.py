@@ -1,6 +1,7 @@
 """``action=plan file=FILE``: a page beside what is printed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,14 @@ def test_json_stays_one_object_where_a_page_is_written(
 def test_a_folder_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is a folder"):
         run(read_point([*WORDS, f"file={tmp_path}"]))
+
+
+@pytest.mark.parametrize("below", ["file", "pipe"])
+def test_a_place_where_nothing_can_be_written_is_named_with_the_way_out(
+    below: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    place = tmp_path / below if below == "pipe" else tmp_path / below / "plan.html"
+    with pytest.raises(RecipeError, match=r"\n  .*name a"):
+        run(read_point([*WORDS, f"file={place}"]))

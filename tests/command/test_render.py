@@ -72,3 +72,10 @@ def test_a_note_says_what_the_plan_does_not_know(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run(read_point(["recipe=bloom1b1", "cluster=jean_zay_v100", "site.account=a"]))
     assert capsys.readouterr().err.startswith("note: cluster.jobs: the plan lacks figures")
+
+
+def test_a_pipe_in_the_place_of_the_script_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = call("recipe=teuken7b", "cluster=juwels", "file=./pipe", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "file: pipe is no regular file" in done.stderr

@@ -114,3 +114,11 @@ def test_a_file_without_permission_is_named(tmp_path):
     file.path.chmod(0)
     with pytest.raises(RecipeError, match=r"a\.txt cannot be read: Permission denied"):
         file.record()
+
+
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for pattern in ("pipe.txt", "zero.txt", "p*.txt", "*.txt"):
+        with pytest.raises(RecipeError, match=r"mine\.files: .*\.txt is no regular file"):
+            names(str(tmp_path / pattern))

@@ -91,4 +91,5 @@ def test_one_module_writes_to_the_terminal() -> None:
         if not file.is_relative_to(ROOT / "benchmarks")
         and writes.search(turns.sub("", file.read_text("utf-8")))
     }
-    assert found == {"components/terminal.py"}
+    # A signal before anything is imported is told by the one file that runs by then.
+    assert found == {"components/terminal.py", "command/entry.py"}

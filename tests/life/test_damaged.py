@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from components.checkpoint.faults import fill_up, truncate_newest
 from components.checkpoint.marker import MARKER, newest_checkpoint, tokens_of
+from components.run.ownership import sign
 from tests.components.checkpoint import damage_cases as damages
 from tests.life.conftest import TINY, Program, act, entries
 
@@ -184,6 +185,7 @@ def change_the_recipe(run: Path) -> None:
     tree = json.loads((run / "recipe.json").read_text())
     tree["optimizer"]["lr"] *= 2
     (run / "recipe.json").write_text(json.dumps(tree))
+    sign(run / "recipe.json")  # it stays this user's own
 
 
 def write_a_newer_format(run: Path) -> None:

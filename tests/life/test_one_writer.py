@@ -77,12 +77,14 @@ def test_of_two_commands_that_resume_a_run_at_once_one_is_refused(
     run, expected = begun
     at_once = home / f"at-once-{run.name}"
     shutil.copytree(run, at_once)
-    both = [start(home, f"resume={at_once}") for _ in range(2)]
+    # Long enough for the second to meet the first, on a host however busy.
+    slow = "guard.inject=[{fault: slow_rank, rank: 0, step: 50, seconds: 15, steps: 1}]"
+    both = [start(home, f"resume={at_once}", slow) for _ in range(2)]
     told = {process: process.communicate(timeout=120)[1] for process in both}
     refused, trained = sorted(both, key=lambda process: -process.returncode)
     assert [refused.returncode, trained.returncode] == [2, 0], told
     found = re.search(REFUSED, told[refused])
-    assert found
+    assert found, told
     assert int(found[1]) == trained.pid
     assert f"let it save and stop: touch {at_once}/stop" in told[refused]
     assert losses(at_once) == expected

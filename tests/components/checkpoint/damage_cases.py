@@ -79,6 +79,6 @@ DAMAGES = {
     "bytes, .* were written": cut_a_file,
     "bytes, [0-9]+ were written": lengthen_a_file,
     "[0-9]+ bytes, [0-9]+ were written": put_a_pickle,
-    "cannot be read": cut_the_marker,
+    "is not JSON": cut_the_marker,
     "was changed after it was written": change_the_marker,
 }

@@ -17,7 +17,8 @@ from components.checkpoint.state import Read
 from components.errors import RecipeError
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 
-PROGRESS = Progress(step=2, tokens=20, loss_scale={"scale": 8.0})
+SCALE = {"scale": 8.0, "hysteresis_left": 2, "good_steps": 1}
+PROGRESS = Progress(step=2, tokens=20, loss_scale=SCALE)
 
 
 class Numbers:

@@ -137,7 +137,7 @@ def test_a_marker_cut_short_stops_all_ranks(ranks: tuple[Ranks, int], tmp_path: 
     marker = checkpoint / MARKER
     marker.write_text(marker.read_text()[:-9])
     (said,) = set(some(cases.refused, cases.load, checkpoint, count))
-    assert said.startswith(f"{marker}: cannot be read: ")
+    assert said.startswith(f"{marker}: is not JSON: ")
     assert f"remove {checkpoint}" in said
 
 

@@ -19,10 +19,11 @@ from components.checkpoint.marker import (
 )
 from components.errors import RecipeError
 
+SCALE = {"scale": 8.0, "hysteresis_left": 2, "good_steps": 5}
 A_MARKER = Marker(
     kind="tokens",
     fingerprint="f0",
-    progress=Progress(step=3, tokens=30, loss_scale={"scale": 8.0}),
+    progress=Progress(step=3, tokens=30, loss_scale=SCALE),
     held_out_loss=2.5,
     files={"a.safetensors": (Section(3, "ab"), Section(4, "cd"))},
 )

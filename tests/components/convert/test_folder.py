@@ -8,6 +8,7 @@ from torch import nn
 
 from components.convert.card import write_card
 from components.errors import RecipeError
+from components.run.records import HeldOut, Results
 from components.spec.recipe import Recipe
 from tests.components.convert.conftest import CONTEXT_TOKENS, Export, bloom, llama, random_model
 
@@ -71,8 +72,16 @@ def recipe() -> Recipe:
     return compose_recipe(read_point(["recipe=teuken7b"]))
 
 
-def results(tokens: int) -> dict[str, object]:
-    return {"tokens": tokens, "loss": 3.25, "held_out": {"final": 3.5, "unigram": 6.0}}
+def results(tokens: int) -> Results:
+    return Results(
+        status="finished",
+        steps=7,
+        tokens=tokens,
+        tokens_per_second=1.0,
+        device="cpu",
+        loss=3.25,
+        held_out=HeldOut(final=3.5, unigram=6.0),
+    )
 
 
 def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Recipe) -> None:

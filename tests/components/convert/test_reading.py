@@ -1,6 +1,8 @@
 """What was exported comes back in the same bits; what is no such folder is refused by name."""
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -204,8 +206,36 @@ def test_a_folder_without_a_readable_configuration_is_refused(
 ) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(RecipeError, match=r"config\.json: cannot be read"):
+    with pytest.raises(RecipeError, match=r"config\.json: .*\n  name a folder as save_pre"):
         read(tmp_path, llama())
+
+
+BRACKETS = "[" * 200_000
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "tokenizer.json", "tokenizer.model"])
+def test_files_of_nothing_but_brackets_are_refused_by_name(name: str, export: Export) -> None:
+    folder = export(random_model(llama()), llama())
+    if name == INDEX:
+        (folder / SINGLE).unlink()
+    if name == "tokenizer.model":
+        (folder / "tokenizer.json").unlink()
+    (folder / name).write_text(BRACKETS)
+    with pytest.raises(RecipeError, match=re.escape(str(folder / name))):
+        read(folder, llama())
+
+
+@pytest.mark.parametrize("name", ["config.json", "shard.safetensors", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, export: Export) -> None:
+    folder = export(random_model(llama()), llama())
+    if name.endswith(".safetensors"):
+        (folder / SINGLE).unlink()
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    else:
+        (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(RecipeError):
+        read(folder, llama())
 
 
 def test_a_model_with_parts_of_its_own_is_a_bug(export: Export) -> None:

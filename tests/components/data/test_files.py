@@ -1,4 +1,7 @@
 import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +65,15 @@ def test_nothing_has_the_name_before_the_write_is_complete(tmp_path):
         file.write(b"content")
         assert not (tmp_path / "new").exists()
     assert (tmp_path / "new").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_not_replaced(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "page.html")
+    with (
+        pytest.raises(RecipeError, match=r"page\.html: is no regular file"),
+        replace_atomically(tmp_path / "page.html"),
+    ):
+        pytest.fail("opened")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert not (tmp_path / "page.html").is_file()

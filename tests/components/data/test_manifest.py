@@ -42,7 +42,15 @@ def test_a_folder_without_a_manifest_is_not_prepared_data(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"format_version": 2}', "\ufeff", '{"format_version": 2, "key": 2}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format_version": 2}',
+        "\ufeff",
+        '{"format_version": 2, "key": 2}',
+        "[" * 100_000,
+    ],
 )
 def test_something_else_in_its_place_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content, encoding="utf-8")

@@ -17,7 +17,7 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"file: .* has no config.json"):
         ask(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"config.json: is no JSON"):
+    with pytest.raises(RecipeError, match=r"config.json: cannot be read: is not JSON"):
         ask(tmp_path)
 
 

@@ -53,6 +53,23 @@ def test_half_an_error_file_is_read_as_it_stands(tmp_path: Path) -> None:
     assert (error.rank, error.message) == (5, '{"message": {"mess')
 
 
+@pytest.mark.parametrize("text", ["[]", "7", '{"message": 3}', '{"a": ' + "[" * 100_000])
+def test_an_error_file_of_another_form_is_read_as_it_stands(tmp_path: Path, text: str) -> None:
+    error_file(tmp_path, 5).write_text(text)
+    error_file(tmp_path, 6).with_name("error-none.json").write_text("no rank's")
+    error_file(tmp_path, 7).mkdir()
+    (error,) = read_errors(tmp_path)
+    assert error.message in {text, "3"}
+    forget_errors(tmp_path)
+    assert read_errors(tmp_path) == []
+
+
+def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(error_file(tmp_path, 5))
+    (error,) = read_errors(tmp_path)
+    assert error.message.endswith("error-5.json is no regular file")
+
+
 def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
     leave(tmp_path, 0, "KeyError: 1", at=1)
     forget_errors(tmp_path)

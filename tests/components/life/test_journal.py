@@ -10,7 +10,11 @@ import pytest
 
 from components.checkpoint.faults import fill_up
 from components.errors import RecipeError
-from components.life.journal import Journal, append_line, read_lines
+from components.life.journal import Journal, append_line
+from components.run.lines import read_lines
+
+NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
+ENERGY = {"devices": NOTHING, "hosts": NOTHING}
 
 
 def note(journal: Journal, step: int) -> None:
@@ -40,12 +44,13 @@ def test_ranks_that_do_not_write_leave_no_file(tmp_path: Path) -> None:
 
 
 def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
+    first, following = ({"kind": "energy", "time": at, **ENERGY} for at in (1.0, 2.0))
     whole = json.dumps({"kind": "é"}, ensure_ascii=False).encode()
     for cut in range(1, len(whole)):
         file = tmp_path / f"{cut}.jsonl"
-        file.write_bytes(b'{"kind": "first"}\n' + whole[:cut])
-        append_line(file, {"kind": "next"}, sync=False)
-        assert read_lines(file) == [{"kind": "first"}, {"kind": "next"}]
+        file.write_bytes(json.dumps(first).encode() + b"\n" + whole[:cut])
+        append_line(file, following, sync=False)
+        assert read_lines(file) == [first, following]
 
 
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:

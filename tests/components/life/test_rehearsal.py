@@ -13,8 +13,8 @@ from torch import nn
 from components.checkpoint.marker import MARKER
 from components.errors import RecipeError
 from components.life import faults
-from components.life.journal import read_lines
 from components.life.rehearsal import Reach, Rehearsal
+from components.run.lines import read_lines
 from components.spec.guard import (
     BitFlip,
     Fault,

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from components.report.data_section import data_sections
 from components.report.outcome import load_entries
 from components.report.page import write_report
+from components.run.ownership import seal_of, sign
 from tests.components.report.conftest import WriteRun
 
 KEY = "abcdef0123456789"
@@ -33,7 +36,22 @@ def prepare(folder: Path, key: str = KEY) -> Path:
 
 def trained_on(run: Path, folder: Path) -> Path:
     (run / "data.json").write_text(json.dumps({"folder": str(folder), "key": KEY}))
+    sign(run / "data.json")
     return run
+
+
+def test_the_card_that_another_s_run_points_to_is_not_opened(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run = trained_on(write_run(), prepare(tmp_path / "theirs"))
+    seal_of(run / "data.json").unlink()
+    [section] = data_sections(load_entries([run]))
+    assert (section.key, section.cards) == (KEY, ())
+    inside = trained_on(run, prepare(tmp_path / "here" / "prepared"))
+    seal_of(run / "data.json").unlink()
+    assert data_sections(load_entries([inside]))[0].cards
 
 
 def test_the_page_has_the_card_s_figures_and_sources(

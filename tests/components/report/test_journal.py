@@ -115,11 +115,14 @@ def test_a_run_killed_before_its_first_step_has_an_empty_journal(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"kind": "step", "step": 1, "seconds": 0.5}, "the record has no 'tokens'"),
-        ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "the record has no 'cause'"),
-        ({**_step(1, 5.0), "step": None}, "int"),
-        ({**_step(1, 5.0), "time": "noon"}, "str"),
-        ({**_held_out(1, 5.0), "by_source": None}, "NoneType"),
+        ({"kind": "step", "step": 1, "seconds": 0.5}, "tokens is missing"),
+        ({"kind": "news", "step": 1, "tokens": 1, "seconds": 0.0}, "cause is missing"),
+        ({**_step(1, 5.0), "step": None}, "step: input should be a valid integer, got None"),
+        ({**_step(1, 5.0), "time": "noon"}, "time: input should be a valid number, got 'noon'"),
+        (
+            {**_held_out(1, 5.0), "by_source": None},
+            "by_source: input should be a",
+        ),
     ],
 )
 def test_refuses_a_record_of_another_version(tmp_path, line, problem):

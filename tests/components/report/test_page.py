@@ -1,5 +1,6 @@
 """The page as a browser gets it: whole, offline, harmless."""
 
+import errno
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -147,10 +148,10 @@ def test_a_failed_write_keeps_the_old_report(write_run, tmp_path, monkeypatch):
     destination.write_text("old")
 
     def full_disk(self: Path, target: Path) -> Path:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "replace", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(RecipeError, match=r"report\.html: cannot be written: no space left"):
         write_report([write_run()], destination)
     assert destination.read_text() == "old"
     assert not list(tmp_path.glob(".report*"))

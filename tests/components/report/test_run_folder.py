@@ -89,8 +89,10 @@ def test_refuses_results_that_are_no_mapping(write_run, text, problem):
 def test_refuses_a_recipe_without_its_heading(write_run):
     folder = write_run()
     (folder / "recipe.json").write_text('{"name": "x", "why": "y", "scale": {}, "cluster": {}}')
-    missing = "model, parallelism, published, assumed"
-    with pytest.raises(RecipeError, match=rf"recipe\.json: has no {missing}"):
+    missing = (
+        "model is missing; parallelism is missing; budget is missing; scale.name is missing"
+    )
+    with pytest.raises(RecipeError, match=rf"recipe\.json: {missing}"):
         load_run(folder)
 
 

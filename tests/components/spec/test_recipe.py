@@ -130,7 +130,7 @@ def test_what_is_written_reads_back_equal(compose: Compose, tmp_path: Path) -> N
 def test_an_unreadable_recipe_is_an_error_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
     file.write_text("{")
-    with pytest.raises(RecipeError, match=r"recipe\.json: no readable recipe"):
+    with pytest.raises(RecipeError, match=r"recipe\.json: is not JSON"):
         read_recipe(file)
 
 

@@ -163,6 +163,20 @@ def test_refuses_with_a_way_out(values: Values, message: str) -> None:
         relayout(recipe, values)
 
 
+def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() -> None:
+    recipe = composed(*GRID)
+    moved = relayout(recipe, {"data.folder": "/scratch/prepared"})
+    assert (moved.data.folder, moved.fingerprint()) == (
+        "/scratch/prepared",
+        recipe.fingerprint(),
+    )
+    as_it_is = {"data.tokenizer_folder": "none", "model.init_from": "none"}
+    assert relayout(recipe, as_it_is) == recipe
+    for key in as_it_is:
+        with pytest.raises(RecipeError, match="what is trained follows from it; here it is 'n"):
+            relayout(recipe, {key: "/elsewhere"})
+
+
 @pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
 def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
     check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])

@@ -1,5 +1,6 @@
 """What the loop cannot train is refused before anything is written; the rest passes."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.errors import RecipeError
 from components.life.failures import MENDABLE
-from components.train.launch import check_trainable, how_it_ended
+from components.train.launch import check_trainable, how_it_ended, launch
 from components.train.run_folder import RunFolder
 
 
@@ -46,3 +47,15 @@ def test_ranks_that_could_not_write_their_error_are_no_failure_of_ours(tmp_path:
     assert how_it_ended(folder, 1) == "failed"
     with pytest.raises(RecipeError, match="has no room for the error that the first rank"):
         how_it_ended(folder, MENDABLE)
+
+
+def test_ranks_that_may_open_too_few_files_are_not_started(tmp_path: Path) -> None:
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster.ranks=2"]))
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        with pytest.raises(RecipeError, match=r"2 ranks, .* open 100 files here\n  .*ulimit"):
+            launch(recipe, RunFolder(tmp_path), lock=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from components.checkpoint.faults import fill_up
 from components.checkpoint.marker import Progress
 from components.errors import RecipeError
-from components.life.journal import read_lines
+from components.run.lines import read_lines
 from components.train.curves import Curves
 from components.train.metrics import Metrics
 

@@ -24,7 +24,8 @@ def test_without_a_file_there_are_no_words():
     ("content", "problem"),
     [
         (None, "cannot be read: .*No such file"),
-        ("{", "cannot be read: Expecting property name"),
+        ("{", "cannot be read: is not JSON: Expecting property name"),
+        ("[" * 200_000, "cannot be read: is nested deeper"),
         ('["the"]', "holds no object"),
         ('{"en": "the"}', "has no list of words under 'en'"),
         ('{"en": ["the"], "fr": [1]}', "has no list of words under 'fr'"),

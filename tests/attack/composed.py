@@ -1,6 +1,6 @@
 """Compose every attack while the interpreter tells what is opened, imported and run.
 
-``python -m tests.command.attacked``, in a folder of its own; prints what was told as JSON.
+``python -m tests.attack.composed``, in a folder of its own; prints what was told as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ from command.compose import compose_recipe
 from components.errors import RecipeError
 
 HERE = Path(__file__).resolve().parent
-ATTACKS = HERE / "attacks"
+ATTACKS = HERE / "recipes"
 # What would be an act: code that runs, another program, the network, the file system changed.
 ACTS = (
     "exec",

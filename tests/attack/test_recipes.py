@@ -1,6 +1,6 @@
 """Files that somebody sent with intent: refused by line, before anything happens.
 
-Each attack is a file under ``attacks/``; ``index.json`` says by which line and message it is
+Each attack is a file under ``recipes/``; ``index.json`` says by which line and message it is
 refused, and which guard does it. With that guard taken away it is not.
 """
 
@@ -23,7 +23,7 @@ from command.data_file import MAX_BYTES, read_data
 from command.recipe_file import check_recipe_file
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
-from tests.command.attacked import ATTACKS, attack
+from tests.attack.composed import ATTACKS, attack
 
 INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
 GUARDED = [one for one in INDEX if one["guard"]]
@@ -59,7 +59,7 @@ def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
     folder: Path,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.command.attacked"],
+        [sys.executable, "-m", "tests.attack.composed"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -75,7 +75,7 @@ def test_every_attack_is_refused_by_line_and_nothing_is_run_imported_or_written(
     assert acts == []
     read = {path for _, kind, path in found["told"] if kind == "read"}
     assert {path for path in read if not path.startswith(READ)} == set()
-    assert any(path.endswith("attacks/tag.yaml") for path in read), "the hook heard nothing"
+    assert any(path.endswith("recipes/tag.yaml") for path in read), "the hook heard nothing"
     assert sorted(path.name for path in folder.iterdir()) == ["linked"]
 
 

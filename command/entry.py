@@ -1,0 +1,83 @@
+"""What holds for this process from its first line to its last: how signals end it.
+
+While nothing needs tidying a signal ends the process where it stands. Then Ctrl-C and SIGTERM
+are an exception, `Stopped`, so that what is half-written goes. A run that trains listens
+itself, saves and stops.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from command.outcome import Outcome
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+IMPORTING = "<frozen importlib._bootstrap>"
+DELAY_SECONDS = 0.02
+Handler = Callable[[int, FrameType | None], object]
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def enter(words: Sequence[str]) -> int:
+    """Run the command and return its exit status."""
+    _handle(_leave)
+    from command.faults import attempt  # after the handler: imports take their time
+
+    status = int(attempt(lambda: _run(words), words).status)
+    _handle(lambda number, frame: os._exit(status))  # it ends, and nothing is left to tidy
+    return status
+
+
+def _run(words: Sequence[str]) -> "Outcome":
+    from command.main import main
+    from command.outcome import Outcome
+
+    sys.unraisablehook = _hear_again
+    _handle(_raise)
+    return Outcome(main(words))
+
+
+def _handle(handler: Handler) -> None:
+    """Set the handler; a signal that was ignored before, as below ``nohup``, stays ignored."""
+    for number in NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"stopped; nothing had begun\n")
+    os._exit(128 + number)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    """Raise `Stopped`, but not inside an import: of torch's it would make an abort."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTING:
+            _raise_later(number)
+            return
+        frame = frame.f_back
+    raise Stopped(number)
+
+
+def _raise_later(number: int) -> None:
+    signal.signal(signal.SIGALRM, lambda alarm, frame: _raise(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, DELAY_SECONDS)
+
+
+def _hear_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Raise a signal again that came while a finalizer ran, out of which nothing is raised."""
+    if isinstance(lost.exc_value, Stopped):
+        _raise_later(lost.exc_value.number)
+    else:
+        sys.__unraisablehook__(lost)

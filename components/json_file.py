@@ -1,0 +1,111 @@
+"""JSON that anybody may have written: one bounded read, or one message.
+
+A run folder travels. So a file of it may be a pipe, larger than memory, cut, or nested until
+the interpreter gives up; whoever reads it gets a mapping or a :class:`RecipeError`.
+"""
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from components.errors import RecipeError
+
+MOST_BYTES = 16 << 20
+DEEPEST = 64  # nesting; what walks a tree afterwards does so by recursion
+MOST_BITS = 64  # of a whole number: larger ones fit no float, and print for minutes
+COPY_AGAIN = "copy the run folder again"
+
+
+def read_mapping(
+    file: Path, *, finite: bool = True, most_bytes: int = MOST_BYTES, remedy: str = COPY_AGAIN
+) -> dict[str, Any]:
+    """Read a JSON file that holds a mapping; without ``finite`` its numbers may be NaN.
+
+    Raises:
+        RecipeError: it is missing, no regular file, too large, no UTF-8, no JSON, or holds
+            something else.
+    """
+    try:
+        with open_regular(file) as stream:
+            raw = stream.read(most_bytes + 1)
+        if len(raw) > most_bytes:
+            raise ValueError(f"is larger than {most_bytes >> 20} MiB")
+        tree = parse_json(raw, finite=finite)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise RecipeError(str(file), problem, remedy) from None
+    except ValueError as error:
+        raise RecipeError(str(file), str(error), remedy) from None
+    if not isinstance(tree, dict):
+        raise RecipeError(str(file), f"holds a {type(tree).__name__}, not a mapping", remedy)
+    return tree
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file for reading without waiting for the other end of a pipe.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no regular file.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def parse_json(raw: bytes, *, finite: bool) -> Any:
+    """Parse JSON of bounded depth and numbers.
+
+    Raises:
+        ValueError: what is wrong with it, to stand behind the file's name.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is no UTF-8 text: byte {error.start + 1}") from None
+    try:
+        tree = json.loads(
+            text,
+            parse_int=_whole,
+            parse_float=_finite if finite else float,
+            parse_constant=_finite if finite else float,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"is nested deeper than {DEEPEST}") from None
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(tree)
+    return tree
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_BITS or (number := int(digits)).bit_length() > MOST_BITS:
+        raise ValueError(f"has a number of {len(digits)} digits: {digits[:20]}...")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"has a number that is not finite: {text[:20]}")
+    return number
+
+
+def _check_depth(tree: object) -> None:
+    level, depth = [tree], 0
+    while level:
+        if depth > DEEPEST:
+            raise ValueError(f"is nested deeper than {DEEPEST}")
+        depth += 1
+        level = [
+            item
+            for node in level
+            if isinstance(node, dict | list)
+            for item in (node.values() if isinstance(node, dict) else node)
+        ]

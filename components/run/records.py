@@ -1,0 +1,228 @@
+"""The files of a run folder, typed: a model a file, of the fields that our own code reads.
+
+A run folder of a newer version may say more, and that is left alone; what is missing or of
+another type is refused before anybody computes with it. Losses may be NaN, rates may not.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.errors import RecipeError
+from components.json_file import COPY_AGAIN, read_mapping
+
+R = TypeVar("R", bound=BaseModel)
+
+Natural = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+Place = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+_SHOWN_ERRORS, _SHOWN_LETTERS = 8, 60
+
+
+class Record(BaseModel):
+    """Strict and frozen; unknown fields are a newer version's."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class DataFolder(Record):
+    """``data.json`` as ranks read it: where the prepared data lie, a unigram model's losses."""
+
+    folder: Place
+    unigram: Mapping[str, float] = {}
+
+
+class Data(DataFolder):
+    """``data.json``: the prepared data that the run reads, by their key."""
+
+    key: str
+
+
+class Environment(Record):
+    """``environment.json``: what made the run; ``command`` is data, never anybody's words."""
+
+    command: Texts
+    commit: str | None = None
+
+
+class Parameters(Record):
+    """Counts of parameters."""
+
+    total: Annotated[int, Field(gt=0)]
+    active: int | None = None
+
+
+class Derived(Record):
+    """``derived.json``: numbers that follow from the recipe."""
+
+    parameters: Parameters
+    tokens_per_step: Natural
+    steps: Natural
+    ranks: Annotated[int, Field(gt=0)]
+    flops_per_token: Mapping[str, Finite]
+    fingerprint: str | None = None
+
+
+class HeldOut(Record):
+    """Held-out losses at the end of a run; empty where none was taken."""
+
+    first: float | None = None
+    final: float | None = None
+    unigram: float | None = None
+    rising: bool | None = None
+    by_source: Mapping[str, float | None] = {}
+    unigram_by_source: Mapping[str, float] = {}
+
+
+class Ending(Record):
+    """``results.json`` for who asks only how a run ended."""
+
+    status: Literal["finished", "stopped"]
+
+
+class Counter(Record):
+    """Who counted the energy of devices, or of hosts."""
+
+    source: str
+
+
+class Energy(Record):
+    """Who counted what."""
+
+    devices: Counter = Counter(source="")
+    hosts: Counter = Counter(source="")
+
+
+class Drawn(Record):
+    """What a run drew of a source."""
+
+    promised_share: Finite
+    share: Finite
+    epochs: Finite
+
+
+class Stated(Ending):
+    """``results.json`` as the report reads it, also of versions that stated less."""
+
+    steps: Natural = 0
+    tokens: Natural = 0
+    loss: float | None = None
+    not_finite: Texts = ()  # keys whose number is none: null stands there
+    tokens_per_second: Finite = 0.0
+    tokens_per_second_per_device: Finite = 0.0
+    flops_per_second: Mapping[str, Finite] = {}
+    device: str = ""
+    peak_memory_bytes: Finite | None = None
+    held_out: HeldOut = HeldOut()
+    energy: Energy | None = None
+    mixture: Mapping[str, Drawn] = {}
+
+
+class Timed(Stated):
+    """``results.json`` for who takes its rate."""
+
+    tokens_per_second: Finite
+    device: str
+
+
+class Results(Timed):
+    """``results.json`` of this version: how a run ended, with its figures."""
+
+    steps: Natural
+    tokens: Natural
+    held_out: HeldOut
+
+
+class Submission(Record):
+    """One hand-over to the scheduler."""
+
+    chain: str
+    at: str
+    words: Texts = ()
+    jobs: Natural
+
+
+class Submitted(Record):
+    """``jobs/submitted.json``: all hand-overs, oldest first."""
+
+    submissions: Annotated[tuple[Submission, ...], Field(strict=False)]
+
+
+class Job(Record):
+    """``jobs/ID-ATTEMPT.json``: one job's life."""
+
+    job: str
+    attempt: Natural
+    nodes: Texts
+    began_at: str
+    tokens_at_begin: Natural
+    ended_at: str | None = None
+    tokens_at_end: Natural | None = None
+    ended: str | None = None
+    why: str = ""
+    bad_nodes: Texts = ()
+
+
+class FirstFailure(Record):
+    """``ranks/first_failure.json``: the error that brought the ranks down."""
+
+    rank: Natural
+    message: str
+    traceback: str = ""
+
+
+class Packages(Record):
+    """``software.json`` for who compares versions of packages alone."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+def read_record(
+    file: Path, kind: type[R], *, finite: bool = True, remedy: str = COPY_AGAIN
+) -> R:
+    """Read and check a file of a run folder.
+
+    Raises:
+        RecipeError: it cannot be read, or lacks a field, or has one of another type.
+    """
+    return check_record(
+        read_mapping(file, finite=finite, remedy=remedy), kind, str(file), remedy
+    )
+
+
+def read_checked(
+    file: Path, kind: type[BaseModel], *, finite: bool = True, remedy: str = COPY_AGAIN
+) -> dict[str, Any]:
+    """Return all that a file holds, checked as :func:`read_record` does."""
+    tree = read_mapping(file, finite=finite, remedy=remedy)
+    check_record(tree, kind, str(file), remedy)
+    return tree
+
+
+def check_record(tree: Mapping[str, Any], kind: type[R], where: str, remedy: str) -> R:
+    """Check a mapping that was read; ``where`` is its file, or its line.
+
+    Raises:
+        RecipeError: every field that is missing or of another type.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        errors = failure.errors()
+    said = [_sentence(error) for error in errors[:_SHOWN_ERRORS]]
+    if more := len(errors) - _SHOWN_ERRORS:
+        said += [f"and {more} more"] * (more > 0)
+    raise RecipeError(where, "; ".join(said), remedy)
+
+
+def _sentence(error: Any) -> str:
+    key = ".".join(str(step)[:_SHOWN_LETTERS] for step in error["loc"])
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    message, given = error["msg"], repr(error["input"])
+    shown = given if len(given) <= _SHOWN_LETTERS else f"{given[:_SHOWN_LETTERS]}..."
+    return f"{key}: {message[0].lower()}{message[1:]}, got {shown}"

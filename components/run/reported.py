@@ -1,0 +1,163 @@
+"""What only the report reads of a run folder, typed: it also shows runs of other versions."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from components.run.records import Finite, Natural, Record, Texts
+
+
+def _figures(tree: dict[str, Any]) -> dict[str, Any]:
+    """Hold published figures to their shape: groups by name, down to what has a ``value``."""
+    for node in tree.values():
+        if not isinstance(node, dict):
+            raise ValueError("a figure is a mapping with a value")
+        if "value" not in node:
+            _figures(node)
+    return tree
+
+
+Figures = Annotated[dict[str, Any], AfterValidator(_figures)]
+
+
+class _Named(Record):
+    name: str
+
+
+class _Model(Record):
+    mlp: Mapping[str, Any] = {}
+
+
+class _Budget(Record):
+    total_tokens: Annotated[int, Field(gt=0)]
+
+
+class Asked(Record):
+    """``recipe.json``: without these there is nothing to head the page or a table with."""
+
+    name: str
+    why: str
+    model: _Model
+    parallelism: dict[str, Any]
+    budget: _Budget
+    scale: _Named
+    cluster: _Named
+    published: Figures
+    assumed: Figures
+
+
+class Surroundings(Record):
+    """``environment.json``: what made the run; older versions said less."""
+
+    command: Texts = ()
+    commit: str | None = None
+    device: str | None = None
+
+
+class _Judged(Record):
+    loss: float
+    perplexity: float | None
+    bits_per_byte: float | None
+    tokens: Natural
+    documents: Natural
+
+
+class _HeldOut(Record):
+    by_source: Mapping[str, _Judged] = {}
+    by_language: Mapping[str, _Judged] = {}
+    all: _Judged
+
+
+_NO_TEXT = _HeldOut.model_construct()
+
+
+class _Task(Record):
+    metrics: Mapping[str, float | None]
+    samples: Natural
+    num_fewshot: Natural
+
+
+class Evaluation(Record):
+    """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
+
+    checkpoint: str
+    held_out: _HeldOut = _NO_TEXT
+    texts: Mapping[str, _Judged] = {}
+    tasks: Mapping[str, _Task] = {}
+
+
+class _Reached(Record):
+    flops: Finite
+    flops_per_second: Finite | None
+    flops_per_byte: Finite
+    limit_flops_per_second: Finite | None = None
+    limit_fraction: Finite | None = None
+
+
+class _Wait(Record):
+    call: str
+    part: str
+    direction: str
+    times: Finite
+    seconds: Finite
+    line: str
+
+
+class _Times(Record):
+    seconds: Finite
+    forward_seconds: Finite | None = None
+    backward_seconds: Finite | None = None
+    recomputed_seconds: Finite | None = None
+
+
+class Profile(Record):
+    """``profile/rank-N.json``: where the time of profiled steps went."""
+
+    rank: Natural
+    steps: Annotated[tuple[Natural, ...], Field(strict=False)]
+    clock: str
+    step_seconds: Annotated[Finite, Field(gt=0)]
+    parts: Mapping[str, _Times]
+    products: Mapping[str, _Reached]
+    waits: Annotated[tuple[_Wait, ...], Field(strict=False)]
+    machine: Mapping[str, Any] | None = None
+
+
+class _Tokenizer(Record):
+    settings: dict[str, Any]
+    vocab_size: Natural
+
+
+class _Totals(Record):
+    train_tokens: Natural
+    held_out_tokens: Natural
+    documents: Natural
+    input_bytes: Natural
+
+
+class _Removed(Record):
+    removed: Mapping[str, Natural]
+
+
+class _Stage(Record):
+    sources: Mapping[str, _Removed]
+
+
+class _Source(Record):
+    train_tokens: Natural
+    held_out_tokens: Natural
+    documents: Natural
+    language: str | None
+    licence: str | None
+    origin: str | None
+
+
+class DataCard(Record):
+    """``card.json`` beside prepared data, as far as a run's report shows it."""
+
+    key: str
+    totals: _Totals
+    stages: Mapping[str, _Stage]
+    tokenizer: _Tokenizer
+    sources: Mapping[str, _Source]

@@ -1,0 +1,134 @@
+"""Every attack of the corpus: how it ends, and what interpreter and kernel tell of it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from command.arguments import ROOT
+from tests.attack.changes import SECRET
+from tests.attack.corpus import Expected, corpus
+from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Case, Result
+from tests.attack.traced import TRACER, acts_by_case
+
+ALL = "ATTACK_ALL"  # `make attack` asks for every action; a test for the first of each attack
+# Control characters, those of the second page and those that turn text round.
+RAW = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
+)
+TRACED = shutil.which("strace") is not None
+# What acts on purpose: the detectors must see it.
+ACTING = {
+    "acting-program": ["execve", "runs touch"],
+    "acting-connection": ["connect(", "connects to"],
+    "acting-writer": ["outside/ran", "outside/ran"],
+    "acting-import": ["planted", "imported planted"],
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What all cases did, and their calls by name."""
+
+    results: Mapping[str, Result]
+    calls: Mapping[str, list[str]]
+
+
+def chosen() -> list[Expected]:
+    """Take one action of each attack, or all."""
+    if os.environ.get(ALL):
+        return list(corpus())
+    first = {one.case.name.rpartition("-")[0]: one for one in reversed(corpus())}
+    return list(first.values())
+
+
+def run_cases(work: Path, cases: list[Case], module: str) -> Told:
+    """Run the cases in one program, traced if there is a tracer."""
+    words = [sys.executable, "-m", module, str(work)]
+    trace = work.with_suffix(".trace")
+    tracer = [*TRACER, str(trace)] if TRACED else []
+    done = subprocess.run(
+        [*tracer, *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        input=json.dumps([asdict(case) for case in cases]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads((work / "results.json").read_text("utf-8"))
+    results = {one["name"]: Result(**one) for one in told}
+    return Told(results, acts_by_case(trace) if TRACED else {})
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    cases = [one.case for one in chosen()]
+    return run_cases(tmp_path_factory.mktemp("attack") / "work", cases, "tests.attack.driver")
+
+
+def wrong(expected: Expected, result: Result) -> str:
+    """Say what is not as it must be, or nothing."""
+    said, status = result.said, result.status
+    if status == TOO_LONG:
+        return f"took more than {LIMIT_SECONDS} s"
+    if "Traceback (most recent" in said:
+        return f"a traceback: {said.strip().splitlines()[-1]}"
+    if status not in expected.status:
+        return f"exit status {status}, not {expected.status}: {said[:300]}"
+    missing = [piece for piece in expected.says if piece not in said]
+    if missing:
+        return f"does not say {missing}: {said[:300]}"
+    if raw := RAW.search(said):
+        return f"the character U+{ord(raw.group()):04X} is printed"
+    return "tells a secret" if SECRET in said else ""
+
+
+def listed(found: Mapping[str, object]) -> list[str]:
+    """Name the cases of which something was found, each with all of it."""
+    return [f"{name}: {what}" for name, what in found.items() if what]
+
+
+@pytest.mark.timeout(3600)
+def test_every_attack_ends_as_it_must_and_says_so(told: Told) -> None:
+    found = {one.case.name: wrong(one, told.results[one.case.name]) for one in chosen()}
+    assert not (lines := listed(found)), "\n".join(lines)
+
+
+def test_no_attack_runs_connects_imports_or_changes_anything_outside(told: Told) -> None:
+    found = {name: [*one.acts, *one.stray] for name, one in told.results.items()}
+    assert not (lines := listed(found)), "\n".join(lines)
+
+
+@pytest.mark.skipif(not TRACED, reason="strace is not installed here")
+def test_the_kernel_is_asked_for_nothing_but_reading_and_the_own_folder(told: Told) -> None:
+    assert told.calls.keys() == told.results.keys(), "the trace is not whole"
+    assert not (lines := listed(told.calls)), "\n".join(lines)
+
+
+def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
+    kinds = Counter(one.case.kind for one in corpus())
+    assert sum(kinds.values()) >= 300
+    assert min(kinds.values()) >= 6, kinds
+    assert len(kinds) == 14
+
+
+def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:
+    cases = [Case(name=name, kind="recipe", words=[name]) for name in ACTING]
+    found = run_cases(tmp_path / "work", cases, "tests.attack.acting")
+    for name, (call, event) in ACTING.items():
+        result = found.results[name]
+        assert any(event in act for act in result.acts), (name, result)
+        if TRACED and call != "planted":  # an import is reading: the planted package writes
+            assert any(call in act for act in found.calls[name]), (name, found.calls)
+    assert "outside/ran" in found.results["acting-writer"].stray
+    assert "outside/ran" in found.results["acting-import"].stray

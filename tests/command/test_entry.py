@@ -1,0 +1,137 @@
+"""Signals at any moment: one word, a status, nothing left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = ("recipe=teuken7b", "action=plan", "cluster=juwels", "parallelism=auto", "scale=full")
+WORDS = {
+    "stopped; nothing had begun\n",
+    "stopped; nothing half-written was kept\n",
+}
+
+
+def start(*words: str, folder: Path, before: str = "") -> subprocess.Popen[str]:
+    """Start a process, and wait until its first line of ours is executed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", before + ENTER, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# As run.py, with a word when the handlers are there.
+ENTER = """
+import sys
+from command import entry
+handle = entry._handle
+def said(handler):
+    handle(handler)
+    print("heard", flush=True)
+    entry._handle = handle
+entry._handle = said
+sys.exit(entry.enter(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0, 0.02, 0.1, 0.2, 0.3, 0.5, 0.8])
+def test_a_signal_at_any_moment_ends_it_with_one_word(
+    number: signal.Signals, seconds: float, tmp_path: Path
+) -> None:
+    with start(*LONG, folder=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "heard\n"
+        time.sleep(seconds)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert said in WORDS
+    assert process.returncode == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_started_with_signals_ignored_goes_on(tmp_path: Path) -> None:
+    """As below ``nohup``, or in the background of a script."""
+    program = f"trap '' INT; exec {sys.executable} {ROOT / 'run.py'}"
+    with subprocess.Popen(
+        ["sh", "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        listed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "teuken7b" in listed
+
+
+def test_a_signal_that_comes_while_a_finalizer_runs_is_not_lost(tmp_path: Path) -> None:
+    """Python drops what is raised there, and prints a traceback."""
+    program = """
+import signal, sys, time
+from command import entry
+sys.unraisablehook = entry._hear_again
+entry._handle(entry._raise)
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+try:
+    Finalized()
+    time.sleep(10)
+except entry.Stopped as stopped:
+    print("stopped", stopped.number)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("stopped 2\n", "")
+
+
+def test_a_signal_during_an_import_waits_until_that_is_done(tmp_path: Path) -> None:
+    """Whatever is raised while torch loads its library ends in an abort of it."""
+    (tmp_path / "slow.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGTERM)\nprint('imported')\n"
+    )
+    program = """
+import sys, time
+from command import entry
+entry._handle(entry._raise)
+try:
+    import slow
+    time.sleep(10)
+except entry.Stopped as stopped:
+    print("stopped", stopped.number)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("imported\nstopped 15\n", "")
+
+
+def test_another_error_of_a_finalizer_is_printed_as_ever() -> None:
+    program = """
+import sys
+from command import entry
+sys.unraisablehook = entry._hear_again
+class Finalized:
+    def __del__(self):
+        raise KeyError("walnuts")
+Finalized()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert re.search(r"Exception ignored in.*KeyError: 'walnuts'", done.stderr, re.S)

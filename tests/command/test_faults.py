@@ -1,0 +1,259 @@
+"""What nobody foresaw: one message, a file of details, and a status that tells whose it is."""
+
+import ast
+import errno
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from command.faults import attempt
+from command.main import main
+from command.outcome import Outcome
+from components.errors import RecipeError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOW = ("recipe=teuken7b", "action=show")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the details of faults are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "kochbuch" / "faults"
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Let ``action=show`` raise something."""
+
+    def breaks(error: BaseException) -> None:
+        def run(arguments: object) -> Outcome:
+            raise error
+
+        monkeypatch.setattr("command.actions.show.run", run)
+
+    return breaks
+
+
+def call(*words: str, **limits: int) -> subprocess.CompletedProcess[str]:
+    """Run a process under limits (``RLIMIT_...``)."""
+
+    def limit() -> None:
+        for name, value in limits.items():
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("walnuts"), "KeyError: 'walnuts'"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        (RecursionError("maximum recursion depth exceeded"), "RecursionError: maximum"),
+        (
+            MemoryError("Unable to allocate 8.00 GiB"),
+            "MemoryError: Unable to allocate 8.00 GiB",
+        ),
+        (RuntimeError("two\nlines"), "RuntimeError: two lines"),
+        (OSError(errno.ECHILD, "No child processes"), "ChildProcessError: "),
+    ],
+)
+def test_a_fault_is_one_message_with_a_file_of_details(
+    error: Exception,
+    said: str,
+    broken: Callable[[BaseException], None],
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    broken(error)
+    assert main([*SHOW, "name=two words"]) == 4
+    message = capfd.readouterr().err
+    assert message.startswith(f"a fault of this program, not of your input: {said}")
+    assert "\n  asked: python run.py recipe=teuken7b action=show 'name=two words'\n" in message
+    (file,) = state.iterdir()
+    assert f"\n  details: {file}; please report it" in message
+    assert "Traceback" not in message
+    details = file.read_text()
+    assert "Traceback (most recent call last):" in details
+    assert f"in: {Path.cwd()}\n" in details
+    assert re.search(r"^python: 3\.\d+", details, re.M)
+    assert "hydra-core 1.3" in details
+
+
+def test_what_memory_is_short_of_is_said_with_the_way_out(
+    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrapped = RuntimeError("cannot be built")
+    wrapped.__cause__ = MemoryError()
+    broken(wrapped)
+    assert main(SHOW) == 4
+    assert "no memory was left: try smaller sizes" in capfd.readouterr().err
+
+
+def test_details_are_for_their_owner_and_hold_no_environment(
+    broken: Callable[[BaseException], None], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALNUT_TOKEN", "hunter2")
+    broken(KeyError("x"))
+    assert main(SHOW) == 4
+    (file,) = state.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    assert state.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in file.read_text()
+
+
+def test_details_that_have_no_place_go_to_the_temporary_folder_or_are_said(
+    broken: Callable[[BaseException], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    broken(KeyError("x"))
+    for place in ("temporary", "file"):
+        with monkeypatch.context() as context:  # pytest has temporary files of its own
+            context.setattr("tempfile.tempdir", str(tmp_path / place))
+            assert main(SHOW) == 4
+    kept, said = capfd.readouterr().err.split("\na fault")
+    (file,) = (tmp_path / "temporary").glob("*/*.txt")
+    assert f"details: {file};" in kept
+    assert "Traceback (most recent call last):" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EMFILE, "too low here: ulimit -n"),
+        (errno.ENOSPC, "make room there"),
+        (errno.EACCES, "name a place that you may use"),
+        (errno.EROFS, "name a place that you may use"),
+    ],
+)
+def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
+    number: int,
+    said: str,
+    broken: Callable[[BaseException], None],
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    broken(OSError(number, os.strerror(number), "plan.html"))
+    assert main(SHOW) == 2
+    message = capfd.readouterr().err
+    assert message.startswith(f"plan.html: {os.strerror(number)}\n")
+    assert said in message
+    assert not state.exists()
+
+
+def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: object) -> Outcome:
+        seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]
+        if seed == 1:
+            raise KeyError("walnuts")
+        if seed == 2:
+            raise RecipeError("budget.seed", "two")
+        sys.stdout.write(f"seed {seed}\n")
+        return Outcome()
+
+    monkeypatch.setattr("command.actions.show.run", run)
+    assert main(["-m", *SHOW, "budget.seed=1,2,3"]) == 4
+    said = capfd.readouterr()
+    assert said.out == "seed 3\n"
+    assert "[recipe=teuken7b action=show budget.seed=1] a fault of this program" in said.err
+    assert "[recipe=teuken7b action=show budget.seed=2] budget.seed: two" in said.err
+
+
+def test_an_interrupt_ends_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+
+    def run(arguments: object) -> Outcome:
+        begun.append(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("command.actions.show.run", run)
+    assert main(["-m", *SHOW, "budget.seed=1,2,3"]) == 130
+    assert len(begun) == 1
+    assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
+
+
+def test_an_interrupt_that_a_library_took_for_a_failure_is_one(
+    broken: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Hydra does of whatever is raised while it composes."""
+    wrapped = RecipeError("recipe", "cannot be composed")
+    wrapped.__context__ = ValueError("in a merge")
+    wrapped.__context__.__context__ = KeyboardInterrupt()
+    broken(wrapped)
+    assert main(SHOW) == 130
+    assert capfd.readouterr().err == "stopped; nothing half-written was kept\n"
+
+
+def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    def breaks() -> Outcome:
+        raise KeyError("x")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert attempt(breaks, []).status == 4
+
+
+@pytest.mark.parametrize("words", [(), SHOW, ("action=verify", "file=x"), ("-m", *SHOW)])
+def test_with_few_open_files_there_is_no_traceback(words: tuple[str, ...]) -> None:
+    done = call(*words, RLIMIT_NOFILE=24)
+    assert done.returncode in {0, 2}
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mebibytes", [60, 200])
+def test_with_little_memory_there_is_a_message_and_no_traceback(mebibytes: int) -> None:
+    done = call(*SHOW, RLIMIT_AS=mebibytes << 20)
+    assert done.returncode in {0, 2, 4}, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_standard_output_is_said_once(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), *SHOW],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "No space left on device\n  make room there" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
+    """Elsewhere a blind except has a reason on its line, for what a library does not name."""
+    blind = {"Exception", "BaseException"}
+    taking = [
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "command").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or getattr(node.type, "id", "") in blind)
+    ]
+    assert taking == ["command/faults.py"]

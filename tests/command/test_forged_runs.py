@@ -1,0 +1,231 @@
+"""Run folders that somebody has forged or cut: one message each, and nothing outside changes.
+
+One tiny run is made, and a copy of it forged for each case, under every action that reads the
+file.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from command.main import main
+from components.errors import RecipeError
+from components.train.launch import how_it_ended
+from components.train.run_folder import RunFolder
+from tests.life.conftest import TINY, act
+
+JOB = {
+    "job": "7", "attempt": 0, "nodes": ["n1"], "began_at": "2026-01-02", "tokens_at_begin": 0,
+    "ended_at": None, "tokens_at_end": None, "ended": None, "why": "", "bad_nodes": [],
+}  # fmt: skip
+SUBMITTED = {"submissions": [{"chain": "7", "at": "2026-01-01", "words": [], "jobs": 2}]}
+ACTIONS = {
+    "status": ("action=status", "run=run"),
+    "cancel": ("action=cancel", "run=run"),
+    "report": ("action=report", "run=run", "file=report.html"),
+    "lock": ("action=lock", "run=run", "file=a.lock.yaml"),
+    "pack": ("action=pack", "run=run", "file=a.recipe.yaml"),
+    "verify": ("action=verify", "file=good.lock.yaml", "run=run"),
+    "diff": ("action=diff", "a=run", "b=run"),
+    "export": ("action=export", "run=run", "file=exported"),
+    "evaluate": ("action=evaluate", "run=run"),
+    "preflight": ("action=preflight", "run=run"),
+    "calibrate": ("action=plan", "recipe=teuken7b", "calibrate=[run]"),
+    "sync": ("action=sync", "run=run", "tracking=mlflow", "to=http://127.0.0.1:9"),
+    "resume": ("resume=run",),
+}
+# Who reads what; where a file is forged, the first of them refuses it.
+READERS = {
+    "recipe.json": tuple(ACTIONS),
+    "derived.json": ("report", "sync"),
+    "environment.json": ("lock", "pack", "report"),
+    "software.json": ("lock", "diff", "verify"),
+    "data.json": ("export", "evaluate", "lock", "diff", "preflight", "report", "resume"),
+    "results.json": ("status", "export", "report", "calibrate", "resume"),
+    "jobs/submitted.json": ("status", "cancel"),
+    "jobs/7-0.json": ("status", "cancel"),
+    "evaluation/tokens-000000000001024.json": ("report", "evaluate"),
+    "profile/rank-0.json": ("report",),
+}
+Forge = Callable[[Path], object]
+
+
+def instead(file: Path, make: Callable[[Path], None]) -> None:
+    file.unlink()
+    make(file)
+
+
+FORGERIES: dict[str, Forge] = {
+    "a list": lambda file: file.write_text("[]"),
+    "a number": lambda file: file.write_text("7"),
+    "nothing": lambda file: file.write_text(""),
+    "no key": lambda file: file.write_text("{}"),
+    "half of it": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "no UTF-8": lambda file: file.write_bytes(b'{"a": "\xff"}'),
+    "brackets": lambda file: file.write_text("[" * 100_000 + "]" * 100_000),
+    "a pipe": lambda file: instead(file, os.mkfifo),
+    "a folder": lambda file: instead(file, Path.mkdir),
+    "a gigabyte": lambda file: os.truncate(file, 1 << 30),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with one run that has everything, and a lock of it."""
+    home = tmp_path_factory.mktemp("made")
+    own = ("budget.total_tokens=1_024", "checkpoint.every_tokens=1_024")
+    kept = [word for word in TINY if not word.startswith(("budget.total", "checkpoint.every"))]
+    profiled = ("profiler.steps=1", "profiler.first_step=1")
+    assert act(home, *kept, *own, *profiled, "run=run") == 0
+    assert act(home, "action=evaluate", "run=run") == 0
+    assert act(home, "action=lock", "run=run", "file=good.lock.yaml") == 0
+    (home / "run" / "jobs").mkdir()
+    (home / "run" / "jobs" / "7-0.json").write_text(json.dumps(JOB))
+    (home / "run" / "jobs" / "submitted.json").write_text(json.dumps(SUBMITTED))
+    return home
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy to forge, beside somebody's files."""
+    shutil.copytree(made / "run", tmp_path / "run")
+    shutil.copy(made / "good.lock.yaml", tmp_path)
+    (tmp_path / "prepared").symlink_to(made / "prepared")
+    (tmp_path / "theirs" / "tokens-000000000000001").mkdir(parents=True)
+    (tmp_path / "theirs" / "victim").write_text("theirs\n")
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    yield tmp_path / "run"
+    os.environ.clear()  # what actions set for the libraries that they call
+    os.environ.update(before)
+
+
+def ask(action: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Act in this process: a traceback would be this test's."""
+    capfd.readouterr()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        status = main(ACTIONS[action])
+    finally:
+        torch.set_num_threads(threads)
+    said = capfd.readouterr().err
+    assert status in {0, 1, 2, 3}, action
+    assert "Traceback" not in said
+    assert status != 2 or said.strip(), action
+    return status, said
+
+
+def untouched(run: Path) -> bool:
+    theirs = run.parent / "theirs"
+    return (theirs / "victim").read_text() == "theirs\n" and len(list(theirs.iterdir())) == 2
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("name", READERS)
+def test_a_forged_file_is_refused_by_whoever_reads_it(
+    run: Path, name: str, forgery: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    FORGERIES[forgery](run / name)
+    if name != "results.json":
+        (run / "results.json").unlink()  # so that it can be resumed
+    refused = {}
+    for action in READERS[name]:
+        status, said = ask(action, capfd)
+        if status == 2:
+            refused[action] = said
+    assert next(iter(READERS[name])) in refused
+    assert untouched(run)
+
+
+def test_the_cases_are_more_than_seventy_two() -> None:
+    assert sum(len(actions) for actions in READERS.values()) * len(FORGERIES) > 72
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "journal.jsonl"])
+def test_lines_that_are_none_end_in_a_message_or_are_left_out(
+    run: Path, name: str, forgery: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    FORGERIES[forgery](run / name)
+    for action in ("lock", "diff", "report", "sync" if forgery == "a pipe" else "pack"):
+        ask(action, capfd)
+
+
+@pytest.mark.parametrize(
+    "forgery", [one for one in FORGERIES if one not in {"half of it", "a gigabyte"}]
+)
+def test_the_error_of_a_rank_is_read_as_data_too(run: Path, forgery: str) -> None:
+    (run / "results.json").unlink()
+    file = run / "ranks" / "first_failure.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    FORGERIES[forgery](file)
+    with pytest.raises(RecipeError, match=r"first_failure\.json: "):
+        how_it_ended(RunFolder(run), 1)
+
+
+def test_a_line_that_a_kill_cut_ends_no_comparison(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines.insert(1, '{"kind": "step", "st\n')
+    (run / "metrics.jsonl").write_text("".join(lines))
+    for action in ("lock", "pack", "diff", "verify", "report"):
+        assert ask(action, capfd) == (0, ask(action, capfd)[1]), action
+    good, now = (
+        (run.parent / name).read_text().partition("losses:")[2]
+        for name in ("good.lock.yaml", "a.lock.yaml")
+    )
+    assert now[:200] == good[:200]
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("metrics.jsonl", "../theirs/victim"),
+        ("checkpoints/tokens-000000000000001", "../../theirs/tokens-000000000000001"),
+        ("results.json", "../theirs/victim"),
+    ],
+)
+def test_no_action_follows_a_link_out_of_a_run(
+    run: Path, link: str, target: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / link).unlink(missing_ok=True)
+    (run / link).symlink_to(target)
+    for action in ACTIONS:
+        status, said = ask(action, capfd)
+        assert status == 2, action
+        assert "is a link that leads out of the run" in said or action == "calibrate", said
+    assert untouched(run)
+
+
+def test_a_marker_that_names_a_file_elsewhere_is_damaged(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from components.checkpoint.marker import MARKER, read_marker
+
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    marker = read_marker(checkpoint)
+    object.__setattr__(marker, "files", {"../../../theirs/victim": ()})
+    (checkpoint / MARKER).write_text(marker.dump())
+    status, said = ask("export", capfd)
+    assert status == 2
+    assert "no checkpoint is whole" in said
+    assert "files" in said
+
+
+def test_a_resumed_run_reads_the_data_that_were_checked_not_where_its_folder_says(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run / "results.json").unlink()
+    kept = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps(kept | {"folder": str(run.parent / "theirs")}))
+    assert ask("resume", capfd)[0] == 0
+    assert json.loads((run / "data.json").read_text()) == kept
+    assert untouched(run)

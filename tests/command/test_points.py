@@ -1,0 +1,79 @@
+"""What values a sweep stands for, and which words are no list of values."""
+
+import pytest
+
+from command.main import main
+from command.points import split_sweep
+from components.errors import RecipeError
+
+RECIPE = ("-m", "recipe=teuken7b")
+
+
+def points_of(*words: str) -> list[str]:
+    return [point[-1].partition("=")[2] for point in split_sweep(words)[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2", ["1", "2"]),
+        ("choice(1,2)", ["1", "2"]),
+        ("range(1,4)", ["1", "2", "3"]),
+        ("range(0,1,0.5)", ["0.0", "0.5"]),
+        ("float(range(1,3))", ["1.0", "2.0"]),
+        ("tag(walnut,choice(1,2))", ["1", "2"]),
+        ("sort(3,1,2,reverse=true)", ["3", "2", "1"]),
+    ],
+)
+def test_functions_of_hydras_grammar_list_their_values(text: str, values: list[str]) -> None:
+    assert points_of(*RECIPE, f"model.dim={text}") == values
+
+
+def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
+    bloom = ["bloom176b", "bloom1b1", "bloom1b7", "bloom3b", "bloom560m", "bloom7b1"]
+    assert points_of("-m", "recipe=glob(bloom*)") == bloom
+    assert points_of("-m", "recipe=glob([bloom*,gpt3*],exclude=*b1)") == [
+        *("bloom176b", "bloom1b7", "bloom3b", "bloom560m", "gpt3b6"),
+    ]
+    assert points_of(*RECIPE, "tracking=glob(*)") == ["both", "mlflow", "none", "wandb"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "optimizer.lr=interval(1e-4,1e-3)",
+            "optimizer.lr: interval(1e-4,1e-3) is no list of values\n  a study searches it",
+        ),
+        ("optimizer.lr=glob(1*)", "but the values of optimizer.lr are in no folder"),
+        ("recipe=glob(walnut*)", "recipe: glob(walnut*) stands for no value"),
+        ("model.dim=range(3,1)", "model.dim: range(3,1) stands for no value"),
+        ("model.dim=range(1,9,0)", "model.dim: range(1,9,0) cannot be listed: range() arg 3"),
+        ("model.dim=choice(choice(1,2),3)", "cannot be listed: "),
+        ("model.dim=shuffle(1,2)", "so nothing is shuffled\n  leave shuffle out"),
+        ("model.dim=shuffle(range(0,1e18))", "so nothing is shuffled"),
+        ("model.dim=range(0,1e18)", "model.dim: a sweep has 10,000 points at most"),
+        ("model.dim=walnut(1)", "Unknown function 'walnut'"),
+    ],
+)
+def test_what_is_no_list_is_told(
+    word: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
+    assert main([*words, word, "action=show"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:
+    with pytest.raises(RecipeError, match=r"budget\.seed: a sweep has 10,000 points at most"):
+        split_sweep([
+            *RECIPE,
+            *(f"model.{n}=range(0,1000)" for n in "ab"),
+            "budget.seed=range(1001)",
+        ])
+
+
+@pytest.mark.parametrize("text", ["teuken7b 'x", "teuken7b \\", ""])
+def test_sides_that_are_no_words_are_told(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["action=diff", f"a={text}", "b=teuken7b"]) == 2
+    assert capfd.readouterr().err.startswith("a: ")

@@ -1,0 +1,145 @@
+"""Places outside the working folder: honoured in a user's own run, named again in another's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command.arguments import read_point
+from command.main import main
+from command.run_places import check_data_place, check_run_places
+from components.errors import RecipeError
+from components.run.ownership import sign
+from components.spec.recipe import Recipe, read_recipe
+from components.train.run_folder import RunFolder, existing_run_folder
+from tests.components.tracking.runs import START, STEPS, write_run
+
+TEXT = "data.sources={eu: {files: ['/theirs/text/*.txt']}}"
+WORDS = ("scale=mini", TEXT, "data.shares={eu: 1.0}", "data.folder=/theirs/prepared")
+NAMED = ("data.folder=/theirs/prepared", "data.sources.eu.files=['/theirs/text/*.txt']")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of this user, of data that lie elsewhere."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    folder = write_run(Path("run"), [*START, *STEPS], *WORDS)
+    noted = {"folder": "/theirs/prepared/walnut", "key": "k", "unigram": {"eu": 1.0}}
+    (folder / "data.json").write_text(json.dumps(noted))
+    command = {"command": ["python", "run.py", "recipe=teuken7b", *WORDS]}
+    (folder / "environment.json").write_text(json.dumps(command))
+    return folder
+
+
+@pytest.fixture
+def received(run: Path) -> Path:
+    """The same run, as somebody would send it who has no key of this user's."""
+    (run / "recipe.json.mac").write_text("0" * 64)
+    return run
+
+
+def opened(run: Path) -> tuple[RunFolder, Recipe]:
+    folder = existing_run_folder(run)
+    return folder, read_recipe(folder.recipe)
+
+
+def test_in_a_run_of_one_s_own_every_place_is_honoured(run: Path) -> None:
+    folder, recipe = opened(run)
+    check_run_places(folder, recipe, read_point([]))
+    check_data_place(folder, recipe, {})
+
+
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [((), "data.folder"), (NAMED[1:], "data.folder"), (NAMED[:1], r"data.sources.eu.files[0]")],
+)
+def test_a_received_run_goes_on_only_where_the_user_names_its_places(
+    received: Path, named: tuple[str, ...], key: str
+) -> None:
+    folder, recipe = opened(received)
+    with pytest.raises(RecipeError, match="run was not made by you on this machine") as caught:
+        check_run_places(folder, recipe, read_point(named))
+    assert caught.value.path == key
+    assert f"name it yourself: {key.partition('[')[0]}=..." in caught.value.remedy
+    check_run_places(folder, recipe, read_point(NAMED))
+
+
+def test_a_run_without_a_seal_is_a_received_one(run: Path) -> None:
+    (run / "recipe.json.mac").unlink()
+    with pytest.raises(RecipeError, match="was not made by you"):
+        check_run_places(*opened(run), read_point([]))
+
+
+def test_resume_refuses_a_received_run_before_it_writes_anything(
+    received: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(received.rglob("*"))
+    assert main(["resume=run"]) == 2
+    assert capsys.readouterr().err.startswith("data.folder: '/theirs/prepared' leads out of")
+    assert main(["resume=run", *NAMED[:1]]) == 2
+    assert capsys.readouterr().err.startswith("data.sources.eu.files[0]: '/theirs/text/*.txt'")
+    assert sorted(received.rglob("*")) == before
+    assert main(["resume=run", *NAMED]) == 2
+    assert "was not made by you" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["lock", "pack", "preflight"])
+def test_data_elsewhere_are_read_only_where_the_user_names_their_folder(
+    received: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"action={action}", "run=run", *(("file=a",) if action != "preflight" else ()))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "data.folder: '/theirs/prepared' leads out of the working folder, and"
+    )
+    assert main([*words, NAMED[0]]) < 2
+    assert main([*words, "data.folder=/elsewhere"]) == 2
+    said = capsys.readouterr().err
+    assert "run/data.json: /theirs/prepared/walnut is not below data.folder" in said
+    assert "name it yourself: data.folder=/theirs/prepared" in said
+
+
+def test_a_comparison_leaves_such_data_out_and_says_so(
+    received: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["action=diff", "a=run", "b=run"]) == 0
+    assert (
+        "run: its data are not looked at: '/theirs/prepared' leads" in capsys.readouterr().err
+    )
+
+
+def test_data_behind_a_link_out_of_the_named_folder_lie_elsewhere(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "outside").mkdir()
+    Path("prepared").mkdir()
+    Path("prepared/walnut").symlink_to(tmp_path / "outside")
+    folder, recipe = opened(write_run(Path("other"), [*START], "scale=mini"))
+    (folder.path / "recipe.json.mac").unlink()
+    noted = {"folder": str(Path("prepared/walnut").absolute()), "key": "k"}
+    (folder.path / "data.json").write_text(json.dumps(noted))
+    with pytest.raises(RecipeError, match=r"is not below data\.folder, which is prep"):
+        check_data_place(folder, recipe, {})
+
+
+def test_the_words_in_a_run_that_name_no_recipe_are_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"command": ["python", "run.py", "action=show"]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert main(["action=lock", "run=run", "file=a"]) == 2
+    assert "environment.json: its command names no recipe" in capsys.readouterr().err
+
+
+def test_of_an_own_run_another_s_data_are_not_read_either(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = json.loads((run / "data.json").read_text("utf-8"))
+    (run / "data.json").write_text(json.dumps({**noted, "folder": "/others/data"}))
+    folder, recipe = opened(run)
+    with pytest.raises(RecipeError, match=r"/others/data is not below data\.folder"):
+        check_data_place(folder, recipe, {})
+    sign(run / "data.json")
+    check_data_place(folder, recipe, {})

@@ -1,0 +1,100 @@
+"""A seal says whose recipe a run folder holds; where none can be made nothing fails."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from components.run.ownership import is_own, sign
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's state folder of this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text('{"name": "walnut"}')
+    return tmp_path / "run" / "recipe.json"
+
+
+def test_what_this_user_signed_is_own_until_a_byte_of_it_changes(recipe: Path) -> None:
+    assert not is_own(recipe)
+    sign(recipe)
+    assert is_own(recipe)
+    recipe.write_text('{"name": "walnuts"}')
+    assert not is_own(recipe)
+    sign(recipe)
+    assert is_own(recipe)
+
+
+def test_a_copy_is_own_and_that_of_another_user_is_not(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign(recipe)
+    moved = recipe.parent.rename(tmp_path / "elsewhere")
+    assert is_own(moved / "recipe.json")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    assert not is_own(moved / "recipe.json")
+    sign(moved / "recipe.json")
+    assert is_own(moved / "recipe.json")
+
+
+def test_the_key_is_made_once_for_this_user_alone(recipe: Path, home: Path) -> None:
+    with ThreadPoolExecutor(8) as together:
+        list(together.map(lambda _: sign_as_if_alone(recipe), range(32)))
+    key = home / "kochbuch" / "key"
+    assert len(key.read_bytes()) == 32
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert list(key.parent.iterdir()) == [key]
+    before = key.read_bytes()
+    sign(recipe)
+    assert key.read_bytes() == before
+
+
+def sign_as_if_alone(recipe: Path) -> None:
+    """Each thread signs a file of its own; they share the key alone."""
+    own = recipe.parent / f"{os.urandom(8).hex()}"
+    own.mkdir()
+    (own / "recipe.json").write_text("{}")
+    sign(own / "recipe.json")
+    assert is_own(own / "recipe.json")
+
+
+def test_a_relative_state_folder_is_none(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "state-here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    sign(recipe)
+    assert (tmp_path / "home" / ".local" / "state" / "kochbuch" / "key").is_file()
+
+
+def test_where_no_key_can_be_kept_there_is_no_seal_and_nothing_fails(
+    recipe: Path, home: Path
+) -> None:
+    home.write_text("no folder")
+    sign(recipe)
+    assert not is_own(recipe)
+    assert [file.name for file in recipe.parent.iterdir()] == ["recipe.json"]
+
+
+@pytest.mark.parametrize("key", [b"", b"short"])
+def test_a_key_of_another_length_seals_nothing(recipe: Path, home: Path, key: bytes) -> None:
+    (home / "kochbuch").mkdir(parents=True)
+    (home / "kochbuch" / "key").write_bytes(key)
+    sign(recipe)
+    assert not is_own(recipe)
+
+
+def test_a_seal_that_is_a_pipe_is_none(recipe: Path) -> None:
+    sign(recipe)
+    (recipe.parent / "recipe.json.mac").unlink()
+    os.mkfifo(recipe.parent / "recipe.json.mac")
+    assert not is_own(recipe)

@@ -1,0 +1,68 @@
+"""Files of a run folder: what is missing or of another type is named, what is newer is left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from components.errors import RecipeError
+from components.run.records import (
+    Data,
+    Derived,
+    Ending,
+    Environment,
+    Job,
+    Results,
+    Submitted,
+    read_checked,
+    read_record,
+)
+from components.run.reported import Asked
+
+
+def write(folder: Path, tree: object) -> Path:
+    (folder / "a.json").write_text(json.dumps(tree))
+    return folder / "a.json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "problem"),
+    [
+        (Ending, {}, "status is missing"),
+        (Ending, {"status": "fine"}, "status: input should be 'finished' or 'stopped', got 'f"),
+        (Results, {"status": "finished", "tokens": "many"}, "steps is missing; tokens: in"),
+        (Data, {"folder": 3, "key": "k"}, "folder: input should be a valid string, got 3"),
+        (Data, {"folder": "a\0b", "key": "k"}, "folder: string should match pattern"),
+        (Environment, {"command": ["run.py", 3]}, "command.1: input should be a valid string"),
+        (Environment, {"command": "run.py"}, "command: input should be a valid tuple"),
+        (Derived, {"parameters": {"total": 0}}, "parameters.total: input should be greater"),
+        (Job, {}, "job is missing; attempt is missing; nodes is missing"),
+        (Submitted, {"submissions": [{"chain": 7}]}, "submissions.0.chain: input should be"),
+        (Asked, {"published": {"a": 3}}, "name is missing; why is missing"),
+    ],
+)
+def test_what_is_missing_or_of_another_type_is_named(
+    tmp_path: Path, kind: type[BaseModel], tree: Any, problem: str
+) -> None:
+    file = write(tmp_path, tree)
+    with pytest.raises(RecipeError) as caught:
+        read_record(file, kind, remedy="copy it again")
+    assert (caught.value.path, caught.value.remedy) == (str(file), "copy it again")
+    assert caught.value.problem.startswith(problem)
+
+
+def test_a_long_value_and_a_long_list_of_mistakes_are_cut(tmp_path: Path) -> None:
+    file = write(tmp_path, {"command": list(range(20)), "commit": "x"})
+    with pytest.raises(RecipeError, match=r"command\.7: .*, got 7; and 12 more"):
+        read_record(file, Environment)
+    with pytest.raises(RecipeError) as caught:
+        read_record(write(tmp_path, {"status": "y" * 10_000}), Ending)
+    assert len(caught.value.problem) < 200
+
+
+def test_what_a_newer_version_added_is_left_alone_and_kept(tmp_path: Path) -> None:
+    file = write(tmp_path, {"status": "stopped", "colour": "blue"})
+    assert read_record(file, Ending) == Ending(status="stopped")
+    assert read_checked(file, Ending)["colour"] == "blue"

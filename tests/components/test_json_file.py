@@ -1,0 +1,73 @@
+"""Whatever lies at the path: a mapping, or one message, soon and without much memory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.json_file import DEEPEST, read_mapping
+
+BRACKETS = 100_000
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"", "is not JSON: Expecting value"),
+        (b'{"a": 1', "is not JSON: Expecting ',' delimiter"),
+        (b"[]", "holds a list, not a mapping"),
+        (b"7", "holds a int, not a mapping"),
+        (b'{"a": "\xff"}', "is no UTF-8 text: byte 8"),
+        (b'{"a": NaN}', "has a number that is not finite: NaN"),
+        (b'{"a": -Infinity}', "has a number that is not finite: -Infinity"),
+        (b'{"a": 1e999}', "has a number that is not finite: 1e999"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "has a number of 5000 digits: 99999"),
+        (b'{"a": 99999999999999999999}', "has a number of 20 digits"),
+        (
+            b'{"a": ' + b"[" * BRACKETS + b"]" * BRACKETS + b"}",
+            f"is nested deeper than {DEEPEST}",
+        ),
+        (b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", f"is nested deeper than {DEEPEST}"),
+    ],
+)
+def test_what_is_no_mapping_of_bounded_depth_and_numbers_is_refused(
+    tmp_path: Path, raw: bytes, problem: str
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(raw)
+    with pytest.raises(RecipeError) as caught:
+        read_mapping(file, remedy="mend it")
+    assert caught.value.path == str(file)
+    assert caught.value.problem.startswith(problem)
+    assert caught.value.remedy == "mend it"
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(RecipeError, match="is no regular file"):
+            read_mapping(tmp_path / name)
+    with pytest.raises(RecipeError, match="cannot be read: No such file"):
+        read_mapping(tmp_path / "nothing")
+
+
+def test_a_file_larger_than_the_limit_is_not_taken_into_memory(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 30)  # sparse: it takes no room
+    with pytest.raises(RecipeError, match="is larger than 2 MiB"):
+        read_mapping(file, most_bytes=2 << 20)
+
+
+def test_numbers_that_are_none_are_read_where_a_run_writes_such(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"loss": NaN, "deep": ' + "[" * 60 + "]" * 60 + "}")
+    tree = read_mapping(file, finite=False)
+    assert tree["loss"] != tree["loss"]
+    assert list(tree) == ["loss", "deep"]
