@@ -1,6 +1,6 @@
 """What a pipeline stage receives, and for how long it keeps it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -10,6 +10,11 @@ from torch.distributed.pipelining import PipelineStage
 from typing_extensions import override
 
 NOWHERE = torch.device("meta")
+
+
+def _with_memory(infos: Iterable[Any]) -> Iterator[Any]:
+    """Leave out a model's own inputs, which nobody sends; torch before 2.13 lacks the name."""
+    return (info for info in infos if getattr(info, "buffer", None) is not None)
 
 
 class LeanStage(PipelineStage):
@@ -35,13 +40,12 @@ class LeanStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         given = self.args_recv_info[bwd_chunk_id], self.grad_recv_info.get(bwd_chunk_id, ())
-        for info in chain.from_iterable(given):
-            if info.buffer is not None:
-                info.buffer = torch.empty_like(info.buffer, device=NOWHERE)
+        for info in _with_memory(chain.from_iterable(given)):
+            info.buffer = torch.empty_like(info.buffer, device=NOWHERE)
 
     def _place(self, infos: Any) -> None:
-        for info in infos:
-            if info.buffer is not None and info.buffer.device == NOWHERE:
+        for info in _with_memory(infos):
+            if info.buffer.device == NOWHERE:
                 info.buffer = torch.empty_like(info.buffer, device=self.device)
 
     @override
