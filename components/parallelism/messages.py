@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from typing_extensions import override
 
@@ -15,6 +16,11 @@ NOWHERE = torch.device("meta")
 def _with_memory(infos: Iterable[Any]) -> Iterator[Any]:
     """Leave out a model's own inputs, which nobody sends; torch before 2.13 lacks the name."""
     return (info for info in infos if getattr(info, "buffer", None) is not None)
+
+
+def _like(buffer: Tensor, device: torch.device) -> Tensor:
+    """Make memory like another's; torch before 2.13 says once that it wants a gradient."""
+    return torch.empty_like(buffer, device=device).requires_grad_(buffer.requires_grad)
 
 
 class LeanStage(PipelineStage):
@@ -41,12 +47,12 @@ class LeanStage(PipelineStage):
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         given = self.args_recv_info[bwd_chunk_id], self.grad_recv_info.get(bwd_chunk_id, ())
         for info in _with_memory(chain.from_iterable(given)):
-            info.buffer = torch.empty_like(info.buffer, device=NOWHERE)
+            info.buffer = _like(info.buffer, NOWHERE)
 
     def _place(self, infos: Any) -> None:
         for info in _with_memory(infos):
             if info.buffer.device == NOWHERE:
-                info.buffer = torch.empty_like(info.buffer, device=self.device)
+                info.buffer = _like(info.buffer, self.device)
 
     @override
     def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
