@@ -31,8 +31,12 @@ def test_no_control_and_no_half_character_is_left(text):
 
 @given(NOISE)
 def test_what_can_be_seen_stays(text):
-    composed = unicodedata.normalize("NFC", "".join(filter(_is_seen, text)))
-    assert "".join(filter(_is_seen, normalise(text, ALL))) == composed
+    # Marks that a space keeps apart have no order; without it they have one.
+    before, after = (
+        unicodedata.normalize("NFC", "".join(filter(_is_seen, one)))
+        for one in (text, normalise(text, ALL))
+    )
+    assert after == before
 
 
 def _is_seen(char: str) -> bool:
