@@ -1,6 +1,6 @@
 """Staging of a checkpoint: tensors are copied to buffers of the host, and steps go on.
 
-`torch.distributed.checkpoint.staging.DefaultStager` is for one save: torch 2.10 and 2.11 empty
+`torch.distributed.checkpoint.staging.DefaultStager` is for one save in torch 2.11, which empties
 it after the first, so that a second ends in a KeyError.
 """
 
