@@ -1,7 +1,7 @@
 """Staging of a checkpoint: tensors are copied to buffers of the host, and steps go on.
 
-`torch.distributed.checkpoint.staging.DefaultStager` is for one save in torch 2.11, which empties
-it after the first, so that a second ends in a KeyError.
+`torch.distributed.checkpoint.staging.DefaultStager` serves one save in torch 2.11: it empties
+itself after the first, and a second ends in a KeyError.
 """
 
 from collections import defaultdict
