@@ -42,16 +42,17 @@ from components.terminal import console
 
 RESULT = Path(__file__).parent / "results" / "checkpoints.json"
 ROUNDS, WARMUP_ROUNDS = 7, 1
+HOST = torch.device("cpu")
 LAYERS, DIM = 16, 1_024  # 4 matrices a layer and 3 numbers a weight: 805 MB
 
 
 class Weights:
     """A model's weights and an optimizer's moments, which change between two saves."""
 
-    def __init__(self, layers: int, dim: int) -> None:
+    def __init__(self, layers: int, dim: int, device: torch.device = HOST) -> None:
         torch.manual_seed(0)
         self._tensors = {
-            f"{kind}layers.{layer}.{name}": torch.randn(dim, dim)
+            f"{kind}layers.{layer}.{name}": torch.randn(dim, dim, device=device)
             for kind in ("model.", "optimizer.state.exp_avg.", "optimizer.state.exp_avg_sq.")
             for layer in range(layers)
             for name in ("query", "key", "value", "output")
@@ -68,14 +69,14 @@ class Weights:
         read(self._tensors)
 
 
-def make_saver(folder: Path, *, asynchronous: bool) -> Saver:
+def make_saver(folder: Path, *, asynchronous: bool, device: torch.device = HOST) -> Saver:
     """Make a saver that keeps one checkpoint."""
     assert dist.group.WORLD is not None
     return Saver(
         folder=folder,
         fingerprint="",
         group=dist.group.WORLD,
-        stager=HostBuffers(torch.device("cpu")) if asynchronous else None,
+        stager=HostBuffers(device) if asynchronous else None,
         policy=Policy(last=1, every_tokens="none", best=0),
         files=1,
         retry_seconds=0.0,

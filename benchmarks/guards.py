@@ -85,13 +85,13 @@ def alone_seconds(guard: Guard) -> float:
     return (time.perf_counter() - began) / ALONE
 
 
-def measure(words: list[str]) -> dict[str, Any]:
+def measure(words: list[str], pairs: int = PAIRS) -> dict[str, Any]:
     """Train, and put the times of both kinds of steps side by side."""
     recipe = compose(words, WORDS)
     turns, module = train_drawn(
         recipe,
         lambda folder: TakeTurns(on=watchful(recipe), off=asleep(recipe)),
-        most_steps=WARMUP_STEPS + 2 * PAIRS,
+        most_steps=WARMUP_STEPS + 2 * pairs,
     )
     on, off = (statistics.median(turns.seconds[name]) for name in ("on", "off"))
     ratio = paired_ratio(turns.seconds["on"], turns.seconds["off"])

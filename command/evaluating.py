@@ -13,7 +13,7 @@ from components.errors import RecipeError
 from components.evaluate.harness import Harness, Task, check_installed
 from components.evaluate.held_out import judge_held_out, judge_text, open_judge, read_manifest
 from components.evaluate.record import keep
-from components.report.page import write_report
+from components.report.pages import leave_report
 from components.spec.recipe import Recipe, check_recipe
 from components.terminal import say
 from data_prep.encode import encode
@@ -42,7 +42,7 @@ def evaluate_run(arguments: Arguments) -> Tree:
         answer = judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
     tree = keep(trained.folder, trained.recipe, trained.chosen.marker, section)
-    write_report([trained.folder.path], trained.folder.path / "report.html")
+    leave_report([trained.folder.path], trained.folder.path / "report.html", say)
     return tree
 
 

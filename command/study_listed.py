@@ -10,6 +10,7 @@ from command.study_asked import Asked
 from command.study_runner import runner_of
 from command.study_runs import Ended, Planned, Point, Runner, result_in
 from components.errors import RecipeError
+from components.report.pages import check_plotly
 from components.report.study_rows import Tried, median_deviation, relative, study_grid, summary
 from components.spec.study_listed import Listed
 from components.terminal import console, say, tell
@@ -109,7 +110,8 @@ def _say_point(point: Point, ended: Ended, count: int) -> None:
 
 def _tell(asked: Asked, study: Listed, tried: list[Tried]) -> None:
     if asked.action == "report":
-        from components.report.study_page import write_study  # plotly: only where a page is
+        check_plotly("action")
+        from components.report.study_page import write_study
 
         tell(f"{write_study(study, tried, asked.changed, asked.page)}")
     elif asked.output == "json":

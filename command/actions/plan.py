@@ -15,6 +15,7 @@ from components.planner.calibrated import Calibration
 from components.planner.picture import picture_of
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search_sheet import search_tree
+from components.report.pages import check_plotly
 from components.spec.recipe import Recipe
 from components.spec.warnings import warnings_of
 from components.terminal import say, tell
@@ -66,7 +67,8 @@ def _write_page(
 ) -> Path | None:
     if "file" not in arguments.folders:
         return None
-    from components.report.plan_page import write_plan  # plotly: only where a page is wanted
+    check_plotly("file")
+    from components.report.plan_page import write_plan
 
     file = arguments.folders["file"]
     return write_plan(tree, picture_of(plan), why=recipe.why, destination=file)

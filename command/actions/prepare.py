@@ -15,7 +15,7 @@ from components.build import build
 from components.data.files import replace_atomically
 from components.data.manifest import Manifest, StageRecord
 from components.errors import RecipeError
-from components.report.data_page import write_card
+from components.report.pages import leave_card
 from components.sharing.prepared import find_staged, note_prepared
 from components.spec.corpus import Preparation
 from components.spec.data import Source
@@ -133,7 +133,8 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
     with replace_atomically(folder / CARD) as file:
         file.write(text.encode(errors="replace"))
-    say(f"card: {write_card(card, (folder / CARD).with_suffix('.html'))}")
+    page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
+    say(f"card: {page or folder / CARD}")
 
 
 def _cleaned(

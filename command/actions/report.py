@@ -5,7 +5,7 @@ from pathlib import Path
 from command.arguments import Arguments
 from command.named_runs import named_runs
 from command.outcome import Outcome
-from components.report.page import write_report
+from components.report.pages import check_plotly
 from components.terminal import tell
 
 
@@ -14,6 +14,9 @@ def run(arguments: Arguments) -> Outcome:
 
     A folder of runs stands for the runs in it.
     """
+    check_plotly("action")
+    from components.report.page import write_report
+
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.folders.get("run", runs[0])

@@ -14,7 +14,7 @@ from command.words import keys_of
 from components.checkpoint.disk import explained
 from components.checkpoint.marker import newest_checkpoint
 from components.errors import RecipeError
-from components.report.page import write_report
+from components.report.pages import leave_report
 from components.run.records import Results
 from components.sharing.lock import Lock
 from components.spec.recipe import Recipe
@@ -58,7 +58,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
                 return Outcome(Status.DOES_NOT_HOLD, folder.path)
             for line in told_after(bundle, folder.path) if bundle else ():
                 say(line)
-            report = write_report([folder.path], folder.path / "report.html")
+            report = leave_report([folder.path], folder.path / "report.html", say)
     except KeyboardInterrupt:
         say(_interrupted(folder))
         return Outcome(Status.INTERRUPTED, folder.path)
@@ -154,7 +154,7 @@ def _saved_step(folder: RunFolder) -> int:
     return chosen.marker.progress.step if chosen else 0
 
 
-def _print_end(folder: RunFolder, results: Results, report: Path) -> None:
+def _print_end(folder: RunFolder, results: Results, report: Path | None) -> None:
     held_out = results.held_out
     lines = [f"{results.status}: {results.tokens:,} tokens in {results.steps:,} steps"]
     if held_out.final is not None:
@@ -167,4 +167,5 @@ def _print_end(folder: RunFolder, results: Results, report: Path) -> None:
     if results.status == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
     print_profile(folder.path)
-    tell("\n".join([*lines, f"report: {report}"]))
+    lines += [f"report: {report}"] if report else []
+    tell("\n".join(lines))

@@ -4,7 +4,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError:  # a machine's own packages may lack tensorboard
+    SummaryWriter = None  # type: ignore[assignment,misc]  # then nothing is drawn
 
 _log = logging.getLogger(__name__)
 
@@ -19,8 +22,12 @@ class Curves:
     def __init__(self, *, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
+        if SummaryWriter is None:
+            _log.warning("no curves: tensorboard is not installed; metrics.jsonl has them all")
 
     def add(self, values: Mapping[str, float], *, step: int) -> None:
+        if SummaryWriter is None:
+            return
         try:
             if self._writer is None:
                 self._writer = SummaryWriter(str(self._folder))

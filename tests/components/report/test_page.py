@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report import document, load_run, summary_table, write_report
+from components.report import document
+from components.report.page import write_report
+from components.report.run_folder import load_run
+from components.report.tables import summary_table
 from tests.components.report.conftest import mark_line, results_tree
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'

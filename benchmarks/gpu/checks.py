@@ -1,0 +1,80 @@
+"""Cases that ask other programs of this repository: tests, peaks, guards, checkpoints."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.etree import ElementTree
+
+import yaml
+
+from benchmarks import guards as guarded
+from benchmarks.checkpoints import Weights, make_saver, save_once
+from benchmarks.gpu.observing import this_device
+from benchmarks.gpu.ours import join_world
+from command.arguments import ROOT
+
+Found = dict[str, Any]
+
+
+def tests(places: Sequence[str], words: Sequence[str] = ()) -> Found:
+    """Run tests, and keep how many passed, which did not, and why."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "tests.xml"
+        command = [sys.executable, "-m", "pytest", *places, f"--junitxml={report}", "-q", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if not report.exists():
+            raise RuntimeError(f"pytest wrote no report\n{done.stdout}{done.stderr}")
+        return summary_of(ElementTree.parse(report).getroot())
+
+
+def summary_of(report: ElementTree.Element) -> Found:
+    """Count the cases of a JUnit report; of those that did not pass keep name and message."""
+    outcomes: dict[str, list[Found]] = {"failure": [], "error": [], "skipped": []}
+    cases = list(report.iter("testcase"))
+    for case in cases:
+        for kind, found in outcomes.items():
+            if (said := case.find(kind)) is not None:
+                name = f"{case.get('classname')}.{case.get('name')}"
+                found.append({"test": name, "message": (said.get("message") or "")[:500]})
+    passed = len(cases) - sum(map(len, outcomes.values()))
+    return {"passed": passed, **outcomes}
+
+
+def peaks(words: Sequence[str] = ()) -> Found:
+    """Measure what the device reaches, and what the products of a recipe's layers do."""
+    command = [sys.executable, "-m", "benchmarks.peaks", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: Found = yaml.safe_load(done.stdout)
+    return found
+
+
+def guards(words: list[str], pairs: int = guarded.PAIRS) -> Found:
+    """Take steps with and without guards in turns."""
+    return guarded.measure(words, pairs=pairs)
+
+
+def stall(layers: int, dim: int, rounds: int) -> Found:
+    """Save weights that lie on the device, and say for how long its steps stand still."""
+    device = this_device()
+    join_world(device)
+    state = Weights(layers, dim, device)
+    found: Found = {"bytes": state.bytes}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("synchronous", "asynchronous"):
+            place = Path(folder) / name
+            place.mkdir()
+            saver = make_saver(place, asynchronous=name == "asynchronous", device=device)
+            # The first one makes the buffers.
+            saved = [save_once(saver, state, turn) for turn in range(1, rounds + 2)][1:]
+            saver.close()
+            found[name] = {
+                "seconds": median(one.seconds for one in saved),
+                "stall_seconds": median(one.stall_seconds for one in saved),
+            }
+    return found

@@ -1,0 +1,116 @@
+"""What is looked at around steps: seconds, memory, energy, graphs, kernels.
+
+Seconds are a device's own, by its events; a CPU has a clock instead.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters, get_compilation_metrics
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from components.energy.meter import Meter
+from components.train.devices import device_type, peak_memory_bytes
+from components.train.metering import device_source
+
+MOST_KERNELS = 25
+Found = dict[str, Any]
+Step = Callable[[], Tensor]
+
+
+def this_device() -> torch.device:
+    """Return the first device of the kind that torch sees here."""
+    kind = device_type("auto")
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Time a call by the device's own events, from an idle device to the end of its work."""
+    if device.type == "cpu":
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+    module = torch.get_device_module(device.type)
+    first, last = (module.Event(enable_timing=True) for _ in range(2))
+    module.synchronize(device)
+    first.record()
+    call()
+    last.record()
+    module.synchronize(device)
+    return float(first.elapsed_time(last)) / 1_000
+
+
+def take_steps(step: Step, device: torch.device, *, warmup: int, timed: int) -> Found:
+    """Take steps and say of the timed ones how long they took, and of what energy."""
+    losses = [step() for _ in range(warmup)]
+    meter = meter_of(device)
+    seconds = []
+    for _ in range(timed):
+        seconds.append(seconds_of(lambda: losses.append(step()), device))
+    counted = meter.count(time.monotonic())
+    return {
+        "step_seconds": median(seconds),
+        "seconds": seconds,
+        "losses": [float(loss) for loss in losses],
+        "device_joules": counted.joules if counted.is_whole and counted.joules else None,
+    }
+
+
+def meter_of(device: torch.device) -> Meter:
+    """Start counting the energy of a device, where something counts it."""
+    source = device_source(device, rank=0, ranks=1, sysfs=Path("/sys"))
+    return Meter(counters=source.counters, units=source.units, now=time.monotonic())
+
+
+def memory_of(device: torch.device) -> Found:
+    """Say what the allocator gave out and kept at the most; of a CPU, of the whole process."""
+    reserved = None
+    if device.type != "cpu":
+        reserved = torch.get_device_module(device.type).max_memory_reserved(device)
+    return {"peak_bytes": peak_memory_bytes(device), "reserved_bytes": reserved}
+
+
+def graphs() -> Found:
+    """Count what torch's compiler has made in this process so far."""
+    again = [one for one in get_compilation_metrics() if one.recompile_reason]
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "recompiles": len(again),
+        "graph_breaks": sum(counters["graph_break"].values()),
+    }
+
+
+def kernels_of(step: Step, device: torch.device) -> list[Found]:
+    """Profile one step: its longest kernels, on a CPU its operators, all calls of one together.
+
+    ``share`` is of the time of all of them.
+    """
+    kinds = [ProfilerActivity.CPU]
+    if device.type != "cpu":
+        kinds.append(getattr(ProfilerActivity, device.type.upper()))
+    with profile(activities=kinds, acc_events=True) as seen:
+        step()
+    on_host = device.type == "cpu"
+    wanted = DeviceType.CPU if on_host else getattr(DeviceType, device.type.upper())
+    rows = [
+        (one.key, one.count, one.self_cpu_time_total if on_host else one.self_device_time_total)
+        for one in seen.key_averages()
+        if one.device_type == wanted and not getattr(one, "is_user_annotation", False)
+    ]
+    return table_of(rows)
+
+
+def table_of(rows: Sequence[tuple[str, int, float]]) -> list[Found]:
+    """Lay out (name, calls, microseconds), the longest first."""
+    whole = sum(row[2] for row in rows) or 1.0
+    longest = sorted(rows, key=lambda row: row[2], reverse=True)[:MOST_KERNELS]
+    return [
+        {"name": name, "calls": calls, "seconds": micro / 1e6, "share": micro / whole}
+        for name, calls, micro in longest
+    ]

@@ -1,0 +1,96 @@
+"""Our training step, as a run of one rank takes it: the recipe's module and its engine.
+
+Weights are drawn on the device, which takes seconds where `draw_weights` takes minutes, and
+tokens are random. All else is what `run.py` trains with.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+from typing_extensions import override
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.world import NoBatches, trainer_of
+from components.model.decoder import Decoder
+from components.model.initialization import initial_stds
+from components.spec.recipe import Recipe
+from components.train import pour
+from components.train.devices import group_backend
+from components.train.module import Pretraining
+from components.train.pour import RankModel
+
+DOCUMENT_TOKENS = 1_024
+
+
+def compose(words: Sequence[str]) -> Recipe:
+    """Compose a case's recipe for the device that torch sees here."""
+    kind = "cpu" if not torch.accelerator.is_available() else "auto"
+    return compose_recipe(read_point([*words, f"cluster.device={kind}"]))
+
+
+def tokens_of(recipe: Recipe, device: torch.device) -> Tensor:
+    """Draw a step's tokens: (microbatches, sequences, length + 1); some of them end a document."""
+    count = recipe.derived.microbatches_per_step
+    rows, length = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
+    end = recipe.shape.vocab_size - 1
+    tokens = torch.randint(end, (count, rows, length + 1), device=device)
+    tokens[..., DOCUMENT_TOKENS::DOCUMENT_TOKENS] = end
+    return tokens
+
+
+def join_world(device: torch.device) -> None:
+    """Make this process a world of one; a peer may ask the device's own library for groups."""
+    if dist.is_initialized():
+        return
+    backend = f"cpu:gloo,{device.type}:{group_backend(device.type)}"
+    backend = "gloo" if device.type == "cpu" else backend
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+class OurStep:
+    """Take steps of ``recipe`` on ``device``; each call returns the loss of its batch."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        join_world(device)
+        self.recipe, self._device = recipe, device
+        self._module = _DrawnHere(
+            recipe=recipe, batches=lambda _: NoBatches(), eod_id=recipe.shape.vocab_size - 1
+        )
+        self._module.trainer = trainer_of(recipe)
+        self._module.to(device)
+        self._module.configure_model()
+        self._module.configure_optimizers()
+        self._module.train_dataloader()
+
+    def __call__(self) -> Tensor:
+        self._module.training_step(tokens_of(self.recipe, self._device))
+        assert self._module.last is not None, "the step was not taken"
+        return torch.tensor(self._module.last.loss)
+
+
+class _DrawnHere(Pretraining):
+    @override
+    def build_model(self) -> RankModel:
+        plain = pour.draw_weights
+        pour.draw_weights = draw_on_device
+        try:
+            return super().build_model()
+        finally:
+            pour.draw_weights = plain
+
+
+@torch.no_grad()
+def draw_on_device(decoder: Decoder, *, seed: int) -> None:
+    """Draw weights with the spreads of the recipe where they lie; which ones, the device says."""
+    torch.manual_seed(seed)
+    for name, weight, std in initial_stds(decoder):
+        if std is None:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            weight.normal_(std=std)
+
+

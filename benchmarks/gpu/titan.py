@@ -1,0 +1,147 @@
+"""torchtitan's Llama at the shapes of a recipe: model, recomputation, compiler, loss, AdamW.
+
+Everything timed is torchtitan's own (0.2.2). On one device it computes under autocast, ``amp``;
+each of many ranks casts once by FSDP2, ``fsdp``: here over a mesh of one, which sends nothing.
+It ties no weights, and a head is as wide as ``dim / num_heads``: the recipe must do so, too.
+"""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.gpu.ours import join_world
+from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
+from components.errors import RecipeError
+from components.spec.recipe import Recipe
+
+
+class Llama(PeerStep):
+    """Take its steps with weights in float32 and products in bfloat16.
+
+    Raises:
+        RecipeError: torchtitan is not installed, or the shape is none that it has.
+    """
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device, *, policy: Literal["amp", "fsdp"] = "amp"
+    ) -> None:
+        _check(recipe)
+        _stand_in_for_datasets()
+        from torchtitan.components.loss import build_cross_entropy_loss
+        from torchtitan.components.optimizer import build_optimizers
+        from torchtitan.distributed import ParallelDims
+        from torchtitan.distributed.utils import clip_grad_norm_
+
+        config, dims = _config(recipe), ParallelDims(1, 1, 1, 1, 1, 1, 1, 1)
+        model = _model(recipe, config, dims, device, policy)
+        summed = build_cross_entropy_loss(config)
+        optimizers = build_optimizers([model], config.optimizer, dims)
+
+        def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+            with _precision(device, policy):
+                loss: Tensor = summed(model(tokens), targets) / targets.numel()
+            return loss
+
+        super().__init__(
+            recipe,
+            device,
+            model=model,
+            loss_of=loss_of,
+            optimizer=optimizers,
+            clip=lambda weights, norm: clip_grad_norm_(list(weights), norm, foreach=True),
+        )
+
+
+def _check(recipe: Recipe) -> None:
+    if find_spec("torchtitan") is None:
+        problem = "torchtitan is not installed, so it takes no step"
+        raise RecipeError("way", problem, "make gpu-pack, or compare with hugging_face.Causal")
+    shape = recipe.shape
+    if shape.tied_embeddings or shape.attention.head_dim * shape.attention.num_heads != shape.dim:
+        raise RecipeError(
+            "model",
+            "tied weights, or heads of another width than dim / num_heads: torchtitan has neither",
+            "set model.tied_embeddings=false and head_dim to that width",
+        )
+
+
+def _stand_in_for_datasets() -> None:
+    """Let torchtitan import what it reads text with, which drags 60 MB along and is not used."""
+    if find_spec("pyarrow") is not None and find_spec("datasets") is not None:
+        return
+    names = {"datasets": ("Dataset", "load_dataset")}
+    names["datasets.distributed"] = ("split_dataset_by_node",)
+    for name, members in names.items():
+        module = ModuleType(name)
+        module.__dict__.update(dict.fromkeys(members, object))
+        sys.modules.setdefault(name, module)
+
+
+def _config(recipe: Recipe) -> Any:
+    from torchtitan.config import JobConfig
+
+    config, adam = JobConfig(), settings_of(recipe)
+    config.training.seq_len = recipe.budget.sequence_length
+    config.training.local_batch_size = recipe.parallelism.microbatch_sequences
+    config.compile.enable = compiles(recipe)
+    config.activation_checkpoint.mode = recomputes(recipe)
+    config.activation_checkpoint.selective_ac_option = "op"
+    config.optimizer.beta1, config.optimizer.beta2 = adam.pop("betas")
+    for name, value in adam.items():
+        setattr(config.optimizer, name, value)
+    return config
+
+
+def _model(
+    recipe: Recipe, config: Any, dims: Any, device: torch.device, policy: str
+) -> nn.Module:
+    from torchtitan.models.llama3 import Transformer, parallelize_llama
+    from torchtitan.models.llama3.infra.parallelize import apply_fsdp
+
+    with torch.device("meta"):
+        model = Transformer(_shape(recipe))
+    width = model.layers["0"].feed_forward.w1.out_features
+    assert width == recipe.shape.mlp.ffn_dim, f"torchtitan rounds the width to {width}"
+    model = parallelize_llama(model, dims, config)
+    if policy == "fsdp":
+        join_world(device)
+        mesh = init_device_mesh(device.type, (1,), mesh_dim_names=("fsdp",))
+        apply_fsdp(model, mesh, torch.bfloat16, torch.float32, pp_enabled=False)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        model.init_weights()
+    model.train()
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _shape(recipe: Recipe) -> Any:
+    """Name the shape; hidden = multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+
+    That is the recipe's width, to the last column.
+    """
+    from torchtitan.models.llama3 import TransformerModelArgs
+
+    shape = recipe.shape
+    return TransformerModelArgs(
+        dim=shape.dim,
+        n_layers=shape.num_layers,
+        n_heads=shape.attention.num_heads,
+        n_kv_heads=shape.attention.num_kv_heads,
+        vocab_size=shape.vocab_size,
+        max_seq_len=recipe.budget.sequence_length,
+        multiple_of=shape.mlp.ffn_dim,
+        ffn_dim_multiplier=shape.mlp.ffn_dim / (16 * shape.dim / 3),
+    )
+
+
+def _precision(device: torch.device, policy: str) -> AbstractContextManager[Any]:
+    if policy == "fsdp":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
