@@ -7,10 +7,10 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved bench megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 setup: .venv/ready ## build .venv from the lock
 
@@ -91,6 +91,12 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	$(PY) -m benchmarks.profiler recipe=teuken7b
 	$(PY) -m benchmarks.whole_run recipe=teuken7b
 	$(PY) -m benchmarks.speed_page
+
+gpu: setup ## measure steps, pieces and peers on this machine's GPU (40 minutes)
+	status=0; for part in A B C D E; do $(PY) -m benchmarks.gpu.drive part=$$part minutes=60 || status=1; done; exit $$status
+
+gpu-pack: setup ## collect in gpu/wheels what a GPU machine without a network lacks; there: gpu/run.sh A, B, C, D, E
+	$(PY) -m benchmarks.gpu.pack
 
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
 	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python

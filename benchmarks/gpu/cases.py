@@ -17,6 +17,7 @@ from components.errors import RecipeError
 from components.spec.targets import nearest
 
 FILE = Path(__file__).parents[1] / "data" / "gpu_cases.yaml"
+CPU = "CPU"  # what a result says of its device where there is no other
 Found = dict[str, Any]
 
 
@@ -68,7 +69,9 @@ def cases_of(part: str, names: list[str], cases: list[Case]) -> list[Case]:
     """
     parts = list(dict.fromkeys(case.part for case in cases))
     if part not in parts:
-        raise RecipeError("part", f"there is no part {part!r}", f"choose from {', '.join(parts)}")
+        raise RecipeError(
+            "part", f"there is no part {part!r}", f"choose from {', '.join(parts)}"
+        )
     known = {case.name: case for case in cases if case.part == part}
     for name in names:
         if name not in known:
@@ -81,9 +84,9 @@ def _settings(one: Found, words: Mapping[str, list[str]], toys: Mapping[str, Any
     """Put the words of a case together: what it starts from, its own, and those of its toy."""
     settings = dict(one.get("settings", {}))
     if "of" in one:
-        small = toys.get(one.get("toy", one["of"]), [])
+        small = toys.get(str(one.get("toy", one["of"])), [])
         settings["words"] = _joined([*words[one["of"]], *settings.get("words", []), *small])
-    return settings | toys.get("settings", {}).get(one["runs"], {})
+    return {**settings, **toys.get("settings", {}).get(one["runs"], {})}
 
 
 def _joined(words: list[str]) -> list[str]:

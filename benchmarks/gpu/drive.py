@@ -9,6 +9,7 @@ whose results count as known either way. A case is begun again if it is named, o
 settings or the device are others. Status 1: not every case has a result that is one.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.gpu.cases import FILE, Case, Found, cases_of, read_cases
+from benchmarks.gpu.cases import CPU, FILE, Case, Found, cases_of, read_cases
 from benchmarks.kept import RESULTS
 from command.arguments import ROOT
 from components.errors import RecipeError
@@ -94,11 +95,22 @@ def run_apart(case: Case, device: str, *, seconds: float, options: Mapping[str, 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """End a case and whatever it has started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
+
+
+def minutes_of(options: Mapping[str, str]) -> float:
+    """Read for how long a part may go on.
+
+    Raises:
+        RecipeError: it is no number.
+    """
+    try:
+        return float(options["minutes"])
+    except ValueError:
+        problem = f"{options['minutes']!r} is no number"
+        raise RecipeError("minutes", problem, f"write minutes={MINUTES}") from None
 
 
 def device_here() -> Found:
@@ -111,7 +123,13 @@ def device_here() -> Found:
 
 def run_part(part: Part, cases: list[Case], options: Mapping[str, str], *, again: bool) -> int:
     """Run what has no result yet while there is time; say what was not begun."""
-    device, end = device_here(), time.monotonic() + 60 * float(options["minutes"])
+    end = time.monotonic() + 60 * minutes_of(options)
+    device = device_here()
+    if device["name"] == CPU and options.get("scale") != "toy":
+        remedy = "load a torch for the GPU, or set scale=toy to try the cases on a CPU"
+        raise RecipeError(
+            "scale", "torch sees no GPU here, and the cases are of full size", remedy
+        )
     waiting: list[str] = []
     for case in cases:
         left = end - time.monotonic()
@@ -123,9 +141,7 @@ def run_part(part: Part, cases: list[Case], options: Mapping[str, str], *, again
             waiting.append(case.name)
         else:
             most = PATIENCE * case.seconds
-            result = run_apart(
-                case, device["name"], seconds=min(most, left), options=options
-            )
+            result = run_apart(case, device["name"], seconds=min(most, left), options=options)
             if result["outcome"] == TIMED_OUT and left < most:
                 waiting.append(case.name)  # it had less than its time
                 continue
@@ -133,7 +149,9 @@ def run_part(part: Part, cases: list[Case], options: Mapping[str, str], *, again
             say(f"{case.name}: {result['outcome']}, {told(result)}")
     if waiting:
         say(f"not done for want of time: {', '.join(waiting)}")
-    bad = [part.results.get(one.name, {}).get("outcome") in {FAILED, TIMED_OUT} for one in cases]
+    bad = [
+        part.results.get(one.name, {}).get("outcome") in {FAILED, TIMED_OUT} for one in cases
+    ]
     return int(bool(waiting) or any(bad))
 
 

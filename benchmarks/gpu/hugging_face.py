@@ -77,6 +77,6 @@ def _config(recipe: Recipe) -> Any:
     return transformers.OlmoeConfig(
         **sizes,
         num_experts=shape.mlp.num_experts,
-        num_experts_per_tok=shape.mlp.top_k,
+        num_experts_per_tok=shape.mlp.top_k or 1,
         output_router_logits=True,  # with the loss that balances the experts
     )

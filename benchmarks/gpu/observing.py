@@ -1,4 +1,4 @@
-"""What is looked at around steps: seconds, memory, energy, graphs, kernels.
+"""What is looked at around steps: seconds, energy, graphs, kernels.
 
 Seconds are a device's own, by its events; a CPU has a clock instead.
 """
@@ -11,23 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch._dynamo.utils import counters, get_compilation_metrics
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from components.energy.meter import Meter
-from components.train.devices import device_type, peak_memory_bytes
 from components.train.metering import device_source
 
 MOST_KERNELS = 25
 Found = dict[str, Any]
 Step = Callable[[], Tensor]
-
-
-def this_device() -> torch.device:
-    """Return the first device of the kind that torch sees here."""
-    kind = device_type("auto")
-    return torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
@@ -66,14 +59,6 @@ def meter_of(device: torch.device) -> Meter:
     """Start counting the energy of a device, where something counts it."""
     source = device_source(device, rank=0, ranks=1, sysfs=Path("/sys"))
     return Meter(counters=source.counters, units=source.units, now=time.monotonic())
-
-
-def memory_of(device: torch.device) -> Found:
-    """Say what the allocator gave out and kept at the most; of a CPU, of the whole process."""
-    reserved = None
-    if device.type != "cpu":
-        reserved = torch.get_device_module(device.type).max_memory_reserved(device)
-    return {"peak_bytes": peak_memory_bytes(device), "reserved_bytes": reserved}
 
 
 def graphs() -> Found:

@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.entry import enter
 from benchmarks.gpu.cases import FILE, Case, Found, read_cases
-from benchmarks.gpu.observing import memory_of, this_device
+from benchmarks.gpu.device import gib_of, memory_of, name_of, this_device
 from benchmarks.kept import circumstances
 
 FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 CONVENTION = (
     "seconds of a step by the device's events, the median of the timed ones; FLOPs of forward "
-    "and backward without recomputation, with the whole attention matrix (full) or half (causal)"
+    "and backward without recomputation, attention's matrix whole (full) or half (causal)"
 )
 # What a library of NVIDIA's says where torch's allocator would have told.
 _WANT = ("out of memory", "ALLOC_FAILED")
@@ -34,7 +34,10 @@ def measure(case: Case) -> Found:
     except RuntimeError as error:
         if not any(words in str(error) for words in _WANT):
             raise
-        found, outcome = {"error": str(error).splitlines()[0], **memory_of(device)}, OUT_OF_MEMORY
+        found, outcome = (
+            {"error": str(error).splitlines()[0], **memory_of(device)},
+            OUT_OF_MEMORY,
+        )
     return {
         "case": case.name,
         "part": case.part,
@@ -50,21 +53,6 @@ def measure(case: Case) -> Found:
             packages=("torch", "lightning"),
         ),
     }
-
-
-def name_of(device: torch.device) -> str:
-    """Name the device as its driver does."""
-    if device.type == "cpu":
-        return "CPU"
-    return str(torch.get_device_module(device.type).get_device_name(device))
-
-
-def gib_of(device: torch.device) -> float:
-    """Return the memory of a device; a CPU's is not asked for."""
-    if device.type == "cpu":
-        return float("inf")
-    properties = torch.get_device_module(device.type).get_device_properties(device)
-    return float(properties.total_memory / 2**30)
 
 
 def main(words: list[str]) -> int:

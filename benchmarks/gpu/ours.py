@@ -5,6 +5,7 @@ tokens are random. All else is what `run.py` trains with.
 """
 
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ def compose(words: Sequence[str]) -> Recipe:
 
 
 def tokens_of(recipe: Recipe, device: torch.device) -> Tensor:
-    """Draw a step's tokens: (microbatches, sequences, length + 1); some of them end a document."""
+    """Draw a step's tokens: (microbatches, sequences, length + 1); some end a document."""
     count = recipe.derived.microbatches_per_step
     rows, length = recipe.parallelism.microbatch_sequences, recipe.budget.sequence_length
     end = recipe.shape.vocab_size - 1
@@ -75,22 +76,16 @@ class OurStep:
 class _DrawnHere(Pretraining):
     @override
     def build_model(self) -> RankModel:
-        plain = pour.draw_weights
-        pour.draw_weights = draw_on_device
-        try:
+        with patch.object(pour, "draw_weights", draw_on_device):
             return super().build_model()
-        finally:
-            pour.draw_weights = plain
 
 
 @torch.no_grad()
 def draw_on_device(decoder: Decoder, *, seed: int) -> None:
-    """Draw weights with the spreads of the recipe where they lie; which ones, the device says."""
+    """Draw weights of the recipe's spreads where they lie; which ones, the device says."""
     torch.manual_seed(seed)
     for name, weight, std in initial_stds(decoder):
         if std is None:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             weight.normal_(std=std)
-
-

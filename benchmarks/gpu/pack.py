@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -50,9 +51,15 @@ def wanted(python: str) -> Iterator[Requirement]:
 
 def locked_versions(python: str) -> Mapping[str, Requirement]:
     """Read the versions that the locks have on Linux under such a Python."""
-    here = {**default_environment(), "sys_platform": "linux", "platform_machine": "x86_64"}
+    here: dict[str, Any] = {
+        **default_environment(),
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+    }
     here |= {"python_version": python, "python_full_version": f"{python}.0"}
-    found = [Requirement(one) for file in LOCKS for one in _PINNED.findall(file.read_text("utf-8"))]
+    found = [
+        Requirement(one) for file in LOCKS for one in _PINNED.findall(file.read_text("utf-8"))
+    ]
     return {
         one.name: Requirement(f"{one.name}{one.specifier}")
         for one in found
@@ -70,14 +77,19 @@ def collect(packages: list[Requirement], folder: Path, python: str) -> None:
     number = python.replace(".", "")
     tags += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]
     tags += [f"--platform={platform}" for platform in PLATFORMS]
-    for words in (["wheel", "-w", str(folder), *sources], ["download", "-d", str(folder), *tags, *wheels]):
+    for words in (
+        ["wheel", "-w", str(folder), *sources],
+        ["download", "-d", str(folder), *tags, *wheels],
+    ):
         subprocess.run([*pip, words[0], "--no-deps", *words[1:]], check=True)
 
 
 def tree_bytes() -> int:
     """Add up the checkout: what git knows, and what it does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    listed = subprocess.run(
+        command, cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
     files = (ROOT / name for name in listed.split("\0") if name)
     return sum(file.lstat().st_size for file in files if file.is_file())
 
@@ -92,7 +104,7 @@ def check_size(folder: Path, *, most: int = MOST_BYTES) -> int:
     if wheels + tree > most:
         raise RecipeError(
             str(folder),
-            f"{wheels / 1e6:.1f} MB of wheels and {tree / 1e6:.1f} MB of this checkout are more "
+            f"{wheels / 1e6:.1f} MB of wheels and {tree / 1e6:.1f} MB of checkout are more "
             f"than {most / 1e6:.0f} MB",
             "take names out of requirements/gpu.txt, or files out of the checkout",
         )
@@ -102,7 +114,10 @@ def check_size(folder: Path, *, most: int = MOST_BYTES) -> int:
 def main(words: list[str]) -> int:
     """Collect, check and say how much it is."""
     options = dict(word.partition("=")[::2] for word in words)
-    python, folder = options.get("python", "3.12"), Path(options.get("to", ROOT / "gpu" / "wheels"))
+    python, folder = (
+        options.get("python", "3.12"),
+        Path(options.get("to", ROOT / "gpu" / "wheels")),
+    )
     packages = list(wanted(python))
     collect(packages, folder, python)
     whole = check_size(folder)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.observing import memory_of, this_device
+from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
 from benchmarks.loss import WAYS, loss_of
 from components.model.attention import AttentionCore
@@ -89,7 +89,7 @@ def _mix(
 
 
 def loss(words: Sequence[str], tokens: int) -> Found:
-    """Time head and loss in blocks beside logits of all tokens, and what each adds to memory."""
+    """Time head and loss in blocks, and of logits of all tokens, and how much both hold."""
     device, recipe = this_device(), compose(words)
     shape, found = recipe.shape, {}
     hidden = torch.randn(tokens, shape.dim, device=device, dtype=_dtype(device))
@@ -100,11 +100,14 @@ def loss(words: Sequence[str], tokens: int) -> Found:
     for way in WAYS:
         if device.type != "cpu":
             torch.get_device_module(device.type).reset_peak_memory_stats(device)
-        call = partial(
-            _passes, partial(lambda way, *given: loss_of(way, *given, targets), way), [hidden, weight]
-        )
+        way_here = partial(_loss, way, targets)
+        call = partial(_passes, way_here, [hidden, weight])
         found[way] = {"seconds": median_seconds(call, device), **memory_of(device)}
     return found
+
+
+def _loss(way: str, targets: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    return loss_of(way, hidden, weight, targets)
 
 
 def experts(words: Sequence[str], tokens: int) -> Found:
@@ -133,7 +136,9 @@ def experts(words: Sequence[str], tokens: int) -> Found:
         layer.to(_dtype(device))
         for weight in layer.parameters():
             nn.init.normal_(weight, std=0.02)
-        seconds = median_seconds(partial(_passes, layer, [hidden], [*layer.parameters()]), device)
+        seconds = median_seconds(
+            partial(_passes, layer, [hidden], [*layer.parameters()]), device
+        )
         found[name] = {"seconds": seconds, "teraflops": flops / seconds / 1e12}
     found["share_of_dense"] = found["dense"]["seconds"] / found["experts"]["seconds"]
     return found

@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.observing import (
-    Step,
-    graphs,
-    kernels_of,
-    memory_of,
-    seconds_of,
-    take_steps,
-    this_device,
-)
+from benchmarks.gpu.device import memory_of, this_device
+from benchmarks.gpu.observing import Step, graphs, kernels_of, seconds_of, take_steps
 from benchmarks.gpu.ours import OurStep, compose
 from benchmarks.paired import paired_ratio
 from components.spec.recipe import Recipe
@@ -53,7 +46,7 @@ def alone(
 def turns(
     words: Sequence[str], ways: Sequence[str], warmup: int = WARMUP, timed: int = TIMED
 ) -> Found:
-    """Take steps two ways in turns, and compare them pair by pair; below 1 the first is faster."""
+    """Take steps two ways in turns and compare them pair by pair; below 1 the first wins."""
     device, recipe = this_device(), compose(words)
     steps = {way: make(way, recipe, device) for way in ways}
     seconds: dict[str, list[float]] = {way: [] for way in ways}

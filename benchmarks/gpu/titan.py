@@ -63,20 +63,25 @@ def _check(recipe: Recipe) -> None:
         problem = "torchtitan is not installed, so it takes no step"
         raise RecipeError("way", problem, "make gpu-pack, or compare with hugging_face.Causal")
     shape = recipe.shape
-    if shape.tied_embeddings or shape.attention.head_dim * shape.attention.num_heads != shape.dim:
+    if (
+        shape.tied_embeddings
+        or shape.attention.head_dim * shape.attention.num_heads != shape.dim
+    ):
         raise RecipeError(
             "model",
-            "tied weights, or heads of another width than dim / num_heads: torchtitan has neither",
+            "tied weights, or heads not as wide as dim / num_heads: torchtitan has neither",
             "set model.tied_embeddings=false and head_dim to that width",
         )
 
 
 def _stand_in_for_datasets() -> None:
-    """Let torchtitan import what it reads text with, which drags 60 MB along and is not used."""
+    """Let torchtitan import what it reads text with: 60 MB, and not used here."""
     if find_spec("pyarrow") is not None and find_spec("datasets") is not None:
         return
-    names = {"datasets": ("Dataset", "load_dataset")}
-    names["datasets.distributed"] = ("split_dataset_by_node",)
+    names = {
+        "datasets": ["Dataset", "load_dataset"],
+        "datasets.distributed": ["split_dataset_by_node"],
+    }
     for name, members in names.items():
         module = ModuleType(name)
         module.__dict__.update(dict.fromkeys(members, object))
@@ -122,9 +127,9 @@ def _model(
 
 
 def _shape(recipe: Recipe) -> Any:
-    """Name the shape; hidden = multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
+    """Name the shape so that the width is the recipe's, to the last column.
 
-    That is the recipe's width, to the last column.
+    It is multiple_of x ceil(int(multiplier x int(8 dim / 3)) / multiple_of).
     """
     from torchtitan.models.llama3 import TransformerModelArgs
 

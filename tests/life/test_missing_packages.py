@@ -1,4 +1,4 @@
-"""A run needs nothing that only draws, searches or encodes faster: it says what it leaves out."""
+"""A run needs nothing that only draws, searches or encodes faster, and says what it lacks."""
 
 import json
 import subprocess

@@ -26,7 +26,10 @@ def test_a_page_beside_a_result_is_left_out_and_that_is_said(tmp_path: Path) -> 
     page = tmp_path / "page.html"
     assert leave_report([tmp_path], page, said.append) is None
     assert leave_card({}, page, said.append) is None
-    assert [line.partition(" is left out")[0] for line in said] == ["the report", "the card's page"]
+    assert [line.partition(" is left out")[0] for line in said] == [
+        "the report",
+        "the card's page",
+    ]
     assert not page.exists()
 
 
