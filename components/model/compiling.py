@@ -16,6 +16,7 @@ from torch import nn
 
 from components.errors import RecipeError
 from components.model.moe import expert_layers, forgets_repetitions
+from components.torch_internals.autograd import has_forward_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,5 @@ def compile_layers(model: nn.Module, parts: Literal["none", "layers"]) -> None:
 def _leave_out(experts: Any) -> None:
     """Keep out of the graph experts on which something hangs, and the formula's loop."""
     disable: Callable[..., Any] = torch.compiler.disable
-    hooks = experts._forward_pre_hooks or experts._forward_hooks
-    if hooks or experts.mixture.path == "loop":
+    if has_forward_hooks(experts) or experts.mixture.path == "loop":
         experts.forward = disable(experts.forward)
