@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import nn
-from torch.distributed._composable.checkpoint_activation import checkpoint
 
 from components.errors import RecipeError
+from components.torch_internals.autograd import checkpoint
 
 # The parts of a layer, under the attributes that hold them.
 _PARTS: Mapping[str, tuple[str, ...]] = {
