@@ -97,7 +97,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     trainer = make_trainer(
         recipe=recipe,
         callbacks=[
-            *(watching, story, *_profiling(folder, recipe, display)),
+            *(watching, story, *_profiling(folder, recipe, graphs, display)),
             *(rehearsal, stop, metering, metrics, graphs),
             *(held_out, checkpoints, display, guarding),
         ],
@@ -130,12 +130,16 @@ def _write_results(
     folder.write_json("results.json", results)
 
 
-def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Profiling]:
+def _profiling(
+    folder: RunFolder, recipe: Recipe, graphs: GraphCount, display: Display
+) -> list[Profiling]:
     """Make what profiles this rank, if it is asked for."""
     settings, rank = recipe.profiler, rank_here()
     if not settings.steps or rank not in settings.ranks:
         return []
-    return [Profiling(settings=settings, folder=folder, rank=rank, say=display.say)]
+    return [
+        Profiling(settings=settings, folder=folder, rank=rank, graphs=graphs, say=display.say)
+    ]
 
 
 def load_module(folder: RunFolder) -> Pretraining:

@@ -19,6 +19,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
     "pipeline 2": (1, ("parallelism.pipeline=2",)),
     "context 2": (1, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
+    "DeepSpeed's zero 2": (
+        1,
+        ("parallelism.engine=deepspeed", "parallelism.data=2", "parallelism.zero=2"),
+    ),
     "all again": (1, ("parallelism.recompute=full",)),
     "norms again": (3, ("parallelism.recompute=[norms]",)),
     "attention again": (3, ("parallelism.recompute=[attention]",)),
@@ -39,12 +43,15 @@ def run_of(home: Path, *words: str) -> tuple[dict[str, Any], list[float]]:
     ended = subprocess.run(asked, cwd=home, env=environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-4000:]
     results = json.loads((run / "results.json").read_text())
+    for profile in run.glob("profile/rank-*[0-9].json"):
+        assert json.loads(profile.read_text())["compiler"] == results["compiler"]
     return results, [one["loss"] for one in entries(run, "step")]
 
 
 def test_a_run_is_compiled_once_for_all_its_steps_and_never_to_evaluate(home: Path) -> None:
     eager, losses = run_of(home, "parallelism.compile=none")
-    compiled, its_losses = run_of(home, "parallelism.compile=layers")
+    words = ("parallelism.compile=layers", "profiler.first_step=4", "profiler.steps=1")
+    compiled, its_losses = run_of(home, *words)
     assert eager["compiler"] == {"graphs": 0, "recompiles": 0}
     assert compiled["compiler"] == {"graphs": 1, "recompiles": 0}
     assert its_losses == pytest.approx(losses, rel=1e-4)  # sums in another order, in float32
