@@ -17,7 +17,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         ("parallelism.tensor=2", "parallelism.recompute=[attention,norms]"),
     ),
     "pipeline 2": (1, ("parallelism.pipeline=2",)),
-    "context 2": (1, ("parallelism.context=2",)),
+    "context 2": (7, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
         1,
