@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rich.table import Table
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
@@ -25,6 +24,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.parallelism.mesh import build_mesh
 from components.terminal import console
+from components.torch_internals.dispatch import FakeStore
 from components.train.strategy import degrees_of
 
 RESULT = Path(__file__).parent / "results" / "worlds.json"

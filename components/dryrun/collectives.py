@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from components.dryrun.watch import Watch
 from components.parallelism.mesh import Mesh
+from components.torch_internals.dispatch import qualified_name, tree_leaves
 
 WORLD, PARTS = "world", {"data_replicate": "data", "data_shard": "data"}
 
@@ -72,7 +72,7 @@ class CollectiveLedger(Watch):
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        call = _CALLS.get(f"{func.namespace}.{func._opname}")
+        call = _CALLS.get(qualified_name(func))
         if call is not None:
             message = result if call.message < 0 else args[call.message]
             self._note(call.operation, tree_leaves(message), args[call.group])

@@ -27,6 +27,7 @@ from components.model.attention import AttentionCore
 from components.model.expert_products import has_grouped_kernel
 from components.model.masks import Scope
 from components.model.moe import Mixture
+from components.torch_internals.operators import EFFICIENT_ATTENTION, FLASH_ATTENTION
 
 
 @contextmanager
@@ -79,13 +80,12 @@ def _attend(
     A causal mask of the lower right is no tensor that a kernel reads, but a setting.
     """
     if attn_mask is None or isinstance(attn_mask, CausalBias):
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return cast("Tensor", flash(query, key, value, dropout_p, True)[0])
+        return cast("Tensor", FLASH_ATTENTION(query, key, value, dropout_p, True)[0])
     batch, heads, length, _ = query.shape
     mask = attn_mask.expand(batch, heads, length, key.shape[2])
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     saves = query.requires_grad
-    return cast("Tensor", efficient(query, key, value, mask, saves, dropout_p, is_causal)[0])
+    found = EFFICIENT_ATTENTION(query, key, value, mask, saves, dropout_p, is_causal)
+    return cast("Tensor", found[0])
 
 
 class _FusedNorm(torch.autograd.Function):

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from components.dryrun.watch import Watch
+from components.torch_internals.autograd import in_backward
+from components.torch_internals.dispatch import active_fake_mode, storage_key, tree_leaves
+from components.torch_internals.distributed import local_tensor
+from components.torch_internals.operators import CAST, WAIT
 
 Category = Literal["weights", "gradients", "optimizer", "casts", "activations", "temporary"]
 CATEGORIES: tuple[Category, ...] = (
@@ -74,8 +74,8 @@ class MemoryLedger(Watch):
         """Say what tensors are for, whether they were known or not."""
         for tensor in tensors:
             # Not `shards.local`, whose `detach` would go through all modes, thousands of times.
-            here = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            held = self._storages.get(here.untyped_storage()._cdata)
+            here = local_tensor(tensor)
+            held = self._storages.get(storage_key(here))
             if held is None:
                 self._add(here, category)
             elif held.category != category:
@@ -105,7 +105,7 @@ class MemoryLedger(Watch):
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if active_fake_mode() is not self._fake_mode:
             return func(*args, **kwargs)  # DTensor asks for shapes
-        if func is torch.ops._c10d_functional.wait_tensor.default and self._fake_mode:
+        if func is WAIT.default and self._fake_mode:
             return args[0]  # only a fake one makes a new tensor
         result = func(*args, **kwargs)
         phase = self._phase_now()
@@ -121,19 +121,17 @@ class MemoryLedger(Watch):
         return result
 
     def _phase_now(self) -> Phase:
-        in_backward = torch._C._current_graph_task_id() != -1
-        return "backward" if in_backward else self.phase
+        return "backward" if in_backward() else self.phase
 
     def _category(self, func: Any, args: Any, phase: Phase) -> Category:
-        if phase == "forward" and func is torch.ops.aten._to_copy.default:
-            held = self._storages.get(args[0].untyped_storage()._cdata)
+        if phase == "forward" and func is CAST.default:
+            held = self._storages.get(storage_key(args[0]))
             if held is not None and held.category == "weights":
                 return "casts"
         return "activations" if phase == "forward" else "temporary"
 
     def _add(self, tensor: Tensor, category: Category) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key in self._storages or tensor.device.type == "meta" or not storage.size():
             return
 

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from components.dryrun.watch import Watch
 from components.profiling.counts import FORMULAS
+from components.torch_internals.dispatch import packet_of
 
 
 class FlopLedger(Watch):
@@ -22,10 +23,10 @@ class FlopLedger(Watch):
 
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
-        formula = FORMULAS.get(func._overloadpacket)
+        result, packet = func(*args, **kwargs), packet_of(func)
+        formula = FORMULAS.get(packet)
         if formula is not None:
-            name = str(func._overloadpacket).removeprefix("aten.").strip("_")
+            name = str(packet).removeprefix("aten.").strip("_")
             self.flops[name] += formula(*args, **kwargs, out_val=result)
         return result
 

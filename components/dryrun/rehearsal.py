@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
 from components.dryrun.collectives import CollectiveLedger, Kind
 from components.dryrun.kernels import device_kernels, even_load, replace_parts, update_at_once
@@ -23,6 +22,7 @@ from components.dryrun.memory import MemoryLedger, Peak, Phase
 from components.dryrun.products import FlopLedger
 from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
 from components.spec.recipe import Recipe
+from components.torch_internals.dispatch import FakeTensorMode
 from components.train.devices import device_type
 
 K = TypeVar("K")

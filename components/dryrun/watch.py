@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
+
+from components.torch_internals.dispatch import TorchDispatchMode
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

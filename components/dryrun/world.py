@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from typing_extensions import override
 
 from components.dryrun.watch import Watch
 from components.parallelism.mesh import build_mesh
 from components.parallelism.microbatches import Microbatches
 from components.spec.recipe import Recipe
+from components.torch_internals.dispatch import FakeStore, FakeTensorMode
+from components.torch_internals.operators import READ_NUMBER
 from components.train.batches import StepBatches
 from components.train.devices import device_type
 from components.train.module import Pretraining
@@ -43,7 +43,7 @@ class Answers(Watch):
 
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func is not torch.ops.aten._local_scalar_dense.default:
+        if func is not READ_NUMBER.default:
             return func(*args, **kwargs)
         dtype = args[0].dtype
         return dtype is torch.bool or (1.0 if dtype.is_floating_point else 1)

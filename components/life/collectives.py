@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import _C
 
 from components.parallelism import exchange
+from components.torch_internals.distributed import flight_record
 
 _SIZE = "TORCH_FR_BUFFER_SIZE"
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
@@ -43,10 +43,8 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
 
 
 def _recorded() -> dict[str, Any]:
-    groups: Any = getattr(_C, "_distributed_c10d")  # noqa: B009 - its stubs lack the recorder
     nccl = dist.is_initialized() and dist.get_backend() == "nccl"
-    dump = groups._dump_nccl_trace_json if nccl else groups._dump_fr_trace_json
-    recorded: dict[str, Any] = json.loads(dump())
+    recorded: dict[str, Any] = json.loads(flight_record(of_nccl=nccl))
     return recorded
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from components.model.activations import Activation
+from components.torch_internals.operators import has_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ def has_grouped_kernel(device_type: str) -> bool:
     torch then multiplies one expert after the other and asks the host before each product.
     """
     if device_type == "xpu":
-        return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_grouped_mm", "XPU")
+        return has_kernel("aten::_grouped_mm", device_type)
     return device_type == "cuda"
 
 

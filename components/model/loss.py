@@ -16,6 +16,7 @@ from torch import Tensor
 
 from components.model.precision import as_given, product_dtype
 from components.model.products import product, product_into
+from components.torch_internals.autograd import keeps_graph
 
 
 class Blocks(NamedTuple):
@@ -122,7 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
         scale, gradients = upstream[0] / ctx.tokens, ctx.gradients
-        if torch._C._autograd._get_current_graph_task_keep_graph():
+        if keeps_graph():
             gradients = [
                 None if gradient is None else gradient.clone() for gradient in gradients
             ]

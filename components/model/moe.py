@@ -21,6 +21,7 @@ from components.model.expert_products import (
 from components.model.precision import product_dtype
 from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
 from components.ranges import NonNegative
+from components.torch_internals.autograd import in_backward
 
 Result = TypeVar("Result")
 
@@ -165,7 +166,7 @@ def repeats_forward() -> bool:
     Its routing must not be kept: tokens would count twice, activations stay alive. What is
     compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
     """
-    return torch._C._current_graph_task_id() != -1
+    return in_backward()
 
 
 def forgets_repetitions(

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.model.precision import product_dtype
+from components.torch_internals.autograd import will_run
+from components.torch_internals.operators import linear_by_onednn
 
 _HAS_KERNELS = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
@@ -96,16 +98,9 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
     if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses
         return has
     return tuple(
-        each and _will_run(node)
+        each and will_run(node)
         for each, (node, _) in zip_longest(has, ctx.next_functions, fillvalue=(None, 0))
     )
-
-
-def _will_run(node: Any) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # of a leaf that is asked for by name torch does not say yes
-        return True
 
 
 def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
@@ -120,8 +115,7 @@ def _by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         return cast("Tensor", _compiled(inputs, weight, bias))
     if not (weight.is_contiguous() or weight.T.is_contiguous()):
         weight = weight.contiguous()  # it has a fast way for these two only
-    operator = torch.ops.mkldnn._linear_pointwise
-    return cast("Tensor", operator(inputs, weight, bias, "none", [], ""))
+    return linear_by_onednn(inputs, weight, bias)
 
 
 # Torch's compiler takes that operator for constant weights alone, as in inference.

@@ -8,6 +8,7 @@ from torch import nn
 
 from components.optim.groups import torch_arguments
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
+from components.torch_internals.operators import multiply_
 
 
 class AdamW(torch.optim.AdamW):
@@ -56,5 +57,5 @@ class AdamW(torch.optim.AdamW):
         for group in self.param_groups:
             updated = [p for p in group["params"] if p.grad is not None]
             if group["late_decay"] > 0.0 and updated:
-                torch._foreach_mul_(updated, 1.0 - group["lr"] * group["late_decay"])
+                multiply_(updated, 1.0 - group["lr"] * group["late_decay"])
         return loss

@@ -33,8 +33,9 @@ from components.parallelism.buckets import (
     reduce_scatter,
     unpack,
 )
-from components.parallelism.mesh import Family, Mesh, join
+from components.parallelism.mesh import Family, Mesh
 from components.parallelism.shards import WeightShard, local, make_shards, rows_of
+from components.torch_internals.distributed import concatenated
 
 
 def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) -> None:
@@ -46,7 +47,7 @@ def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) ->
     family = mesh.dense
     axes = family.pieces
     if family.others.size() > 1:
-        axes = join(family.others, family.pieces)
+        axes = concatenated([family.others, family.pieces])
     for layer in decoder.layers.values():
         fully_shard(layer, mesh=axes, mp_policy=policy, reshard_after_forward=True)
     fully_shard(decoder, mesh=axes, mp_policy=policy, reshard_after_forward=True)

@@ -21,6 +21,7 @@ from typing_extensions import override
 from components.model.attention import AttentionCore
 from components.model.decoder import Decoder
 from components.model.masks import Scope
+from components.torch_internals.autograd import in_backward
 
 
 def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
@@ -41,7 +42,7 @@ def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
     """
 
     def seed(name: str, layer: nn.Module, inputs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:  # outside a backward pass
+        if not in_backward():
             torch.manual_seed(seed_of(name))
 
     for name, layer in decoder.layers.items():

@@ -6,11 +6,11 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from components.model.decoder import Decoder
 from components.model.initialization import draw_rows, initial_stds
 from components.parallelism.shards import local
+from components.torch_internals.distributed import StridedShard
 
 
 @torch.no_grad()
@@ -64,12 +64,12 @@ def held(weight: Tensor, dim: int) -> Tensor:
 
 
 def _is_along(placement: object, dim: int, dims: int) -> bool:
-    return isinstance(placement, Shard | _StridedShard) and placement.dim % dims == dim
+    return isinstance(placement, Shard | StridedShard) and placement.dim % dims == dim
 
 
-def _along_first(placement: object) -> Shard | _StridedShard:
-    if isinstance(placement, _StridedShard):
-        return _StridedShard(0, split_factor=placement.split_factor)
+def _along_first(placement: object) -> Shard | StridedShard:
+    if isinstance(placement, StridedShard):
+        return StridedShard(0, split_factor=placement.split_factor)
     return Shard(0)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from components.parallelism.shards import WeightShard
+from components.torch_internals.operators import divide_, multiply_, norms
 
 
 def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
@@ -16,7 +17,7 @@ def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
     ranks that hold the same rows. A weight tied over two stages counts once.
     """
     gradients = _gradients(shards)
-    squares = torch.stack([norm.double().square() for norm in torch._foreach_norm(gradients)])
+    squares = torch.stack([norm.double().square() for norm in norms(gradients)])
     replicas = torch.tensor([shard.replicas for shard in shards], dtype=torch.float64)
     return (squares / replicas.to(squares.device)).sum()
 
@@ -29,12 +30,12 @@ def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
     if limit < math.inf:
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)
         gradients = _gradients(shards)
-        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        multiply_(gradients, factor.to(gradients[0].dtype))
 
 
 def unscale(shards: Sequence[WeightShard], scale: float) -> None:
     """Take a loss scale out of all gradients."""
-    torch._foreach_div_(_gradients(shards), scale)
+    divide_(_gradients(shards), scale)
 
 
 def _gradients(shards: Sequence[WeightShard]) -> list[Tensor]:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from components.torch_internals.distributed import flattened
+
 # The data axis is two: replicas of the model, and the ranks that share one sharded copy of it.
 AXES = ("pipeline", "data_replicate", "data_shard", "expert", "context", "tensor")
 
@@ -127,16 +129,11 @@ def _flat(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
     larger = [axis for axis in axes if root[axis].size() > 1] or axes[:1]
     if len(larger) == 1:
         return root[larger[0]]
-    return root[tuple(larger)]._flatten("_".join(larger))
+    return flattened(root[tuple(larger)], "_".join(larger))
 
 
 def _parts(axis: str) -> tuple[str, ...]:
     return ("data_replicate", "data_shard") if axis == "data" else (axis,)
-
-
-def join(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
-    """Make a mesh of two axes from two meshes of one."""
-    return DeviceMesh._concatenate([first, second])
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from components.model.decoder import Decoder
 from components.parallelism.mesh import Mesh
-from components.parallelism.messages import LeanStage
+from components.torch_internals.pipelining import LeanStage
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

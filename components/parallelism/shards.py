@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
-from components.parallelism.mesh import Family, Mesh, join
+from components.parallelism.mesh import Family, Mesh
+from components.torch_internals.distributed import StridedShard, concatenated
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,8 +127,8 @@ def _placed(
     # The data ranks divide what tensor or expert ranks left: rows of the whole with strides.
     strided = isinstance(other, Shard) and other.dim == 0
     factor = weight.device_mesh.size()
-    data: Any = _StridedShard(0, split_factor=factor) if strided else Shard(0)
-    return join(pieces, weight.device_mesh), [data, other]
+    data: Any = StridedShard(0, split_factor=factor) if strided else Shard(0)
+    return concatenated([pieces, weight.device_mesh]), [data, other]
 
 
 def _parts(mesh: DeviceMesh | None, placements: Sequence[Placement]) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import addmm_flop, flop_registry, sdpa_backward_flop, sdpa_flop
 
 from components.profiling.trace import Event
+from components.torch_internals import operators
 
 aten = torch.ops.aten
 
@@ -36,10 +37,10 @@ def _mapped(inputs: Tensor, weight: Tensor, *others: Any, **named: Any) -> int:
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
     aten.addmm_: addmm_flop,
-    aten._grouped_mm: _grouped,
-    torch.ops.mkldnn._linear_pointwise: _mapped,
-    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    operators.GROUPED_PRODUCT: _grouped,
+    operators.ONEDNN_LINEAR: _mapped,
+    operators.CPU_ATTENTION: sdpa_flop,
+    operators.CPU_ATTENTION_BACKWARD: sdpa_backward_flop,
 }
 _BY_NAME = {str(packet).replace(".", "::", 1): formula for packet, formula in FORMULAS.items()}
 _ITEM_BYTES = {

@@ -1,0 +1,81 @@
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from components.torch_internals.autograd import (
+    checkpoint,
+    in_backward,
+    keeps_graph,
+    will_run,
+)
+
+
+class Asked(torch.autograd.Function):
+    """Multiply, and note in ``told`` what the backward pass is told."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, told: list[Any]) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.told = told
+        return left * right
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        wanted = tuple(will_run(node) for node, _ in ctx.next_functions[:2])
+        ctx.told.append((in_backward(), keeps_graph(), wanted))
+        return upstream[0] * right, upstream[0] * left, None
+
+
+def sides() -> tuple[Tensor, Tensor]:
+    return torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+
+
+def test_a_backward_pass_knows_that_it_runs_and_whether_another_may_follow() -> None:
+    told: list[Any] = []
+    left, right = sides()
+    apply: Any = Asked.apply
+    product = apply(left, right, told)
+    assert not in_backward()
+    product.backward(retain_graph=True)
+    product.backward()
+    assert not in_backward()
+    assert [(runs, keeps) for runs, keeps, _ in told] == [(True, True), (True, False)]
+
+
+def test_a_backward_pass_says_which_of_its_inputs_are_asked_for() -> None:
+    told: list[Any] = []
+    left, right = sides()
+    apply: Any = Asked.apply
+    product = apply(left * 1.0, right * 1.0, told)
+    torch.autograd.grad(product, left, retain_graph=True)
+    torch.autograd.grad(product, right, retain_graph=True)
+    torch.autograd.grad(product, (left, right))
+    assert [wanted for *_, wanted in told] == [(True, False), (False, True), (True, True)]
+
+
+def test_of_a_leaf_that_is_asked_for_by_name_it_says_yes() -> None:
+    told: list[Any] = []
+    left, right = sides()
+    apply: Any = Asked.apply
+    torch.autograd.grad(apply(left, right, told), left)
+    assert told[0][2][0]
+
+
+def test_checkpointing_computes_twice_keeps_names_and_gives_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
+    names = [name for name, _ in module.named_parameters()]
+    module(inputs).sum().backward()
+    expected = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    calls = []
+    module[0].register_forward_hook(lambda *_: calls.append(in_backward()))
+    checkpoint(module)
+    module(inputs).sum().backward()
+    assert calls == [False, True]
+    assert [name for name, _ in module.named_parameters()] == names
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)

@@ -1,0 +1,110 @@
+"""Private names of torch stay in one room."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.house.test_house import ROOT, SOURCES
+
+ROOM = ROOT / "components" / "torch_internals"
+# Names without torch's own before them, as of a module or a mesh, that the room once took over.
+TAKEN = {
+    *("_forward_pre_hooks", "_forward_hooks", "_local_tensor", "_cdata", "_opname"),
+    *("_overloadpacket", "_flatten", "_concatenate", "_prepare_forward_infra"),
+    *("_setup_forward_recv_info", "_create_grad_recv_info", "_shape_inference"),
+}
+# Whoever says such a name in text, for a log or a trace, does not call it.
+ELSEWHERE: set[str] = set()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Find what is imported from torch, read of it, or read of its objects."""
+    tree = ast.parse(source)
+    of_torch = {"torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            of_torch |= {alias.asname or alias.name for alias in node.names}
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found = [alias for alias in node.names if alias.name.split(".")[0] == "torch"]
+            of_torch |= {alias.asname for alias in found if alias.asname}
+            yield from (alias.name for alias in found)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and root_of(node.value) in of_torch:
+            of_torch |= {name.id for name in node.targets if isinstance(name, ast.Name)}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and (root_of(node) in of_torch or node.attr in TAKEN)
+        ) or is_asked_by_name(node, of_torch):
+            yield ast.unparse(node)
+
+
+def root_of(node: ast.AST) -> str | None:
+    """Name what a chain of attributes begins with, ``torch`` of ``torch.ops.aten``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def is_asked_by_name(node: ast.AST, of_torch: set[str]) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"getattr", "setattr", "hasattr"}
+        and root_of(node.args[0]) in of_torch
+    )
+
+
+def found_in(source: str) -> set[str]:
+    words = {name: name.replace("'", ".").replace('"', ".") for name in private_names(source)}
+    return {name for name, said in words.items() if any(map(is_private, said.split(".")))}
+
+
+def test_no_private_name_of_torch_is_used_outside_the_room() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in SOURCES
+        if ROOM not in file.parents
+        for name in found_in(file.read_text("utf-8"))
+    }
+    assert found == ELSEWHERE
+
+
+def test_private_names_are_found_in_every_way_they_can_be_written() -> None:
+    lines = (
+        "from torch._guards import active_fake_mode",
+        "from torch.distributed.tensor.placement_types import _StridedShard",
+        "import torch._dynamo",
+        "import torch\ntorch._C._current_graph_task_id()",
+        "import torch\naten = torch.ops.aten\naten._grouped_mm(1)",
+        "import torch.distributed as dist\ndist._functional_collectives",
+        "from torch import nn\nnn.Module._apply",
+        "import torch\ngetattr(torch, '_foreach_norm')",
+        "mesh._flatten('name')",
+        "super()._create_grad_recv_info()",
+    )
+    assert [line for line in lines if not found_in(line)] == []
+
+
+def test_public_names_and_our_own_private_ones_are_not_found() -> None:
+    lines = (
+        "import torch\ntorch.ops.aten.mm, torch.__version__, torch.nn.functional.grouped_mm",
+        "self._stages = stage._compute",
+        "from components.model import _own",
+        "import torch\n_ours = torch.ones(1)\n_ours.sum()",
+    )
+    assert [found_in(line) for line in lines] == [set()] * len(lines)
+
+
+def test_the_room_is_found() -> None:
+    assert any(ROOM in file.parents and found_in(file.read_text("utf-8")) for file in SOURCES)
+
+
+def test_every_file_of_the_room_says_where_its_names_were_seen() -> None:
+    files = [file for file in sorted(ROOM.glob("*.py")) if file.stem != "__init__"]
+    silent = [file.name for file in files if "een in 2.10 to" not in file.read_text("utf-8")]
+    assert silent == []
