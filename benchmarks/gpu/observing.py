@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType
-from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.profiler import ProfilerActivity, profile
 
 from components.energy.meter import Meter
+from components.torch_internals.compiler import count_graphs
 from components.train.metering import device_source
 
 MOST_KERNELS = 25
@@ -40,8 +39,12 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def take_steps(step: Step, device: torch.device, *, warmup: int, timed: int) -> Found:
-    """Take steps and say of the timed ones how long they took, and of what energy."""
+    """Take steps and say of the timed ones how long they took, and of what energy.
+
+    Graphs that torch's compiler made after the warm-up are recompiles.
+    """
     losses = [step() for _ in range(warmup)]
+    made = count_graphs()
     meter = meter_of(device)
     seconds = []
     for _ in range(timed):
@@ -52,6 +55,8 @@ def take_steps(step: Step, device: torch.device, *, warmup: int, timed: int) -> 
         "seconds": seconds,
         "losses": [float(loss) for loss in losses],
         "device_joules": counted.joules if counted.is_whole and counted.joules else None,
+        "graphs": count_graphs(),
+        "recompiles": count_graphs() - made,
     }
 
 
@@ -59,16 +64,6 @@ def meter_of(device: torch.device) -> Meter:
     """Start counting the energy of a device, where something counts it."""
     source = device_source(device, rank=0, ranks=1, sysfs=Path("/sys"))
     return Meter(counters=source.counters, units=source.units, now=time.monotonic())
-
-
-def graphs() -> Found:
-    """Count what torch's compiler has made in this process so far."""
-    again = [one for one in get_compilation_metrics() if one.recompile_reason]
-    return {
-        "graphs": counters["stats"]["unique_graphs"],
-        "recompiles": len(again),
-        "graph_breaks": sum(counters["graph_break"].values()),
-    }
 
 
 def kernels_of(step: Step, device: torch.device) -> list[Found]:
@@ -82,11 +77,10 @@ def kernels_of(step: Step, device: torch.device) -> list[Found]:
     with profile(activities=kinds, acc_events=True) as seen:
         step()
     on_host = device.type == "cpu"
-    wanted = DeviceType.CPU if on_host else getattr(DeviceType, device.type.upper())
     rows = [
         (one.key, one.count, one.self_cpu_time_total if on_host else one.self_device_time_total)
         for one in seen.key_averages()
-        if one.device_type == wanted and not getattr(one, "is_user_annotation", False)
+        if one.device_type.name == device.type.upper() and not one.is_user_annotation
     ]
     return table_of(rows)
 

@@ -20,7 +20,7 @@ from components.model.decoder import Decoder
 from components.model.initialization import initial_stds
 from components.spec.recipe import Recipe
 from components.train import pour
-from components.train.devices import group_backend
+from components.train.devices import lone_backend
 from components.train.module import Pretraining
 from components.train.pour import RankModel
 
@@ -47,8 +47,8 @@ def join_world(device: torch.device) -> None:
     """Make this process a world of one; a peer may ask the device's own library for groups."""
     if dist.is_initialized():
         return
-    backend = f"cpu:gloo,{device.type}:{group_backend(device.type)}"
-    backend = "gloo" if device.type == "cpu" else backend
+    backend = lone_backend(device.type)
+    backend = backend if backend == "gloo" else f"cpu:gloo,{device.type}:{backend}"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.device import memory_of, this_device
-from benchmarks.gpu.observing import Step, graphs, kernels_of, seconds_of, take_steps
+from benchmarks.gpu.observing import Step, kernels_of, seconds_of, take_steps
 from benchmarks.gpu.ours import OurStep, compose
 from benchmarks.paired import paired_ratio
 from components.spec.recipe import Recipe
@@ -30,7 +30,7 @@ def alone(
     step = make(way, recipe, device)
     found = take_steps(step, device, warmup=warmup, timed=timed)
     # Before the profiler, which has memory of its own.
-    found |= memory_of(device) | graphs()
+    found |= memory_of(device)
     tokens = recipe.derived.tokens_per_step
     joules = found["device_joules"]
     return {

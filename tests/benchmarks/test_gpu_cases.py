@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.distributed as dist
-from torch._dynamo.utils import clear_compilation_metrics, counters
+from torch._dynamo.utils import counters
 
 from benchmarks.gpu import titan
 from benchmarks.gpu.cases import Case, read_cases
@@ -35,7 +35,6 @@ def own_world() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     counters.clear()
-    clear_compilation_metrics()
     if dist.is_initialized():
         dist.destroy_process_group()
 
