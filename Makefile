@@ -93,7 +93,8 @@ bench: setup ## run the benchmarks that this machine can run, and write docs/spe
 	$(PY) -m benchmarks.speed_page
 
 gpu: setup ## measure steps, pieces and peers on this machine's GPU (40 minutes)
-	status=0; for part in A B C D E; do $(PY) -m benchmarks.gpu.drive part=$$part minutes=60 || status=1; done; exit $$status
+	status=0; for part in A B C D E; do $(PY) -m benchmarks.gpu.drive part=$$part minutes=60 || status=1; done; \
+	  $(PY) -m benchmarks.gpu.page; exit $$status
 
 gpu-pack: setup ## collect in gpu/wheels what a GPU machine without a network lacks; there: gpu/run.sh A, B, C, D, E
 	$(PY) -m benchmarks.gpu.pack
