@@ -16,6 +16,7 @@ import yaml
 from benchmarks.gpu import drive
 from benchmarks.gpu.cases import CPU, Case, cases_of, read_cases
 from benchmarks.gpu.drive import main
+from benchmarks.gpu.ours import compose
 from command.arguments import ROOT
 from components.errors import RecipeError
 
@@ -159,6 +160,8 @@ def test_every_case_is_of_full_size_and_has_time_within_a_call() -> None:
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         assert case.seconds <= 60 * drive.MINUTES
-        if "benchmarks.gpu.steps" in case.runs:
-            assert "scale=full" in case.settings["words"]
+        if "scale=full" in case.settings.get("words", []):
+            assert compose(case.settings["words"]).scale.name == "full"
+        else:
+            assert case.runs.startswith("benchmarks.gpu.checks")
     assert [case.name for case in cases_of("A", ["peaks"], cases)] == ["peaks"]
