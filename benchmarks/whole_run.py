@@ -124,7 +124,7 @@ def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
 
 
 def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
-    """Train by the command in turns, with ``parallelism.compile`` on and off, evaluation and all.
+    """Train by the command in turns, with layers compiled and without, evaluation and all.
 
     A run's rate is its median step's, after the first ones; those have the compiler's time.
     """
@@ -139,7 +139,9 @@ def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
             command = [sys.executable, "run.py", *own, f"run={run}"]
             subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
             steps = steps_of(run)
-            kept.append(statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:]))
+            kept.append(
+                statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:])
+            )
             firsts[kind].append(steps[0]["time"] - began)
             counted[kind] = json.loads((run / "results.json").read_text("utf-8"))["compiler"]
     return {
@@ -171,8 +173,8 @@ def main(words: list[str]) -> int:
     found |= circumstances(
         peer="our limits; of compiled layers, the same run without the compiler",
         convention="wall clock; outside is the time between the engine's steps; starts one "
-        "after another, on prepared data, until the first step is noted; compiled and eager runs "
-        "of the command in turns, a run's rate that of its median step",
+        "after another, on prepared data, until the first step is noted; compiled and eager "
+        "runs of the command in turns, a run's rate that of its median step",
         shape={
             "recipe": words,
             "steps": found["steps"],

@@ -1,6 +1,6 @@
 """How many graphs torch's compiler (dynamo) has made, and what happens at its limit.
 
-`torch.compiler` has no public name for either. Seen in torch 2.10 to 2.15.
+`torch.compiler` has no public name for either. Seen in 2.10 to 2.15.
 """
 
 import torch

@@ -250,12 +250,7 @@ def test_a_torch_without_xccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "missing", "backend"),
-    [
-        ("cpu", "nccl", "gloo"),
-        ("cuda", "xccl", "nccl"),
-        ("xpu", "nccl", "xccl"),
-        ("cuda", "nccl", "gloo"),
-    ],
+    [("cpu", "nccl", "gloo"), ("cuda", "xccl", "nccl"), ("cuda", "nccl", "gloo")],
 )
 def test_a_rank_alone_has_what_joins_its_devices_where_torch_has_it(
     monkeypatch: pytest.MonkeyPatch, kind: str, missing: str, backend: str
