@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved bench megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved versions bench megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -70,6 +70,9 @@ dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and 
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved
+
+versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
+	$(PY) -m benchmarks.versions recipe=teuken7b $(only)
 
 bench: setup ## run the benchmarks that this machine can run, and write docs/speed.md
 	$(PY) -m benchmarks.peaks
