@@ -24,6 +24,7 @@ from benchmarks.entry import enter
 from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_IDLE
 from components.train.callback import RunCallback
+from components.train.graph_count import GraphCount
 from components.train.module import Pretraining
 from components.train.profiling import Profiling
 from components.train.run_folder import RunFolder
@@ -75,7 +76,13 @@ class TakeTurns(RunCallback):
         distance = 1 if self._kind == "profiled" else 1_000_000
         first = module.progress.step + distance
         settings = module.recipe.profiler.model_copy(update={"first_step": first})
-        return Profiling(settings=settings, folder=self._folder, rank=0, say=lambda text: None)
+        return Profiling(
+            settings=settings,
+            folder=self._folder,
+            rank=0,
+            graphs=GraphCount(),
+            say=lambda text: None,
+        )
 
 
 def alone_seconds(profiling: Profiling, module: Pretraining) -> float:

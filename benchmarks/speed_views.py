@@ -50,6 +50,10 @@ def _whole_run(result: Result) -> View:
     starts = enumerate(zip(firsts, result["imports_seconds"], strict=True), 1)
     return {
         "median_first_step_seconds": statistics.median(firsts),
+        "compiled_first_step": {
+            kind: statistics.median(seconds)
+            for kind, seconds in result["compiled_first_step_seconds"].items()
+        },
         "starts": [
             {"place": n, "seconds": all_, "imports": part} for n, (all_, part) in starts
         ],

@@ -7,7 +7,7 @@ so is the time of reading batches. Evaluations and checkpoints are put at the en
 count: their cadence is the recipe's choice. The time to the first step is that of the command
 itself, in a process of its own, from its start until its first step is noted; imports are timed
 apart. The first start reads programs that may not be in memory yet: all are kept, the median is
-judged.
+judged. Compiled runs of the command are set beside eager ones, in turns.
 
     python -m benchmarks.whole_run recipe=NAME [key=value ...]
 """
@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.entry import enter
 from benchmarks.kept import circumstances
+from benchmarks.paired import paired_ratio
 from benchmarks.wanted import MOST_FIRST_SECONDS, MOST_LOADING, MOST_OUTSIDE
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, read_point
@@ -39,6 +40,7 @@ from components.train.run_folder import create_run_folder
 
 RESULT = Path(__file__).parent / "results" / "whole_run.json"
 STEPS, STARTS = 100, 3
+ROUNDS, ROUND_STEPS, WARM_STEPS = 6, 20, 4
 IMPORTS = "import components.train.fit"
 
 
@@ -114,34 +116,70 @@ def to_the_first_step(words: list[str], home: Path) -> dict[str, Any]:
         command = [sys.executable, "run.py", *own_words(words, 2, home), f"run={run}"]
         began = time.time()
         subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-        lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
-        steps = [one for one in map(json.loads, lines) if one["kind"] == "step"]
-        firsts.append(steps[0]["time"] - began)
+        firsts.append(steps_of(run)[0]["time"] - began)
         began = time.time()
         subprocess.run([sys.executable, "-c", IMPORTS], check=True, cwd=ROOT)
         imports.append(time.time() - began)
     return {"first_step_seconds": firsts, "imports_seconds": imports}
 
 
+def compiled_beside_eager(words: list[str], home: Path) -> dict[str, Any]:
+    """Train by the command in turns, with ``parallelism.compile`` on and off, evaluation and all.
+
+    A run's rate is its median step's, after the first ones; those have the compiler's time.
+    """
+    rates: dict[str, list[float]] = {"layers": [], "none": []}
+    firsts: dict[str, list[float]] = {"layers": [], "none": []}
+    counted: dict[str, Any] = {}
+    for number in range(ROUNDS):
+        for kind, kept in rates.items():
+            run = home / f"{kind}-{number}"
+            own = (*own_words(words, ROUND_STEPS, home), f"parallelism.compile={kind}")
+            began = time.time()
+            command = [sys.executable, "run.py", *own, f"run={run}"]
+            subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+            steps = steps_of(run)
+            kept.append(statistics.median(one["tokens_per_second"] for one in steps[WARM_STEPS:]))
+            firsts[kind].append(steps[0]["time"] - began)
+            counted[kind] = json.loads((run / "results.json").read_text("utf-8"))["compiler"]
+    return {
+        "compiled_by_eager": paired_ratio(rates["layers"], rates["none"]),
+        "tokens_per_second": rates,
+        "compiled_first_step_seconds": firsts,
+        "compiler": counted,
+    }
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """Read what the steps of a run noted."""
+    lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [one for one in map(json.loads, lines) if one["kind"] == "step"]
+
+
 def main(words: list[str]) -> int:
     """Measure, keep the result, print it and say whether it holds."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     with tempfile.TemporaryDirectory() as place:
-        found = {**steady(words, Path(place)), **to_the_first_step(words, Path(place))}
+        home = Path(place)
+        found = {**steady(words, home), **to_the_first_step(words, home)}
+        found |= compiled_beside_eager(words, home)
     found["holds"] = (
         found["outside_fraction"] < MOST_OUTSIDE
         and found["loading_fraction"] < MOST_LOADING
         and statistics.median(found["first_step_seconds"]) < MOST_FIRST_SECONDS
     )
     found |= circumstances(
-        peer="none: our limits",
+        peer="our limits; of compiled layers, the same run without the compiler",
         convention="wall clock; outside is the time between the engine's steps; starts one "
-        "after another, on prepared data, until the first step is noted",
+        "after another, on prepared data, until the first step is noted; compiled and eager runs "
+        "of the command in turns, a run's rate that of its median step",
         shape={
             "recipe": words,
             "steps": found["steps"],
             "tokens_per_step": found["tokens_per_step"],
             "starts": STARTS,
+            "compiled_rounds": ROUNDS,
+            "compiled_steps": ROUND_STEPS,
             "threads": torch.get_num_threads(),
         },
         packages=("torch", "lightning"),

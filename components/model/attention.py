@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
+from components.model.graphs import compile_for
 from components.model.linear import Linear, ResidualLinear
 from components.model.masks import Scope
 from components.ranges import BelowOne
@@ -143,19 +144,34 @@ class AttentionCore(nn.Module):
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
-    attend = cast("Callable[..., Tensor]", flex_attention)
+    attend = _attend
     if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
-        attend = _compiled_flex()
-    mixed: Tensor = attend(
-        query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True
-    )
-    return mixed
+        attend = compiled_flex(trains=torch.is_grad_enabled())
+    return attend(query, key, value, change, blocks)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
+    attend = cast("Callable[..., Tensor]", flex_attention)
+    return attend(query, key, value, score_mod=change, block_mask=blocks, enable_gqa=True)
+
+
+def _attend_to_any(*given: Any) -> Tensor:  # torch counts the graphs of a function by its code
+    return _attend(*given)
 
 
 @cache
-def _compiled_flex() -> Callable[..., Tensor]:
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
-    return compiled
+def compiled_flex(*, trains: bool) -> Callable[..., Tensor]:
+    """Compile `flex_attention`; uncompiled it makes the whole matrix of scores.
+
+    Training has batches of one shape, a graph each. Held-out windows are of any length: they
+    have one graph for all, and none of training's.
+    """
+    return compile_for(
+        "model.attention.backend",
+        _attend if trains else _attend_to_any,
+        dynamic=not trains,
+        remedy="use sdpa, and tell us the recipe",
+    )
 
 
 def _check_groups(num_heads: int, num_kv_heads: int) -> None:

@@ -4,7 +4,7 @@ Poured over a built model by hooks, so parameters keep their names. Generators o
 are put back before the second forward pass: dropout drops the same again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import nn
@@ -36,12 +36,19 @@ def checkpoint_activations(
     names = [parts] if isinstance(parts, str) else list(parts)
     _check(names)
     for layer in cast("Any", model).layers.values():
-        for module in [layer] if parts == "full" else _modules(layer, names):
+        for module in recomputed_parts(layer, parts):
             checkpoint(module)
 
 
-def _modules(layer: nn.Module, parts: Sequence[str]) -> Iterator[nn.Module]:
-    return (getattr(layer, name) for part in parts for name in _PARTS[part])
+def recomputed_parts(
+    layer: nn.Module, parts: Literal["none", "full"] | Sequence[str]
+) -> list[nn.Module]:
+    """List what of a layer is computed again under such a choice: the layer, or parts of it."""
+    if parts == "none":
+        return []
+    if parts == "full":
+        return [layer]
+    return [getattr(layer, name) for part in parts for name in _PARTS[part]]
 
 
 def _check(parts: Sequence[str]) -> None:

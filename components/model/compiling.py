@@ -4,52 +4,88 @@ Only a layer's own computation is compiled, once for all layers of one shape: ho
 does not depend on the depth. What is hung on a layer stays outside: shards that are gathered,
 activations computed again, seeds of dropout. So do experts over several ranks, whose exchanges
 are as long as the routing makes them; experts of one place are part of the graph, however the
-tokens fall on them.
+tokens fall on them. A part of a layer that is computed again is a graph of its own.
+
+Graphs are for training, whose batches have one shape. What asks for no gradients runs without
+them: held-out windows are of any length, and each length would be another graph.
 """
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from components.errors import RecipeError
-from components.model.moe import expert_layers, forgets_repetitions
-from components.torch_internals.autograd import has_forward_hooks
+from components.model.checkpointing import recomputed_parts
+from components.model.graphs import compile_for
+from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-# Dropout draws what it would without a compiler.
-_OPTIONS: dict[str, Any] = {"fallback_random": True}
+_KEY = "parallelism.compile"
 
 
-def compile_layers(model: nn.Module, parts: Literal["none", "layers"]) -> None:
-    """Compile each layer when it is first called; shapes are those of the first call.
+def compile_layers(
+    model: nn.Module,
+    parts: Literal["none", "layers"],
+    *,
+    recompute: Literal["none", "full"] | Sequence[str],
+) -> None:
+    """Compile each layer at its first call in training, for the shapes of that call.
+
+    ``recompute`` is what `checkpoint_activations` was given.
 
     Raises:
-        RecipeError: there is no C++ compiler, without which torch's has no kernels.
+        RecipeError: there is no C++ compiler, without which torch's has no kernels; or, in a
+            later forward pass, layers of one kind come in more shapes than torch compiles.
     """
     if parts == "none":
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise RecipeError(
-            "parallelism.compile",
+            _KEY,
             f"layers, but this machine has no {compiler}",
             "load a compiler, name it in CXX, or set parallelism.compile=none",
         )
     for layer in cast("Any", model).layers.values():
-        mixtures = expert_layers(layer)
-        for experts in mixtures:
-            _leave_out(experts)
-        forward = torch.compile(layer.forward, dynamic=False, options=_OPTIONS)
-        layer.forward = forgets_repetitions(forward, mixtures) if mixtures else forward
+        outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
+        apart = {part for part in recomputed_parts(layer, recompute) if part is not layer}
+        # Who computes a part again does so outside of its layer's graph: both times must run
+        # the same one, so that the layer's ends before the part and goes on after it.
+        for part in apart - outside:
+            _compile(part)
+        for part in apart | outside:
+            _end_graph_at(part)
+        _compile(layer)
 
 
-def _leave_out(experts: Any) -> None:
-    """Keep out of the graph experts on which something hangs, and the formula's loop."""
+def _compile(module: nn.Module) -> None:
+    forward = module.forward
+    remedy = f"set {_KEY}=none, and tell us the recipe"
+    compiled = compile_for(_KEY, forward, dynamic=False, remedy=remedy)
+    if mixtures := expert_layers(module):
+        compiled = forgets_repetitions(compiled, mixtures)
+
+    def call(*given: Any) -> Any:
+        return compiled(*given) if torch.is_grad_enabled() else forward(*given)
+
+    module.forward = call
+
+
+def _stays_eager(experts: Experts) -> bool:
+    """Whether experts are spread over ranks, or computed by the formula's loop."""
+    return type(experts.mixture) is not Mixture or experts.mixture.path == "loop"
+
+
+def _end_graph_at(module: nn.Module) -> None:
+    """Let a graph end where ``module`` is called, hooks and all, and another begin after it."""
     disable: Callable[..., Any] = torch.compiler.disable
-    if has_forward_hooks(experts) or experts.mixture.path == "loop":
-        experts.forward = disable(experts.forward)
+    module.forward = disable(module.forward)
+    module.register_forward_pre_hook(_in_no_graph, prepend=True)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # as torch has it
+def _in_no_graph(module: nn.Module, inputs: Any) -> None:
+    """Do nothing."""

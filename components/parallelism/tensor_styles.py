@@ -5,6 +5,7 @@ computes by itself it computes on plain tensors. Torch's own column and row styl
 product through DTensor's dispatch, which takes longer than a small product does.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -76,8 +77,7 @@ class SplitColumns(ParallelStyle):
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         place_parameters(module, device_mesh, Shard(0))
-        module.register_forward_pre_hook(_lend_parts)
-        module.register_forward_hook(_take_back, always_call=True)
+        _lend(module, _local)
         return module
 
 
@@ -96,13 +96,12 @@ class SplitRows(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         place_parameters(module, device_mesh, Replicate())
         place_parameter(module, "weight", device_mesh, Shard(1))
+        _lend(module, _local_weight)
+        multiply: Any = module.forward
 
-        def lend(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            vars(module)["weight"] = cast("DTensor", module.weight).to_local()
-            vars(module)["bias"] = None
-
-        def add(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            share = DTensor.from_local(output, device_mesh, [Partial()], run_check=False)
+        def add(part: Tensor) -> Tensor:
+            product = multiply(part)
+            share = DTensor.from_local(product, device_mesh, [Partial()], run_check=False)
             total: Tensor = share.redistribute(placements=[self.between]).to_local()
             if module.bias is None:
                 return total
@@ -110,9 +109,7 @@ class SplitRows(ParallelStyle):
             here = _share(bias) if self.between.is_shard() else bias.to_local()
             return total + here.type_as(total)
 
-        module.register_forward_pre_hook(lend)
-        module.register_forward_hook(_take_back, always_call=True)
-        module.register_forward_hook(add)
+        vars(module)["forward"] = add
         return module
 
 
@@ -132,17 +129,12 @@ class LocalParameters(ParallelStyle):
     @override
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         place_parameters(module, device_mesh, Replicate())
-        module.register_forward_pre_hook(self._lend)
-        # Also where the pass breaks off, as it does once checkpointing has what it needs.
-        module.register_forward_hook(_take_back, always_call=True)
+        _lend(module, self._here)
         return module
 
-    def _lend(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        for name, parameter in module.named_parameters(recurse=False):
-            # An instance's own attribute is found before `nn.Module` looks up a parameter.
-            placed = cast("DTensor", parameter)
-            here = _share(placed) if self.sum_gradients else placed.to_local()
-            vars(module)[name] = here[self.rows]
+    def _here(self, name: str, parameter: DTensor) -> Tensor:
+        here = _share(parameter) if self.sum_gradients else parameter.to_local()
+        return here[self.rows]
 
 
 def _share(parameter: DTensor) -> Tensor:
@@ -151,14 +143,34 @@ def _share(parameter: DTensor) -> Tensor:
     return whole.to_local(grad_placements=[Partial()])
 
 
-def _lend_parts(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        vars(module)[name] = cast("DTensor", parameter).to_local()
+def _local(name: str, parameter: DTensor) -> Tensor:
+    return parameter.to_local()
 
 
-def _take_back(module: nn.Module, inputs: Any, output: Any) -> None:
-    for name, _ in module.named_parameters(recurse=False):
-        vars(module).pop(name, None)
+def _local_weight(name: str, parameter: DTensor) -> Tensor | None:
+    return parameter.to_local() if name == "weight" else None
+
+
+def _lend(module: nn.Module, plain: Callable[[str, DTensor], Tensor | None]) -> None:
+    """Let the forward pass of ``module`` read plain tensors where its parameters stand.
+
+    Within the pass and not in hooks: those have numbers of their own in each layer, on which
+    torch's compiler would make a graph for each.
+    """
+    forward: Any = module.forward
+
+    def lent(*given: Any) -> Any:
+        placed = dict(module.named_parameters(recurse=False))
+        try:
+            for name, parameter in placed.items():
+                # An instance's own attribute is found before `nn.Module` looks up a parameter.
+                vars(module)[name] = plain(name, cast("DTensor", parameter))
+            return forward(*given)
+        finally:  # the pass breaks off once checkpointing has what it needs
+            for name in placed:
+                vars(module).pop(name, None)
+
+    vars(module)["forward"] = lent
 
 
 class SplitNorm(nn.Module):

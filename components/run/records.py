@@ -119,6 +119,7 @@ class Stated(Ending):
     held_out: HeldOut = HeldOut()
     energy: Energy | None = None
     mixture: Mapping[str, Drawn] = {}
+    compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
 
 
 class Timed(Stated):

@@ -121,6 +121,7 @@ class Profile(Record):
     parts: Mapping[str, _Times]
     products: Mapping[str, _Reached]
     waits: Annotated[tuple[_Wait, ...], Field(strict=False)]
+    compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
     machine: Mapping[str, Any] | None = None
 
 

@@ -28,6 +28,7 @@ def check_engine(recipe: "Recipe") -> None:
             )
         return
     _check_degrees(recipe)
+    _check_compiler(recipe)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":
         check_precision(recipe, compute)
@@ -55,6 +56,18 @@ def _check_degrees(recipe: "Recipe") -> None:
             "parallelism.offload_optimizer",
             "true at zero=0, where DeepSpeed has no state of its own to move",
             "set parallelism.zero=1, or offload_optimizer=false",
+        )
+
+
+def _check_compiler(recipe: "Recipe") -> None:
+    """Refuse layers that could not share a graph: a run would stop at the ninth."""
+    degrees = recipe.parallelism
+    if degrees.compile != "none" and degrees.zero == 3:
+        raise RecipeError(
+            "parallelism.compile",
+            f"{degrees.compile}, but at zero=3 DeepSpeed's hooks are inside of each layer, and "
+            "no two layers have a graph in common",
+            f"set parallelism.compile=none, zero=2, {_TO_MESH}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What torch's autograd is asked of a pass that is running, and what is hung on modules."""
+"""What torch's autograd is asked of a pass that is running, and activation checkpointing."""
 
 from typing import Any
 
@@ -45,11 +45,3 @@ def checkpoint(module: nn.Module) -> None:
     Seen in 2.10 to 2.15.
     """
     _checkpoint(module)
-
-
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether something hangs before or after a module's forward pass.
-
-    Torch has functions that add and remove hooks, and none that asks. Seen in 2.10 to 2.15.
-    """
-    return bool(module._forward_pre_hooks or module._forward_hooks)

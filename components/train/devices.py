@@ -175,6 +175,15 @@ def group_backend(kind: str) -> str:
     return backend
 
 
+def lone_backend(kind: str) -> str:
+    """Name what a world of one rank on such a device has: the device's own where torch has it.
+
+    Also a rank alone gathers sharded weights on its device, which gloo refuses for a GPU's.
+    """
+    backend = _BACKENDS[kind]
+    return backend if dist.is_backend_available(backend) else _BACKENDS["cpu"]
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Read the most that tensors took on ``device`` so far, on a CPU the whole process."""
     if device.type == "cuda":

@@ -15,6 +15,7 @@ from components.train.batches import StepBatches
 from components.train.checkpoints import Checkpoints, StopOnRequest
 from components.train.curves import Curves
 from components.train.display import Display
+from components.train.graph_count import GraphCount
 from components.train.guarding import Guarding
 from components.train.held_out import HeldOutLoss
 from components.train.metering import Metering
@@ -92,12 +93,12 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         say=display.say,
         checkpoint_tokens=recipe.checkpoint.every_tokens,
     )
-    metering = Metering(metrics=metrics, sysfs=SYSFS, say=display.say)
+    metering, graphs = Metering(metrics=metrics, sysfs=SYSFS, say=display.say), GraphCount()
     trainer = make_trainer(
         recipe=recipe,
         callbacks=[
-            *(watching, story, *_profiling(folder, recipe, display)),
-            *(rehearsal, stop, metering, metrics),
+            *(watching, story, *_profiling(folder, recipe, graphs, display)),
+            *(rehearsal, stop, metering, metrics, graphs),
             *(held_out, checkpoints, display, guarding),
         ],
         most_steps=None,
@@ -105,12 +106,17 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     with interrupts_pass():
         trainer.fit(module)
     if rank_here() == 0:
-        _write_results(folder, module, metrics, began, metering)
+        _write_results(folder, module, metrics, began, metering, graphs)
     return "stopped" if module.stopping else "finished"
 
 
 def _write_results(
-    folder: RunFolder, module: Pretraining, metrics: Metrics, began: float, metering: Metering
+    folder: RunFolder,
+    module: Pretraining,
+    metrics: Metrics,
+    began: float,
+    metering: Metering,
+    graphs: GraphCount,
 ) -> None:
     results = summarize(
         module=module,
@@ -119,16 +125,21 @@ def _write_results(
         unigram=folder.read("data.json", DataFolder).unigram,
         began=began,
         energy_sources=metering.sources,
+        compiler=graphs.figures,
     )
     folder.write_json("results.json", results)
 
 
-def _profiling(folder: RunFolder, recipe: Recipe, display: Display) -> list[Profiling]:
+def _profiling(
+    folder: RunFolder, recipe: Recipe, graphs: GraphCount, display: Display
+) -> list[Profiling]:
     """Make what profiles this rank, if it is asked for."""
     settings, rank = recipe.profiler, rank_here()
     if not settings.steps or rank not in settings.ranks:
         return []
-    return [Profiling(settings=settings, folder=folder, rank=rank, say=display.say)]
+    return [
+        Profiling(settings=settings, folder=folder, rank=rank, graphs=graphs, say=display.say)
+    ]
 
 
 def load_module(folder: RunFolder) -> Pretraining:

@@ -57,7 +57,9 @@ def build_rank_model(
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
-        compile_layers(decoder, recipe.parallelism.compile)
+        compile_layers(
+            decoder, recipe.parallelism.compile, recompute=recipe.parallelism.recompute
+        )
     return model
 
 

@@ -17,6 +17,7 @@ from components.profiling.trace import STEP, read_trace
 from components.profiling.waits import ON_PURPOSE
 from components.spec.profiler import Profiler
 from components.train.callback import RunCallback
+from components.train.graph_count import GraphCount
 from components.train.module import Pretraining
 from components.train.run_folder import RunFolder
 
@@ -28,11 +29,18 @@ class Profiling(RunCallback):
     """
 
     def __init__(
-        self, *, settings: Profiler, folder: RunFolder, rank: int, say: Callable[[str], None]
+        self,
+        *,
+        settings: Profiler,
+        folder: RunFolder,
+        rank: int,
+        graphs: GraphCount,
+        say: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._rank = rank
+        self._graphs = graphs
         self._say = say
         self._running: tuple[profile, Ranges] | None = None
         self._step: ExitStack | None = None
@@ -121,7 +129,8 @@ class Profiling(RunCallback):
             dtype=str(module.dtype_of("compute")).removeprefix("torch."),
         )
         name = f"{self._folder.profiles.name}/rank-{self._rank}.json"
-        self._folder.write_json(name, {"rank": self._rank, **found})
+        about = {"rank": self._rank, "compiler": self._graphs.figures}
+        self._folder.write_json(name, {**about, **found})
         seconds = time.perf_counter() - began
         self._say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
 

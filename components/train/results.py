@@ -26,6 +26,7 @@ def summarize(
     unigram: Mapping[str, float],
     began: float,
     energy_sources: Mapping[str, str],
+    compiler: Mapping[str, int],
 ) -> dict[str, Any]:
     """Collect the figures of ``results.json``; every rate names its FLOP convention.
 
@@ -55,6 +56,7 @@ def summarize(
         },
         "device": str(module.device),
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
+        "compiler": dict(compiler),  # of the first rank
         "energy": summarize_energy(
             metrics.energy_used, tokens=module.progress.tokens, sources=energy_sources
         ),

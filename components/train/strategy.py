@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from components.parallelism.mesh import Degrees, Mesh, build_mesh
 from components.spec.sections import Parallelism
-from components.train.devices import group_backend
+from components.train.devices import group_backend, lone_backend
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -33,7 +33,8 @@ class MeshStrategy(ModelParallelStrategy):
         if "RANK" in os.environ:
             self._connect()
         else:  # a world of one needs no port
-            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            backend = lone_backend(self.root_device.type)
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         self.mesh = build_mesh(
             self.root_device.type,
             degrees_of(self._parallelism),
@@ -60,7 +61,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return ``tensor`` itself in a world of one: its gloo knows no Intel GPU."""
+        """Return ``tensor`` itself in a world of one, whatever joins it."""
         return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
 
     @override

@@ -107,11 +107,11 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     plain = randomized(small_decoder(mlp=mixture(path=path), num_layers=3)).double()
     model = copy.deepcopy(plain)
     checkpoint_activations(model, recompute)
-    compile_layers(model, "layers")
+    compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
-    if path == "auto" and recompute != ["mlp"]:  # nothing hangs on the experts
-        assert counters["stats"]["unique_graphs"] == 1
-        assert not counters["graph_break"]
+    # What precedes experts in a layer, they themselves where they are recomputed, what follows.
+    pieces = (path == "loop") * 2 if recompute != ["mlp"] else 2 + (path == "auto")
+    assert counters["stats"]["unique_graphs"] == max(pieces, 1)
 
 
 def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:

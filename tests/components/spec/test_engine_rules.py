@@ -31,6 +31,12 @@ def test_every_stage_is_taken_in_float32(compose: Compose, zero: int) -> None:
     ("words", "message"),
     [
         (
+            ("parallelism.compile=layers", "parallelism.zero=3"),
+            r"parallelism\.compile: layers, but at zero=3 DeepSpeed's hooks are inside of "
+            r"each layer, and no two layers have a graph in common\n"
+            r"  set parallelism\.compile=none, zero=2, or parallelism\.engine=mesh",
+        ),
+        (
             ("parallelism.tensor=2", "cluster.ranks=128"),
             r"parallelism\.tensor: 2, but the deepspeed engine has data ranks alone\n"
             r"  set parallelism\.tensor=1, or parallelism\.engine=mesh",

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from components.torch_internals.autograd import (
     checkpoint,
-    has_forward_hooks,
     in_backward,
     keeps_graph,
     will_run,
@@ -80,15 +79,3 @@ def test_checkpointing_computes_twice_keeps_names_and_gives_the_same_gradients()
     for parameter, gradient in zip(module.parameters(), expected, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
-
-
-def test_hooks_before_and_after_the_forward_pass_are_seen_until_they_are_removed() -> None:
-    module = nn.Linear(1, 1)
-    assert not has_forward_hooks(module)
-    before = module.register_forward_pre_hook(lambda *_: None)
-    assert has_forward_hooks(module)
-    before.remove()
-    after = module.register_forward_hook(lambda *_: None)
-    assert has_forward_hooks(module)
-    after.remove()
-    assert not has_forward_hooks(module)

@@ -31,6 +31,7 @@ from components.train.devices import (
     compute_dtype,
     device_type,
     group_backend,
+    lone_backend,
     peak_memory_bytes,
 )
 from components.train.launch import ROOT
@@ -245,6 +246,22 @@ def test_a_torch_without_xccl_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name != "xccl")
     with pytest.raises(RecipeError, match=r"^cluster\.device: xpu, .*xccl joins.*\n  load a t"):
         group_backend("xpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "backend"),
+    [
+        ("cpu", "nccl", "gloo"),
+        ("cuda", "xccl", "nccl"),
+        ("xpu", "nccl", "xccl"),
+        ("cuda", "nccl", "gloo"),
+    ],
+)
+def test_a_rank_alone_has_what_joins_its_devices_where_torch_has_it(
+    monkeypatch: pytest.MonkeyPatch, kind: str, missing: str, backend: str
+) -> None:
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name != missing)
+    assert lone_backend(kind) == backend
 
 
 def test_the_memory_of_a_cpu_rank_is_what_it_held_at_most() -> None:
