@@ -22,6 +22,10 @@ RUN = (
     f"checkpoint.every_tokens={SAVED_STEPS * STEP_TOKENS}",
     f"evaluation.every_tokens={STEPS * STEP_TOKENS}",
     "evaluation.max_windows_per_source=2",
+    # Texts of our own: the miniature's usual ones are of the Python that runs.
+    f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}",
+    "data.shares={eu: 1.0}",
+    "tokenizer.vocab_size=768",
 )
 LAYOUTS = ("{tensor: 2}", "{pipeline: 2}")
 ROOMS = ("model", "parallelism", "train", "checkpoint", "optim", "dryrun", "torch_internals")
