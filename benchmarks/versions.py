@@ -10,6 +10,7 @@ compared with one process, and the tests of what uses torch run. Every finding i
 and docs/versions.md written. Exit status 1 if something does not hold.
 """
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ def main(words: list[str]) -> int:
     environments = list(chosen([word for word in others if word not in WHOLE]))
     names = {word for word in others if word in WHOLE} or {*WHOLE}
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")  # all runs are one user's
         reference = Path(folder) / "reference" / "run"
         reference.parent.mkdir()
         if names & {"train", "moved"}:

@@ -115,13 +115,12 @@ def _program(environment: Environment, home: Path, *words: str) -> str:
 def _call(
     environment: Environment, home: Path, words: Sequence[str]
 ) -> "subprocess.CompletedProcess[str]":
-    """One thread, so that sums keep their order; the state of whoever tries stays apart."""
+    """Call an environment's Python on one thread, so that sums keep their order."""
     say(f"{environment.name}: {' '.join(words)[:100]}")
-    own = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(home / "state")}
     return subprocess.run(
         [environment.program, *words],
         cwd=home,
-        env=os.environ | own,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
