@@ -1,13 +1,13 @@
-# `make run` and `make test` need Python 3.11 or newer and make; they set up the rest.
+# `make run` and `make test` need make and a Python of components/versions.py; they set up the rest.
 SHELL := /bin/bash
 # What the tests start again and again is compiled once, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
-HAS_TORCH = $(PYTHON) -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))'
+HAS_TORCH = $(PYTHON) -c 'import torch' && $(PYTHON) -m components.versions
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved bench gpu gpu-pack megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved versions bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -16,7 +16,7 @@ setup: .venv/ready ## build .venv from the lock
 
 .venv/ready: requirements/dev.lock requirements/torch.txt requirements/deepspeed.lock requirements/data.lock requirements/evaluate.lock \
   requirements/tracking.lock requirements/fp8.lock
-	@if $(HAS_TORCH) 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
+	@if { $(HAS_TORCH); } 2>/dev/null; then $(PYTHON) -m venv --system-site-packages .venv; else $(PYTHON) -m venv .venv; fi
 	$(PY) -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock -r requirements/data.lock \
 	  -r requirements/evaluate.lock -r requirements/tracking.lock -r requirements/fp8.lock
 	@$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet -r requirements/torch.txt
@@ -70,6 +70,9 @@ dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and 
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved
+
+versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
+	$(PY) -m benchmarks.versions recipe=teuken7b $(only)
 
 bench: setup ## run the benchmarks that this machine can run, and write docs/speed.md
 	$(PY) -m benchmarks.peaks

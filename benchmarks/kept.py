@@ -30,7 +30,7 @@ def stamp(recipe: Recipe, *groups: Group, packages: Sequence[str] = ()) -> Row:
     return {
         "scale": recipe.scale.name,
         "fingerprint": fingerprints(recipe.model_dump(mode="json"), groups),
-        **_here_and_now((*PACKAGES, *packages)),
+        **here_and_now((*PACKAGES, *packages)),
     }
 
 
@@ -42,10 +42,11 @@ def circumstances(
     ``packages`` name what computed, ours and the peer's; `docs/speed.md` shows all of it.
     """
     said = {"peer": peer, "convention": convention, "shape": dict(shape)}
-    return said | _here_and_now(packages)
+    return said | here_and_now(packages)
 
 
-def _here_and_now(packages: Sequence[str]) -> Row:
+def here_and_now(packages: Sequence[str]) -> Row:
+    """Say when, on which machine and with which versions of ``packages``."""
     versions = {name: version(name) for name in packages}
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

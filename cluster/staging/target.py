@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from cluster.user import User
 from components.errors import RecipeError
 from components.spec.recipe import Recipe
+from components.versions import PYTHON, judge
 
 VERSION = re.compile(r"3\.\d{1,2}")
-OLDEST = (3, 11)
 # Wheels for glibc up to 2.28, which torch itself asks for: an older one runs none.
 GLIBC_MINORS = range(28, 4, -1)
 OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
@@ -42,8 +42,8 @@ def target_of(recipe: Recipe, user: User) -> Target:
     profile = None if isinstance(site, str) else site.python
     here = "{}.{}".format(*sys.version_info[:2])
     python = user.python or profile or here
-    oldest = "{}.{}".format(*OLDEST)
-    if not VERSION.fullmatch(python) or tuple(map(int, python.split("."))) < OLDEST:
+    if not VERSION.fullmatch(python) or judge(python, PYTHON) == "below":
+        oldest = "{}.{}".format(*PYTHON.first)
         problem = f"{python!r} is not a version of Python from {oldest} on"
         raise RecipeError("site.python", problem, f'write site.python="{here}"')
     provided = () if isinstance(site, str) else site.provides

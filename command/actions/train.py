@@ -30,6 +30,7 @@ from components.train.run_folder import (
 )
 from components.train.software import write_provenance
 from components.train.writing import train_alone
+from components.versions import outside
 
 LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
@@ -107,7 +108,7 @@ def _check_here(recipe: Recipe) -> None:
     )
 
     check_devices(recipe.cluster)
-    for warning in warnings_of(recipe):
+    for warning in (*outside("above"), *warnings_of(recipe)):
         say(warning)
     if emulated := emulation_of(recipe, device_type(recipe.cluster.device)):
         say(f"precision.compute: float8 is {emulated}")

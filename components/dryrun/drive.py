@@ -15,8 +15,10 @@ from components.errors import RecipeError
 from components.spec.recipe import Recipe
 from components.train.launch import ROOT
 from components.train.run_folder import RunFolder, create_run_folder
+from components.versions import TORCH, installed, release_of
 
 AT_A_TIME = 2
+MESSAGES_SINCE = (2, 11)
 _LAST_LINES = 12
 
 
@@ -28,7 +30,7 @@ def rehearse_roles(recipe: Recipe, say: Callable[[str], None]) -> dict[Role, dic
     """Return what each role's step takes, in the order of the pipeline.
 
     Raises:
-        RecipeError: the layout is one that DeepSpeed drives.
+        RecipeError: the layout is one that DeepSpeed drives, or that this torch cannot play.
         RoleError: a role's process failed, or was killed.
     """
     if recipe.parallelism.engine != "mesh":
@@ -37,12 +39,28 @@ def rehearse_roles(recipe: Recipe, say: Callable[[str], None]) -> dict[Role, dic
             f"{recipe.parallelism.engine}, whose own collectives no fake group stands for",
             "set parallelism.engine=mesh, which holds and sends the same by ZeRO stage",
         )
+    check_messages(recipe)
     roles = roles_of(recipe)
     with tempfile.TemporaryDirectory(prefix="dryrun-") as path:
         folder = create_run_folder(recipe, Path(path))
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             found = pool.map(partial(_play, folder, say), roles)
             return dict(zip(roles, found, strict=True))
+
+
+def check_messages(recipe: Recipe) -> None:
+    """Refuse a pipeline where tensors without values cannot be sent.
+
+    Raises:
+        RecipeError: it is one, under torch before 2.11.
+    """
+    torch = installed().get(TORCH)
+    if recipe.parallelism.pipeline > 1 and torch and release_of(torch) < MESSAGES_SINCE:
+        raise RecipeError(
+            "parallelism.pipeline",
+            f"{recipe.parallelism.pipeline} stages, which torch {torch} cannot rehearse",
+            "use torch 2.11 or newer for a dry run, or ask action=plan",
+        )
 
 
 def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> dict[str, Any]:

@@ -1,9 +1,15 @@
 """The precision of products: autocast's, where it is on."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Asked = Callable[[str], bool]
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
@@ -19,5 +25,15 @@ def as_given(tensor: Tensor) -> AbstractContextManager[None]:
 
 
 def _casts(tensor: Tensor) -> bool:
-    device = tensor.device.type  # `meta` knows no autocast
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    device = tensor.device.type
+    return _knows_autocast(device) and torch.is_autocast_enabled(device)
+
+
+# A graph asks once, when it is made: torch's compiler in 2.10 cannot.
+_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
+
+
+@_constant
+def _knows_autocast(device: str) -> bool:
+    """Whether a kind of device has autocast; `meta` has not."""
+    return torch.amp.is_autocast_available(device)

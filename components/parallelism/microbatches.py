@@ -18,9 +18,11 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 
+from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.parallelism.mesh import Mesh
 from components.torch_internals.pipelining import LeanStage
+from components.versions import release_of
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -29,11 +31,29 @@ SCHEDULES: dict[str, Any] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 
+# In 2.10 and 2.11 torch adds a weight's gradient up twice where one of its products follows
+# another, and loses what operators in Python keep (`pipelining._backward`); 2.12 was not tried.
+ZERO_BUBBLE_SINCE = (2, 13)
+
 # What goes from stage to stage: tokens or hidden states, and what else later stages need.
 Passed = tuple[Tensor, ...]
 # (stage, its inputs, the microbatch's tokens, the microbatch's number) -> what to pass on, or
 # the loss to differentiate where the stage is the last.
 Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
+
+
+def check_schedule(schedule: str) -> None:
+    """Refuse a schedule that this release of torch computes wrongly.
+
+    Raises:
+        RecipeError: it is ``zero_bubble``, before torch 2.13.
+    """
+    if schedule == "zero_bubble" and release_of(torch.__version__) < ZERO_BUBBLE_SINCE:
+        raise RecipeError(
+            "parallelism.schedule",
+            f"zero_bubble, which torch {torch.__version__} was not seen to compute right",
+            "set parallelism.schedule=interleaved, or use torch 2.13 or newer",
+        )
 
 
 class Microbatches(Protocol):
@@ -86,6 +106,7 @@ class Pipeline:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        check_schedule(schedule)
         self._mesh = mesh
         self._schedule = schedule
         self._hidden_shape = hidden_shape

@@ -24,7 +24,7 @@ from components.preflight.devices import (
 from components.preflight.judge import judge
 from components.preflight.links import link_device, measure_links
 from components.preflight.network import check_network
-from components.preflight.packages import check_packages
+from components.preflight.packages import check_packages, check_versions
 from components.preflight.places import check_places
 from components.preflight.verdict import Clock, Finding, Report, Verdict
 from components.spec.preflight import Preflight
@@ -97,6 +97,7 @@ def _findings(
     yield from check_places(recipe, rules, folder.path)
     yield from check_copies(folder.path, name, os.environ)
     yield check_packages(folder, parts_of(recipe))
+    yield check_versions()
     yield check_data(recipe, rules, folder, name)
     yield check_network(recipe, folder, os.environ)
 

@@ -3,6 +3,7 @@
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from packaging.requirements import Requirement
 
@@ -10,6 +11,7 @@ from components.preflight.verdict import Finding
 from components.run.records import Packages
 from components.train.run_folder import RunFolder
 from components.train.software import ABSENT, RECORDED, ROOT, required, version_of
+from components.versions import PYTHON, TORCH, installed, judge
 
 _PIN = re.compile(r"^([A-Za-z0-9][^\\\n]*)", re.MULTILINE)
 _SHOWN = 3
@@ -27,6 +29,23 @@ def check_packages(folder: RunFolder, parts: Sequence[str]) -> Finding:
         rule=where,
         verdict="bad" if other else "ok",
         remedy="make setup again, or load the modules with which the run was made",
+    )
+
+
+def check_versions() -> Finding:
+    """Look whether torch and Python lie in the range that was tried."""
+    verdicts: dict[str, Literal["ok", "bad", "unknown"]]
+    verdicts = {"below": "bad", "above": "unknown", "tried": "ok"}
+    found = installed()
+    judged = {judge(version, tried) for tried, version in found.items()}
+    worst = next(side for side in verdicts if side in judged)
+    return Finding(
+        check="versions",
+        found=", ".join(f"{tried.name} {version}" for tried, version in found.items()),
+        expected=f"{TORCH}, {PYTHON}",
+        rule="docs/versions.md",
+        verdict=verdicts[worst],
+        remedy="load modules with others, or make setup where there are none",
     )
 
 

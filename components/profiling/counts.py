@@ -1,7 +1,7 @@
 """FLOPs and least memory traffic of an operator, from the shapes that a trace has of it.
 
-FLOPs are those of ``torch.utils.flop_counter``: products and attention, the whole of its
-matrix. The least traffic reads each input once and writes each output once.
+FLOPs are as in ``torch.utils.flop_counter``: products and attention, the whole of its matrix.
+The least traffic reads each input once and writes each output once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import addmm_flop, flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import addmm_flop, flop_registry
 
 from components.profiling.trace import Event
 from components.torch_internals import operators
@@ -33,14 +33,36 @@ def _mapped(inputs: Tensor, weight: Tensor, *others: Any, **named: Any) -> int:
     return 2 * inputs.numel() * weight.shape[0]
 
 
-# These operators have no formula in torch and get one here.
+def _attended(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> int:
+    """Count attention: two products for each query and key of a query head.
+
+    Torch before 2.13 refuses fewer heads of keys than of queries.
+    """
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return 2 * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def _attended_backward(
+    upstream: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any
+) -> int:
+    """Count its backward pass: the scores again, their gradient, and those of all three."""
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return 2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+# These operators have no formula in torch, or not in every release, and get one here.
 FORMULAS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
+    **{
+        packet: _attended_backward if "backward" in str(packet) else _attended
+        for packet in flop_registry
+        if "scaled_dot_product" in str(packet)
+    },
     aten.addmm_: addmm_flop,
     operators.GROUPED_PRODUCT: _grouped,
     operators.ONEDNN_LINEAR: _mapped,
-    operators.CPU_ATTENTION: sdpa_flop,
-    operators.CPU_ATTENTION_BACKWARD: sdpa_backward_flop,
+    operators.CPU_ATTENTION: _attended,
+    operators.CPU_ATTENTION_BACKWARD: _attended_backward,
 }
 _BY_NAME = {str(packet).replace(".", "::", 1): formula for packet, formula in FORMULAS.items()}
 _ITEM_BYTES = {

@@ -43,7 +43,7 @@ def check_builds(recipe: Recipe) -> None:
 
     Raises:
         RecipeError: whatever a constructor says is wrong, weights to begin with that are of
-            another model, or an engine that is not installed.
+            another model, an engine that is not installed, or a schedule that this torch lacks.
     """
     import torch  # slow: only who is about to train pays for it
 
@@ -57,6 +57,10 @@ def check_builds(recipe: Recipe) -> None:
         from components.model.float8 import check_torchao  # imports torch
 
         check_torchao()
+    if recipe.parallelism.pipeline > 1:
+        from components.parallelism.microbatches import check_schedule  # imports torch
+
+        check_schedule(recipe.parallelism.schedule)
     build(recipe.tokenizer, "tokenizer")
     build(recipe.schedule, "schedule")
     with torch.device("meta"):

@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a run computes is decided by these; the rest plans, prints and submits.
 COMPUTING = (
     *("components/build.py", "components/data", "components/model", "components/optim"),
-    *("components/parallelism", "components/spec", "components/train", "corpora", "data_prep"),
+    *("components/parallelism", "components/spec", "components/torch_internals"),
+    *("components/train", "corpora", "data_prep"),
 )
 ROOMS = (
     *COMPUTING,
@@ -30,7 +31,7 @@ ROOMS = (
     *("components/errors.py", "components/evaluate", "components/json_file.py"),
     *("components/parity", "components/planner"),
     *("components/preflight", "components/report", "components/run", "components/sharing"),
-    "components/tracking",
+    *("components/tracking", "components/versions.py"),
     *("conf", "recipes", "run.py"),
 )
 RECORDED = ("run", "data", "deepspeed", "fp8")  # files of requirements/

@@ -4,8 +4,11 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun import rehearsal
+from components.dryrun import drive, rehearsal
+from components.dryrun.drive import check_messages
 from components.dryrun.rehearsal import Rehearsal, rehearse
+from components.errors import RecipeError
+from components.versions import TORCH
 
 WORDS = (
     *("recipe=teuken7b", "scale=parity", "model.num_layers=2", "cluster.ranks=2"),
@@ -19,6 +22,10 @@ ALL = 16
 @pytest.fixture(scope="module")
 def some_and_all() -> tuple[Rehearsal, Rehearsal]:
     recipe = compose_recipe(read_point(list(WORDS)))
+    try:
+        check_messages(recipe)
+    except RecipeError as refused:
+        pytest.skip(str(refused))
     some = rehearse(recipe, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsal, "microbatches_to_rehearse", lambda _: ALL)
@@ -44,3 +51,14 @@ def test_their_counts_continue_to_those_of_all(
     assert some.bytes == every.bytes
     assert some.flops == every.flops
     assert {kind.operation for kind in every.calls} >= {"send", "receive", "all_reduce"}
+
+
+def test_a_pipeline_is_refused_where_torch_cannot_rehearse_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = compose_recipe(read_point(list(WORDS)))
+    monkeypatch.setattr(drive, "installed", lambda: {TORCH: "2.10.0a0+git449b176"})
+    with pytest.raises(RecipeError, match=r"parallelism\.pipeline: 2 stages.*2\.10\.0a0"):
+        check_messages(recipe)
+    monkeypatch.setattr(drive, "installed", lambda: {TORCH: "2.11.0+cu130"})
+    check_messages(recipe)

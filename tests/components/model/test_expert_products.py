@@ -133,6 +133,8 @@ def test_spread_and_reduce_have_the_numerical_gradients(first: int, routing: str
     )
 
 
+# What torch 2.15 reads of the tensors that this check of its own makes.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_operator_is_what_it_tells_torch_s_compiler(gated: bool) -> None:
     chosen = choose("random")

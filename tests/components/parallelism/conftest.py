@@ -4,7 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from components.errors import RecipeError
+from components.parallelism.microbatches import check_schedule
 from tests.components.parallelism.ranks import Ranks
+
+
+@pytest.fixture(autouse=True)
+def _schedule_of_this_torch(request: pytest.FixtureRequest) -> None:
+    if "zero_bubble" in request.node.name and "refused" not in request.node.name:
+        try:
+            check_schedule("zero_bubble")
+        except RecipeError as refused:
+            pytest.skip(str(refused))
 
 
 @pytest.fixture(scope="session")

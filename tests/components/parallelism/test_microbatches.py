@@ -3,8 +3,11 @@
 from functools import partial
 
 import pytest
+import torch
 
+from components.errors import RecipeError
 from components.model.positions import Learned
+from components.parallelism.microbatches import check_schedule
 from tests.components.parallelism.layout_cases import Layout
 from tests.components.parallelism.microbatches_cases import Found, run_steps
 from tests.components.parallelism.ranks import Ranks
@@ -105,3 +108,25 @@ def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
 def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:
     found = two_ranks(run_steps, DROPS, Layout(shard=2, zero=3), [2, 3], True)
     assert_as_one_process(found, 5, TOLERANCE)
+
+
+@pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
+def test_zero_bubble_is_refused_where_torch_computes_it_wrongly(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    check_schedule("interleaved")
+    with pytest.raises(RecipeError) as refused:
+        check_schedule("zero_bubble")
+    assert refused.value.path == "parallelism.schedule"
+    assert version in refused.value.problem
+    assert "parallelism.schedule=interleaved" in refused.value.remedy
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.0", "3.0.0"])
+def test_later_releases_take_every_schedule(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    for schedule in SCHEDULES:
+        check_schedule(schedule)

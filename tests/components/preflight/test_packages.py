@@ -5,9 +5,11 @@ from importlib.metadata import version
 
 import pytest
 
-from components.preflight.packages import check_packages, expected_versions
+from components.preflight import packages
+from components.preflight.packages import check_packages, check_versions, expected_versions
 from components.train.run_folder import RunFolder
 from components.train.software import describe_software
+from components.versions import PYTHON, TORCH
 
 
 def write(folder: RunFolder, packages: dict[str, str], python: str) -> None:
@@ -65,3 +67,23 @@ def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) 
     # The lock has two lines of numpy, by Python's version.
     new = tuple(map(int, platform.python_version_tuple()[:2])) >= (3, 12)
     assert expected["numpy"].startswith("2.5" if new else "2.4")
+
+
+@pytest.mark.parametrize(
+    ("torch", "python", "verdict"),
+    [
+        ("2.13.0+cpu", "3.12.3", "ok"),
+        ("2.9.1", "3.12.3", "bad"),
+        ("2.10.0a0+git449b176", "3.10.2", "bad"),
+        ("2.16.0", "3.12.3", "unknown"),
+        ("2.9.1", "3.14.0", "bad"),
+    ],
+)
+def test_torch_and_python_outside_the_range_are_found(
+    torch: str, python: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "installed", lambda: {PYTHON: python, TORCH: torch})
+    found = check_versions()
+    assert found.verdict == verdict
+    assert found.found == f"Python {python}, torch {torch}"
+    assert found.expected == f"{TORCH}, {PYTHON}"

@@ -71,7 +71,8 @@ def test_a_node_alone_has_no_clock_and_no_link_to_compare(
 ) -> None:
     (node,) = look_alone(compose(), folder).nodes
     assert [one.check for one in node.findings] == [
-        *("devices", "memory", "run folder", "temporary folder", "packages", "data"),
+        *("devices", "memory", "run folder", "temporary folder"),
+        *("packages", "versions", "data"),
         *("network", "cores", "product"),
     ]
 

@@ -1,0 +1,123 @@
+"""What lies below the range is refused before anything else, what lies above is told."""
+
+import ast
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components import versions
+from components.versions import PYTHON, TORCH, judge, outside, refuse
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD_PYTHONS = ("3.6", "3.8", "3.10")
+
+
+def with_torch(version: str, folder: Path) -> dict[str, str]:
+    """Let another torch be installed, by what pip would write of it."""
+    written = folder / f"torch-{version}.dist-info"
+    written.mkdir()
+    (written / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+    )
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "side"),
+    [
+        ("2.9.1", "below"),
+        ("1.13.0", "below"),
+        ("2.10.0a0+git449b176", "tried"),
+        ("2.15.0+cpu", "tried"),
+        ("2.16.0.dev20270101", "above"),
+        ("3.0.0", "above"),
+    ],
+)
+def test_a_build_counts_as_its_release(version: str, side: str) -> None:
+    assert judge(version, TORCH) == side
+
+
+def test_what_is_tried_here_is_neither_refused_nor_told() -> None:
+    assert outside("below") == []
+    assert outside("above") == []
+    refuse()
+
+
+def test_a_torch_below_the_range_ends_every_command_with_one_message(tmp_path: Path) -> None:
+    done = run("run.py", "recipe=teuken7b", "action=show", env=with_torch("2.9.1", tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first == f"torch 2.9.1 is installed here; tried were {TORCH}"
+    assert "make setup" in second
+
+
+def test_an_installer_asks_the_same(tmp_path: Path) -> None:
+    done = run("-m", "components.versions", env=with_torch("2.4.0+cu121", tmp_path))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+    assert run("-m", "components.versions").returncode == 0
+
+
+def test_a_torch_above_the_range_is_told_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_torch("9.1.0", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert outside("above") == [f"torch 9.1.0 is installed here; tried were {TORCH}"]
+    refuse()
+
+
+def test_without_torch_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: {PYTHON: platform.python_version()})
+    refuse()
+
+
+def test_an_older_python_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
+    with pytest.raises(SystemExit) as ended:
+        refuse()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        f"Python 3.10.13 is installed here; tried were {PYTHON}\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["run.py", "components/versions.py", "components/__init__.py"])
+def test_python_3_6_can_read_what_refuses_it(name: str) -> None:
+    ast.parse((ROOT / name).read_text("utf-8"), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("python", OLD_PYTHONS)
+def test_an_older_python_itself_says_so(python: str) -> None:
+    program = shutil.which(f"python{python}")
+    if program is None or subprocess.run([program, "-V"], check=False).returncode:
+        pytest.skip(f"there is no python{python} here")
+    done = subprocess.run(
+        [program, "run.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Python {python}.")
+
+
+def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path) -> None:
+    env = with_torch("9.1.0", tmp_path) | {"XDG_STATE_HOME": str(tmp_path)}
+    # Weights that are not there end it before anything is written.
+    words = ("recipe=teuken7b", f"model.init_from={tmp_path}", f"run={tmp_path / 'run'}")
+    done = run("run.py", *words, env=env)
+    said = done.stderr.splitlines()
+    assert said[0] == f"torch 9.1.0 is installed here; tried were {TORCH}"
+    assert "config.json" in said[1]
+    assert done.returncode == 2
