@@ -22,8 +22,10 @@ from components.errors import RecipeError
 from components.model.checkpointing import recomputed_parts
 from components.model.graphs import compile_for
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
+from components.versions import release_of
 
 _KEY = "parallelism.compile"
+_FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
 
 
 def compile_layers(
@@ -37,8 +39,9 @@ def compile_layers(
     ``recompute`` is what `checkpoint_activations` was given.
 
     Raises:
-        RecipeError: there is no C++ compiler, without which torch's has no kernels; or, in a
-            later forward pass, layers of one kind come in more shapes than torch compiles.
+        RecipeError: there is no C++ compiler, without which torch's has no kernels; this torch
+            cannot compile float64; or, in a later forward pass, layers of one kind come in more
+            shapes than torch compiles.
     """
     if parts == "none":
         return
@@ -49,6 +52,7 @@ def compile_layers(
             f"layers, but this machine has no {compiler}",
             "load a compiler, name it in CXX, or set parallelism.compile=none",
         )
+    _check_float64(model)
     for layer in cast("Any", model).layers.values():
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
         apart = {part for part in recomputed_parts(layer, recompute) if part is not layer}
@@ -59,6 +63,18 @@ def compile_layers(
         for part in apart | outside:
             _end_graph_at(part)
         _compile(layer)
+
+
+def _check_float64(model: nn.Module) -> None:
+    """Refuse float64 on a CPU before torch 2.13: "expected Double but found Float"."""
+    weight = next(model.parameters())
+    wide = weight.dtype == torch.float64 and weight.device.type == "cpu"
+    if wide and release_of(torch.__version__) < _FLOAT64_SINCE:
+        raise RecipeError(
+            _KEY,
+            f"layers, whose attention torch {torch.__version__} cannot compile in float64",
+            f"set {_KEY}=none, precision.compute=float32, or use torch 2.13 or newer",
+        )
 
 
 def _compile(module: nn.Module) -> None:

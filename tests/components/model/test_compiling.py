@@ -155,6 +155,15 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
     assert 0 < graphs <= 4
 
 
+def test_float64_is_refused_where_torch_cannot_compile_it(
+    small_decoder: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    compile_layers(small_decoder(), "layers", recompute="none")
+    with pytest.raises(RecipeError, match=r"torch 2\.11\.0\+cu130 cannot compile in float64"):
+        compile_layers(small_decoder().double(), "layers", recompute="none")
+
+
 def test_none_leaves_the_layers_as_they_are(small_decoder: Build) -> None:
     model = small_decoder()
     compile_layers(model, "none", recompute="none")
