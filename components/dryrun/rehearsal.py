@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from components.dryrun.collectives import CollectiveLedger, Kind
@@ -24,8 +25,11 @@ from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
 from components.spec.recipe import Recipe
 from components.torch_internals.dispatch import FakeTensorMode
 from components.train.devices import device_type
+from components.versions import release_of
 
 K = TypeVar("K")
+# Before this torch a schedule of so many microbatches begins with a message to each neighbour.
+_GREETS_BEFORE = (2, 13)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +81,13 @@ def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
 
 
 def _observe(module: FakeRank, modes: ExitStack, count: int) -> Rehearsal:
-    """Take a first step unseen, as short as a schedule may be, and watch the second.
+    """Take a first step unseen, as short as it may be, and watch the second.
 
     The first makes the optimizer's state, and DTensor asks fake tensors of global size for the
     shapes of every operator that it meets for the first time.
     """
-    first = min(module.recipe.parallelism.pipeline, count)
+    greets = release_of(torch.__version__) < _GREETS_BEFORE
+    first = count if greets else min(module.recipe.parallelism.pipeline, count)
     module.training_step(empty_batch(module.recipe, first))
     flops = modes.enter_context(FlopLedger())
     calls = modes.enter_context(CollectiveLedger(module.mesh))
