@@ -29,6 +29,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         1,
         ("parallelism.engine=deepspeed", "parallelism.data=2", "parallelism.zero=2"),
     ),
+    "experts over 2": (  # what precedes them in a layer, and what follows, twice
+        4,
+        ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
+    ),
     "all again": (1, ("parallelism.recompute=full",)),
     "norms again": (3, ("parallelism.recompute=[norms]",)),
     "attention again": (3, ("parallelism.recompute=[attention]",)),
