@@ -11,8 +11,11 @@ from components.spec.recipe import Recipe
 from components.spec.site import Site
 
 ROOT = Path(__file__).resolve().parents[3]
-CLUSTERS = sorted(path.stem for path in (ROOT / "conf" / "cluster").glob("*.yaml"))
-BATCH = [name for name in CLUSTERS if name != "local"]
+PROFILES = {path.stem: path for path in sorted((ROOT / "conf" / "cluster").glob("*.yaml"))}
+CLUSTERS = list(PROFILES)
+BATCH = [
+    name for name, path in PROFILES.items() if "\nscheduler: none\n" not in path.read_text()
+]
 
 
 def composed(*words: str) -> Recipe:
