@@ -11,8 +11,9 @@ from tests.life.test_train import last_weights
 
 # Of a loss near 4.3; two runs in bfloat16 that differ by a rounding are as far apart.
 BFLOAT16_TOLERANCE = 5e-3
-# Ranks add the same float32 gradients in another order; context ranks attend in parts.
-LAYOUT_TOLERANCE = 1e-5
+# Ranks add the same float32 gradients in another order; context ranks attend in parts. A number
+# that then rounds to the next one in float8 moves by 1/16: 1.4e-5 of a loss was seen.
+LAYOUT_TOLERANCE = 1e-4
 SAVED_STEP = 12
 MICROBATCH = "parallelism.microbatch_sequences=4"
 _OWN = ("budget.total_tokens=", MICROBATCH)
