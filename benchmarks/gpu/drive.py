@@ -25,6 +25,7 @@ from benchmarks.entry import enter
 from benchmarks.gpu.cases import CPU, FILE, Case, Found, cases_of, read_cases
 from benchmarks.kept import RESULTS
 from command.arguments import ROOT
+from components.data.files import replace_atomically
 from components.errors import RecipeError
 
 KEPT = RESULTS / "gpu"
@@ -54,9 +55,8 @@ class Part:
         """Write a result down at once."""
         self.results[case.name] = result
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        half = self._file.with_suffix(".half")
-        half.write_text(json.dumps(self.results, indent=1) + "\n", "utf-8")
-        half.replace(self._file)
+        with replace_atomically(self._file) as file:
+            file.write((json.dumps(self.results, indent=1) + "\n").encode())
 
 
 def run_apart(case: Case, device: str, *, seconds: float, options: Mapping[str, str]) -> Found:

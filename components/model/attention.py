@@ -163,8 +163,9 @@ def _attend_to_any(*given: Any) -> Tensor:  # torch counts the graphs of a funct
 def compiled_flex(*, trains: bool) -> Callable[..., Tensor]:
     """Compile `flex_attention`; uncompiled it makes the whole matrix of scores.
 
-    Training has batches of one shape, a graph each. Held-out windows are of any length: they
-    have one graph for all, and none of training's.
+    Training has batches of one shape, and one graph. Held-out windows are of any length: at
+    most four graphs serve all of them (one row or more, one block of the mask or more), and
+    none is training's.
     """
     return compile_for(
         "model.attention.backend",

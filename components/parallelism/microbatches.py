@@ -31,8 +31,8 @@ SCHEDULES: dict[str, Any] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
 
-# In 2.10 and 2.11 torch adds a weight's gradient up twice where one of its products follows
-# another, and loses what operators in Python keep (`pipelining._backward`); 2.12 was not tried.
+# Tests failed in 2.10 and 2.11; by its code (`pipelining._backward`) torch adds a weight's
+# gradient up twice there where one of its products follows another. 2.12 was not tried.
 ZERO_BUBBLE_SINCE = (2, 13)
 
 # What goes from stage to stage: tokens or hidden states, and what else later stages need.
