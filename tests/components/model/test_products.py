@@ -178,7 +178,7 @@ def test_compiled_a_map_is_what_it_was() -> None:
 @needs_kernels
 def test_plain_float32_goes_to_onednn_forward_and_backward() -> None:
     inputs, weight = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
-    with torch.profiler.profile() as running:
+    with torch.profiler.profile(acc_events=True) as running:
         torch.autograd.backward(linear(inputs, weight).sum())
     calls = {one.key: one.count for one in running.key_averages()}
     assert calls["mkldnn::_linear_pointwise"] == 3

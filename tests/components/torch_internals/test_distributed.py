@@ -79,6 +79,7 @@ from components.torch_internals.distributed import flight_record
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 print(flight_record(of_nccl=False).decode())
+dist.destroy_process_group()
 """
 
 
