@@ -57,43 +57,43 @@ golden: setup ## rewrite the golden files; read the diff before you commit it
 	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes -q
 
 recipes: setup ## train a hundred steps of every recipe's miniature, print the table and keep it for the ledger (20 minutes)
-	$(PY) -m benchmarks.miniatures
+	$(PY) -m benchmarks.ledger.miniatures
 
 chaos: setup ## break runs in every way that can be rehearsed, and write the table of docs/watchdogs.md (half an hour)
-	OMP_NUM_THREADS=1 $(PY) -m benchmarks.chaos
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.chaos.chaos
 
 parity: setup ## prove layouts of every recipe equal to one process, print the table and keep it for the ledger (half an hour)
-	$(PY) -m benchmarks.parity
+	$(PY) -m benchmarks.ledger.parity
 
 dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryruns.md (an hour)
-	$(PY) -m benchmarks.dryruns
+	$(PY) -m benchmarks.ledger.dryruns
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)
 	$(PY) -m tests.life.moved
 
 versions: setup ## try every torch of the range, each in an environment below ~/.cache/kochbuch, and write docs/versions.md; only="2.11.0 tests" tries that (hours, 25 GB)
-	$(PY) -m benchmarks.versions recipe=teuken7b $(only)
+	$(PY) -m benchmarks.versions.versions recipe=teuken7b $(only)
 
 bench: setup ## run the benchmarks that this machine can run, and write docs/speed.md
 	$(PY) -m benchmarks.peaks
-	$(PY) -m benchmarks.train_step
-	$(PY) -m benchmarks.checkpoints
-	$(PY) -m benchmarks.model
-	$(PY) -m benchmarks.loss
-	$(PY) -m benchmarks.moe
-	$(PY) -m benchmarks.dispatch
-	$(PY) -m benchmarks.document_steps
-	$(PY) -m benchmarks.planner_accuracy
-	$(PY) -m benchmarks.planner_blind
-	$(PY) -m benchmarks.search gpt175b=39_321_600 mula220b_a10b=25_165_824 teuken7b=33_554_432
-	$(PY) -m benchmarks.worlds recipe=gpt175b cluster=smng_p2
-	$(PY) -m benchmarks.parallel_overhead recipe=teuken7b
-	$(PY) -m benchmarks.guards recipe=teuken7b
-	$(PY) -m benchmarks.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
+	$(PY) -m benchmarks.training.train_step
+	$(PY) -m benchmarks.training.checkpoints
+	$(PY) -m benchmarks.training.model
+	$(PY) -m benchmarks.training.loss
+	$(PY) -m benchmarks.training.moe
+	$(PY) -m benchmarks.training.dispatch
+	$(PY) -m benchmarks.preparation.document_steps
+	$(PY) -m benchmarks.planning.planner_accuracy
+	$(PY) -m benchmarks.planning.planner_blind
+	$(PY) -m benchmarks.planning.search gpt175b=39_321_600 mula220b_a10b=25_165_824 teuken7b=33_554_432
+	$(PY) -m benchmarks.planning.worlds recipe=gpt175b cluster=smng_p2
+	$(PY) -m benchmarks.training.parallel_overhead recipe=teuken7b
+	$(PY) -m benchmarks.training.guards recipe=teuken7b
+	$(PY) -m benchmarks.training.expert_optimizer recipe=mula20b_a2b published=mula20b_a2b=1.36 \
 	  published=mula100b_a7b=1.23 published=mula220b_a10b=1.07
-	$(PY) -m benchmarks.profiler recipe=teuken7b
-	$(PY) -m benchmarks.whole_run recipe=teuken7b
-	$(PY) -m benchmarks.speed_page
+	$(PY) -m benchmarks.training.profiler recipe=teuken7b
+	$(PY) -m benchmarks.training.whole_run recipe=teuken7b
+	$(PY) -m benchmarks.speed.page
 
 gpu: setup ## measure steps, pieces and peers on this machine's GPU (40 minutes)
 	status=0; for part in A B C D E; do $(PY) -m benchmarks.gpu.drive part=$$part minutes=60 || status=1; done; \
@@ -103,12 +103,12 @@ gpu-pack: setup ## collect in gpu/wheels what a GPU machine without a network la
 	$(PY) -m benchmarks.gpu.pack
 
 megatron: .venv/megatron ## compare data files with megatron-core, in an environment of its own (10 minutes)
-	$(PY) -m benchmarks.megatron_files .venv/megatron/bin/python
-	$(PY) -m benchmarks.data_open .venv/megatron/bin/python
+	$(PY) -m benchmarks.preparation.megatron_files .venv/megatron/bin/python
+	$(PY) -m benchmarks.preparation.data_open .venv/megatron/bin/python
 
 datatrove: setup ## compare the preparation of a corpus with datatrove, on text from Debian's packages (two hours; needs apt-get)
-	$(PY) -m benchmarks.data_prep prepared/manuals
-	$(PY) -m benchmarks.corpus_memory recipe=mula1b prepared/manuals
+	$(PY) -m benchmarks.preparation.data_prep prepared/manuals
+	$(PY) -m benchmarks.preparation.corpus_memory recipe=mula1b prepared/manuals
 
 .venv/megatron: .venv/ready
 	$(PY) -m venv $@

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from components.spec.groups import Group, fingerprint_of
-from components.spec.recipe import Recipe
+from components.config.key_groups import KeyGroup, fingerprint_of
+from components.config.schema.recipe import Recipe
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "lightning")
 
 Row = dict[str, Any]
 
 
-def stamp(recipe: Recipe, *groups: Group, packages: Sequence[str] = ()) -> Row:
+def stamp(recipe: Recipe, *groups: KeyGroup, packages: Sequence[str] = ()) -> Row:
     """Describe what was proved of which groups' keys here and now.
 
     ``packages`` name what computed beside torch and Lightning.
@@ -55,7 +56,7 @@ def here_and_now(packages: Sequence[str]) -> Row:
     }
 
 
-def fingerprints(tree: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, str]:
+def fingerprints(tree: Mapping[str, Any], groups: Sequence[KeyGroup]) -> dict[str, str]:
     """Hash each of a settled recipe's groups by itself, as a lock does."""
     return {group.value: fingerprint_of(tree, group) for group in groups}
 

@@ -28,10 +28,11 @@ from benchmarks.entry import enter
 from benchmarks.machine import machine
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.parallelism.buckets import all_gather
-from components.planner.job import Job, job_of
+from components.distributed.collectives import all_gather
+from components.distributed.devices import compute_dtype, device_type
+from components.planner.job import TrainingJob, job_of
 from components.planner.products import layer_products
-from components.preflight.rates import (
+from components.preflight.devices import (
     ROUNDS,
     bus_bandwidth,
     large_bytes,
@@ -39,7 +40,6 @@ from components.preflight.rates import (
     median_seconds,
     product_teraflops,
 )
-from components.train.devices import compute_dtype, device_type
 from components.train.ranks import rank_variables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -98,7 +98,7 @@ def _alone(device: torch.device, dtypes: Sequence[torch.dtype]) -> Figures:
 
 
 def _products(
-    job: Job, dtype: torch.dtype, device: torch.device, best: Figures
+    job: TrainingJob, dtype: torch.dtype, device: torch.device, best: Figures
 ) -> Iterator[Figures]:
     """Measure the products of a recipe's layers, each beside the large one."""
     for product in layer_products(job):

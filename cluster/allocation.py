@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.scheduler import Place
+from cluster.scheduler import JobPlace
 from cluster.schedulers import scheduler_of
+from components.config.schema.cluster import Site
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.preflight.hub import hub
-from components.preflight.verdict import HOSTS, Verdict, list_hosts
-from components.spec.recipe import Recipe
-from components.spec.site import Site
-from components.train.run_folder import RunFolder
+from components.preflight.verdict import HOSTS, PreflightVerdict, list_hosts
+from components.run.folder import RunFolder
 
 # Slurm sets them for a script and its steps; `salloc` does not for a shell on a login node.
 _ON_A_NODE = {"SLURMD_NODENAME", "SLURM_PROCID"}
@@ -26,7 +26,7 @@ def is_inside(recipe: Recipe, seen: Mapping[str, str]) -> bool:
     return _INSIDE.get(recipe.cluster.scheduler, "") in seen
 
 
-def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> Verdict:
+def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> PreflightVerdict:
     """Start a task a node, gather what they say, and end those that are left.
 
     Raises:
@@ -62,7 +62,7 @@ def _check_on_a_node(recipe: Recipe, seen: Mapping[str, str]) -> None:
         )
 
 
-def _environment(site: Site, place: Place, port: int) -> dict[str, str]:
+def _environment(site: Site, place: JobPlace, port: int) -> dict[str, str]:
     own = {name: os.path.expandvars(one.value) for name, one in site.environment.items()}
     where = {
         "MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}",

@@ -11,10 +11,10 @@ from cluster.render import fill
 from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
 from cluster.slurm import Slurm
 from cluster.user import User
+from components.config.schema.cluster import SetupStep, Variable
+from components.config.schema.data import Preparation
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.corpus import Preparation
-from components.spec.recipe import Recipe
-from components.spec.site import Step, Variable
 from data_prep.stages.array import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 from data_prep.stages.executors import Say
 from data_prep.stages.plan import read_plan
@@ -39,7 +39,7 @@ class ArraySettings:
     walltime: str
     elements: int
     modules: tuple[str, ...]
-    setup: tuple[Step, ...]
+    setup: tuple[SetupStep, ...]
     environment: tuple[tuple[str, Variable], ...]
     proxy: str | None
     venv: str | None

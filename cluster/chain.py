@@ -9,22 +9,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cluster.failures import Failure, find_failure, of_copies, of_verdict
-from cluster.records import JobRecord, Jobs, saved_tokens
+from cluster.records import JobRecord, Jobs, saved_tokens, tell_end, tell_exclusion
 from cluster.scheduler import Scheduler, SchedulerError
 from cluster.schedulers import scheduler_of
-from cluster.telling import tell_end, tell_exclusion
-from components.life.failures import forget_errors
-from components.preflight.copies import failed_copies
+from components.config.schema.recipe import Recipe, read_recipe
+from components.fault_tolerance.failures import forget_errors
+from components.preflight.node_checks import failed_copies
 from components.preflight.verdict import (
     HOSTS,
-    Verdict,
+    PreflightVerdict,
     forget_verdict,
     list_hosts,
     read_verdict,
 )
-from components.spec.recipe import Recipe, read_recipe
+from components.run.folder import RunFolder
 from components.terminal import say
-from components.train.run_folder import RunFolder
 
 OVER = 3  # what `begin` returns if nothing is left to do; Python's own failures are 1 and 2
 WITHOUT_PROGRESS = 2
@@ -114,7 +113,11 @@ def end(run: Path, status: int) -> int:
 
 
 def _failure(
-    folder: RunFolder, recipe: Recipe, record: JobRecord, verdict: Verdict | None, status: int
+    folder: RunFolder,
+    recipe: Recipe,
+    record: JobRecord,
+    verdict: PreflightVerdict | None,
+    status: int,
 ) -> Failure:
     """Ask the verdict on the nodes first: without enough good ones no rank has started."""
     if verdict is not None and not verdict.holds:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.life.failures import read_errors
-from components.preflight.verdict import ANSWER, Verdict
+from components.fault_tolerance.failures import read_errors
+from components.preflight.verdict import ANSWER, PreflightVerdict
 
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
@@ -69,7 +69,7 @@ def find_failure(
     return Failure(why=why, rank=None, node=None, of_node=False, of_user=False)
 
 
-def of_verdict(verdict: Verdict) -> Failure:
+def of_verdict(verdict: PreflightVerdict) -> Failure:
     """Say which nodes were too bad to start on; what no node passes is none's own fault."""
     shared = verdict.of_all
     none_spoke = ANSWER in shared  # it is the launcher, say, and the next job may be luckier

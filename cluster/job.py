@@ -8,14 +8,13 @@ from typing import Literal
 from cluster.queues import choose_slot
 from cluster.schedulers import scheduler_of
 from cluster.user import PLAIN, User, unsaid
+from components.config.schema.cluster import Binding, Preflights, SetupStep, Site, Variable
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.preflight.verdict import HOSTS
-from components.spec.preflight import Preflights
-from components.spec.recipe import Recipe
-from components.spec.sections import Cluster
-from components.spec.site import Binding, Site, Step, Variable
-from components.train.caches import cache_variables
+from components.train.ranks import cache_variables
 
 HOUR, MINUTE = 3_600, 60
 ON_NODE = '"${on_node[@]}"'  # what a script sets for who imports from the node's copies
@@ -61,7 +60,7 @@ class JobSettings:
     lead_seconds: int
     jobs: int
     modules: tuple[str, ...]
-    setup: tuple[Step, ...]
+    setup: tuple[SetupStep, ...]
     environment: tuple[tuple[str, Variable], ...]
     proxy: str | None
     venv: str | None

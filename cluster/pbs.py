@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobState, Place, SchedulerError, ask, check_own
+from cluster.scheduler import JobPlace, JobState, SchedulerError, ask, check_own
 
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING = ("R", "E", "B")
@@ -54,10 +54,10 @@ class Pbs:
         """PBS cannot keep a job away from nodes by their names."""
         return False
 
-    def place(self, seen: Mapping[str, str]) -> Place:
+    def place(self, seen: Mapping[str, str]) -> JobPlace:
         """Read the job's own variables; none of them tells how often PBS ran it before."""
         lines = Path(seen["PBS_NODEFILE"]).read_text("utf-8").split()
-        return Place(job=seen["PBS_JOBID"], attempt=0, nodes=tuple(dict.fromkeys(lines)))
+        return JobPlace(job=seen["PBS_JOBID"], attempt=0, nodes=tuple(dict.fromkeys(lines)))
 
     def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
         """Name the nodes, so that task i is on the i-th; options as in HPE's own client.

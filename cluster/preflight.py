@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster.records import tell_preflight
 from cluster.scheduler import Scheduler
 from cluster.schedulers import scheduler_of
-from cluster.telling import tell_preflight
+from components.config.schema.recipe import Recipe, read_recipe
 from components.preflight.hub import hub
-from components.preflight.verdict import CHOSEN, Verdict, list_hosts, write_verdict
-from components.spec.recipe import Recipe, read_recipe
+from components.preflight.verdict import CHOSEN, PreflightVerdict, list_hosts, write_verdict
+from components.run.folder import RunFolder
 from components.terminal import say
-from components.train.run_folder import RunFolder
 
 
 def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
@@ -38,7 +38,7 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     return 0 if verdict.holds else 1
 
 
-def choose(recipe: Recipe, scheduler: Scheduler, verdict: Verdict) -> tuple[str, ...]:
+def choose(recipe: Recipe, scheduler: Scheduler, verdict: PreflightVerdict) -> tuple[str, ...]:
     """Take as many good nodes as there are ranks for, or all where agents can use others."""
     wait = recipe.watchdog.restarts and scheduler.outlives_nodes
     return verdict.good if wait else verdict.good[: verdict.needed]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from components.config.schema.cluster import QueueSection
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.spec.hardware import Queue
-from components.spec.sections import Cluster
 
 SMOKE_HOURS = 0.5
 
@@ -69,7 +69,7 @@ def _demand(cluster: Cluster, hours: float | None) -> float:
     return hours
 
 
-def _of_size(cluster: Cluster, queues: list[Queue]) -> list[Queue]:
+def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]:
     """Keep the queues that take so many nodes."""
     nodes = cluster.nodes
     fitting = [queue for queue in queues if queue.fewest_nodes <= nodes <= queue.most_nodes]

@@ -1,4 +1,4 @@
-"""What the jobs of a run leave below ``jobs/`` in its folder: a file a job, and who submitted.
+"""What the jobs of a run leave below ``jobs/`` in its folder, and in the run's event log.
 
 submitted.json       each hand-over to the scheduler: its id, when, by which words, of how
                      many jobs
@@ -7,19 +7,24 @@ cancelled            the last hand-over was cancelled: a job that begins ends at
 last                 the job that has begun is the last of its chain: on PBS it queues no other
 job.sh               the script
 ID.log               what the script said
+
+The ranks tell the rest of the story. A job outlives them, and knows why they ended.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import Place, Scheduler, check_id
-from components.checkpoint.marker import newest_checkpoint, tokens_of
+from cluster.scheduler import JobPlace, Scheduler, check_id
+from components.checkpoint.metadata import newest_checkpoint, tokens_of
+from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
-from components.run.records import Job, Submitted, read_record
-from components.train.run_folder import RunFolder
+from components.preflight.verdict import PreflightVerdict
+from components.run.event_log import EventLog, Kind
+from components.run.folder import RunFolder
+from components.run.records import JobLifeRecord, SubmissionsRecord, read_record
 
 ENDS = ("finished", "stopped", "failed")
 
@@ -64,7 +69,7 @@ class Jobs:
         file = self.path / "submitted.json"
         if not file.exists():
             return []
-        return [one.model_dump() for one in read_record(file, Submitted).submissions]
+        return [one.model_dump() for one in read_record(file, SubmissionsRecord).submissions]
 
     def newest(self) -> str | None:
         """Return the id from which the scheduler finds what waits and runs.
@@ -103,7 +108,7 @@ class Jobs:
         after = submissions[-1]["at"] if submissions else ""
         return [record for record in self.all() if record.began_at >= after]
 
-    def begin(self, place: Place) -> JobRecord:
+    def begin(self, place: JobPlace) -> JobRecord:
         """Note that a job begins; not every scheduler tells that it is run again."""
         before = [record.attempt for record in self.all() if record.job == place.job]
         record = JobRecord(
@@ -136,7 +141,7 @@ class Jobs:
 
     def _read(self) -> Iterator[JobRecord]:
         for file in self.path.glob("*-[0-9]*.json"):
-            record = JobRecord(**read_record(file, Job).model_dump())
+            record = JobRecord(**read_record(file, JobLifeRecord).model_dump())
             if file.name != _name(record):  # an id is a part of other paths too
                 problem = f"it says that it is of job {record.job!r}"
                 raise RecipeError(str(file), problem, "put the file back as it was")
@@ -156,3 +161,54 @@ def saved_tokens(folder: RunFolder) -> int:
 def now() -> str:
     """Name this moment in UTC; such texts sort by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+WITHOUT_A_WORD = "ended without a word: put back, killed, or lost with its node"
+
+
+def tell_end(folder: RunFolder, record: JobRecord) -> None:
+    """Tell how a job ended; of one that could not say so the next one tells."""
+    why = f": {record.why}" if record.why else ""
+    cause = f"{record.ended}{why}" if record.ended else WITHOUT_A_WORD
+    evidence = {"job": record.job, "attempt": record.attempt, "nodes": record.nodes}
+    _tell(folder, "job_end", cause, evidence)
+
+
+def tell_exclusion(folder: RunFolder, record: JobRecord, nodes: Sequence[str]) -> None:
+    """Tell which nodes the next job avoids."""
+    _tell(folder, "exclusion", record.why, {"job": record.job, "avoided": nodes})
+
+
+def tell_preflight(folder: RunFolder, verdict: PreflightVerdict) -> None:
+    """Tell which nodes a job's ranks do not start on; it has begun, and may wait for room."""
+    excluded = {
+        one.node: [found.check for found in one.bad] for one in verdict.nodes if one.bad
+    }
+    _tell(
+        folder,
+        "preflight",
+        "; ".join(verdict.reasons()) or "all nodes are good",
+        {"nodes": len(verdict.nodes), "needed": verdict.needed, "excluded": excluded},
+        seconds=verdict.seconds,
+        retry_seconds=read_recipe(folder.recipe).checkpoint.retry_seconds,
+    )
+
+
+def _tell(
+    folder: RunFolder,
+    kind: Kind,
+    cause: str,
+    evidence: Mapping[str, Any],
+    *,
+    seconds: float = 0.0,
+    retry_seconds: float = 0.0,  # at the end of a job its wall is near
+) -> None:
+    tokens, recipe = saved_tokens(folder), read_recipe(folder.recipe)
+    EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds).note(
+        kind,
+        step=recipe.ramp.steps(tokens // recipe.budget.sequence_length),
+        tokens=tokens,
+        cause=cause,
+        seconds=seconds,
+        evidence=evidence,
+    )

@@ -34,7 +34,7 @@ class JobState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class JobPlace:
     """Where this process runs: in which job, for the how manieth time, on which nodes."""
 
     job: str
@@ -67,7 +67,7 @@ class Scheduler(Protocol):
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """Keep the waiting jobs away from ``nodes``; say whether the scheduler can."""
 
-    def place(self, seen: Mapping[str, str]) -> Place:
+    def place(self, seen: Mapping[str, str]) -> JobPlace:
         """Read from a job's environment which job this is."""
 
     def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:

@@ -3,8 +3,8 @@
 from cluster.pbs import Pbs
 from cluster.scheduler import Scheduler
 from cluster.slurm import Slurm
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.spec.sections import Cluster
 
 
 def scheduler_of(cluster: Cluster) -> Scheduler:

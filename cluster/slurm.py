@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobState, Place, SchedulerError, State, ask, check_own
-from components.life.place import job_name
+from cluster.scheduler import JobPlace, JobState, SchedulerError, State, ask, check_own
+from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
@@ -65,11 +65,11 @@ class Slurm:
             ask(["scontrol", "update", jobs, f"ExcNodeList={','.join(nodes)}"])
         return True
 
-    def place(self, seen: Mapping[str, str]) -> Place:
+    def place(self, seen: Mapping[str, str]) -> JobPlace:
         job = job_name(seen)
         assert job is not None, "Slurm names every job"
         nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
-        return Place(
+        return JobPlace(
             job=job,
             attempt=int(seen.get("SLURM_RESTART_COUNT", "0")),
             nodes=tuple(nodes.split()),

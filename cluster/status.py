@@ -7,8 +7,8 @@ from typing import Any
 
 from cluster.records import JobRecord, Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
-from components.spec.recipe import read_recipe
-from components.train.run_folder import RunFolder, existing_run_folder
+from components.config.schema.recipe import read_recipe
+from components.run.folder import RunFolder, existing_run_folder
 
 # Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
 REASONS: Mapping[str, str] = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from components.config.targets import nearest
 from components.errors import RecipeError
-from components.spec.targets import nearest
 
 # What the shell and both schedulers take as it stands, without quotes.
 PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,-]+")

@@ -10,9 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from command.words import ACTIONS
+from command.options import ACTIONS
+from components.config.targets import nearest
 from components.errors import RecipeError
-from components.spec.targets import nearest
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ("text", "json")

@@ -16,23 +16,23 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
-from command.data_file import Sent
-from command.expansion import check_expansion
-from command.lock_file import CARRIED, Received, read_given, with_bundle
-from command.places import check_places
+from command.layout_search import Question, SearchResult, find_layout
+from command.lock_file import CARRIED, ReceivedLock, read_given, with_bundle
+from command.path_checks import check_places
 from command.recipe_file import (
     SECTIONS,
     STEM,
+    check_expansion,
     check_interpolations,
     check_recipe_file,
     read_recipe_file,
 )
-from command.searched import Found, Question, find_layout
+from command.yaml_file import ReceivedYaml
+from components.config.resolve import resolve
+from components.config.schema.recipe import Recipe
+from components.config.targets import nearest, read_signature
+from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
-from components.spec.named import Named
-from components.spec.recipe import Recipe
-from components.spec.settle import settle
-from components.spec.targets import nearest, read_signature
 
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
@@ -54,7 +54,7 @@ def compose_recipe(arguments: Arguments) -> Recipe:
     with _lines_told(arguments) as given:
         trees = _compose_trees(given)
         _check_places(trees, given)
-        return settle(trees.settled, given.arguments.all_values, trees.full)
+        return resolve(trees.settled, given.arguments.all_values, trees.full)
 
 
 def compose_to_compare(arguments: Arguments) -> Recipe:
@@ -65,10 +65,10 @@ def compose_to_compare(arguments: Arguments) -> Recipe:
     """
     with _lines_told(arguments) as given:
         trees = _compose_trees(given)
-        return settle(trees.settled, given.arguments.all_values, trees.full)
+        return resolve(trees.settled, given.arguments.all_values, trees.full)
 
 
-def compose_searched(arguments: Arguments) -> Found:
+def compose_searched(arguments: Arguments) -> SearchResult:
     """Compose the recipe with the best layout there is, and keep what was found beside it.
 
     Raises:
@@ -108,7 +108,7 @@ class _Given:
     """
 
     arguments: Arguments
-    file: Sent | Received | None
+    file: ReceivedYaml | ReceivedLock | None
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _lines_told(arguments: Arguments) -> Iterator[_Given]:
     if name is None or not name.endswith(".yaml"):
         yield _Given(arguments, None)
         return
-    file, named = read_given(Path(name).expanduser()), Named(arguments.values)
-    if isinstance(file, Received):
+    file, named = read_given(Path(name).expanduser()), UserOverrides(arguments.values)
+    if isinstance(file, ReceivedLock):
         sent, arguments = file.sent, with_bundle(arguments, file.lock)
     else:
         check_recipe_file(file)
@@ -156,13 +156,13 @@ def _compose_trees(given: _Given) -> _Trees:
 def _check_places(trees: _Trees, given: _Given) -> None:
     """Hold what a file says to the working folder; what the user names may lie anywhere."""
     if given.file is not None or given.arguments.file_values:
-        check_places(trees.settled, Named(given.arguments.values))
+        check_places(trees.settled, UserOverrides(given.arguments.values))
 
 
 def _composed(given: _Given) -> dict[str, Any]:
     """Group the files of ``conf/``; a bundle's own sections take the place of theirs."""
     choices = dict(given.arguments.choices)
-    if isinstance(given.file, Received):
+    if isinstance(given.file, ReceivedLock):
         lock = given.file.lock.model_dump(mode="json")
         deleted = (f"~{group}" for group in groups() if group not in CARRIED)
         chosen = (f"{group}={choice}" for group, choice in sorted(choices.items()))

@@ -1,4 +1,4 @@
-"""Locks and bundles: made of what the command line chose, read as what somebody sent."""
+"""Lock and bundle files, read as what somebody sent: choices and values are data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,14 +6,53 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
-from command.data_file import Sent, read_data
-from command.received import check_choices, check_recipe_place
+from command.path_checks import refuse_outside
 from command.recipe_file import SECTIONS, check_content
+from command.yaml_file import ReceivedYaml, read_data
+from components.config.key_groups import KeyGroup, declared
+from components.config.targets import check_nodes, nearest
+from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from components.sharing.lock import Lock, is_sealed, read_lock
-from components.spec.groups import Group, declared
-from components.spec.named import leaves
-from components.spec.targets import check_nodes
+
+NAMED_APART = frozenset({"recipe"})  # a group of conf/, but no choice among others
+
+
+def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
+    """Return the options of groups that a file chooses, if ``conf/`` has them.
+
+    Raises:
+        RecipeError: there is no such group or option; anything else would reach Hydra.
+    """
+    known = {group: one for group, one in groups().items() if group not in NAMED_APART}
+    for group, option in choices.items():
+        if group not in known:
+            remedy = nearest(group, list(known))
+            raise RecipeError(f"{path}.{group}", "there is no such group", remedy)
+        try:
+            check_option(group, option, known[group])
+        except RecipeError as error:
+            raise RecipeError(f"{path}.{group}", error.problem, error.remedy) from None
+    return {group: str(option) for group, option in choices.items()}
+
+
+def check_recipe_place(recipe: str, path: str) -> str:
+    """Return the name of a recipe, or its path if that stays below the working folder.
+
+    Raises:
+        RecipeError: it leads out, or is a path to no YAML file.
+    """
+    if recipe.endswith(".yaml"):
+        refuse_outside(recipe, path)
+    elif "/" in recipe:
+        raise RecipeError(path, f"{recipe!r} is no recipe's name", "a path ends in .yaml")
+    return recipe
+
+
+def as_received(arguments: Arguments) -> Arguments:
+    """Take words that a file gave as the file's: its values, and nothing of the user's site."""
+    return replace(arguments, values={}, file_values=arguments.all_values, site={})
+
 
 MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"
@@ -23,15 +62,15 @@ CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are t
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedLock:
     """A lock, the file it came in, and whether it is still as it was written."""
 
     lock: Lock
-    sent: Sent
+    sent: ReceivedYaml
     sealed: bool
 
 
-def read_given(file: Path, key: str = "recipe") -> Sent | Received:
+def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
     """Read the file that ``key`` names as a lock if it says that it is one; else as plain data.
 
     Raises:
@@ -41,12 +80,12 @@ def read_given(file: Path, key: str = "recipe") -> Sent | Received:
     if MARK not in sent.tree:
         return sent
     try:
-        return Received(_checked(sent), sent, is_sealed(sent.text))
+        return ReceivedLock(_checked(sent), sent, is_sealed(sent.text))
     except RecipeError as error:
         raise sent.told(error) from None
 
 
-def _checked(sent: Sent) -> Lock:
+def _checked(sent: ReceivedYaml) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
     lock = read_lock(sent.tree, "")
     check_choices(lock.asked.choices, "asked.choices")
@@ -130,7 +169,9 @@ def travelling(arguments: Arguments) -> dict[str, Any]:
 
 def _travels(key: str) -> bool:
     ours = key.partition(".")[0] in SECTIONS
-    return key == RANKS or (ours and (key.startswith(CLOCK) or declared(key) != Group.MACHINE))
+    return key == RANKS or (
+        ours and (key.startswith(CLOCK) or declared(key) != KeyGroup.MACHINE)
+    )
 
 
 def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:

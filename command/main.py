@@ -1,4 +1,4 @@
-"""From the words of the command line to an exit status."""
+"""The command line's main: from words to an exit status, and the list of recipes."""
 
 import importlib
 import os
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import read_point
-from command.faults import attempt, tell_error
-from command.listing import list_recipes
-from command.outcome import Outcome, Status
-from command.points import split_sweep, study_words, submits
-from command.words import check_words, keys_of
-from components.terminal import console, prepare_streams
+from command.arguments import ROOT, read_point
+from command.entry import attempt, tell_error
+from command.options import ACTIONS, check_words, keys_of
+from command.outcome import ActionResult, Status
+from command.recipe_file import read_recipe_file
+from command.sweep import split_sweep, study_words, submits
+from components.terminal import console, prepare_streams, tell
 
 
 def main(words: Sequence[str]) -> Status:
@@ -32,10 +32,10 @@ def main(words: Sequence[str]) -> Status:
         _let_go()
 
 
-def _flushed(words: Sequence[str]) -> Outcome:
+def _flushed(words: Sequence[str]) -> ActionResult:
     status = _run(words)
     sys.stdout.flush()
-    return Outcome(status)
+    return ActionResult(status)
 
 
 def _is_broken(output: int) -> bool:
@@ -60,14 +60,14 @@ def _run(words: Sequence[str]) -> Status:
         list_recipes()
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study import run_study  # imports Optuna
+        from command.study.listed import run_study
 
         return run_study(asked)
     sweeping, points = split_sweep(words)
     if not sweeping:
         return _act(points[0]).status
     if submits(points):
-        from command.sweep import submit_all  # imports torch
+        from command.sweep_jobs import submit_all  # imports torch
 
         return submit_all(points)
     return _sweep(points)
@@ -75,7 +75,7 @@ def _run(words: Sequence[str]) -> Status:
 
 def _sweep(points: Sequence[Sequence[str]]) -> Status:
     """Run one point after the other, whatever becomes of those before, until interrupted."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ActionResult] = []
     for point in points:
         outcomes.append(attempt(partial(_act, point), point, " ".join(point)))
         if outcomes[-1].status >= Status.INTERRUPTED:
@@ -84,18 +84,35 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
     return max(outcome.status for outcome in outcomes)
 
 
-def _act(words: Sequence[str]) -> Outcome:
+def _act(words: Sequence[str]) -> ActionResult:
     arguments = read_point(words)
     check_words(arguments.action, keys_of(arguments.words))
     outcome = importlib.import_module(f"command.actions.{arguments.action}").run(arguments)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, ActionResult)
     return outcome
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(outcomes: Sequence[ActionResult]) -> None:
     runs = [outcome.run for outcome in outcomes if outcome.run is not None]
     if not runs:
         return
     from components.report.tables import summary_table
 
     console(width=160).print(summary_table(runs))
+
+
+USAGE = """\
+python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
+Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
+  {actions}
+The recipes, each with its home cluster:
+
+"""
+
+
+def list_recipes() -> None:
+    """Print the usage and one line for each recipe."""
+    tell(USAGE.format(actions=" ".join(ACTIONS)).removesuffix("\n"))
+    for file in sorted((ROOT / "recipes").glob("*.yaml")):
+        tree = read_recipe_file(file).tree
+        tell(f"{file.stem:<16} {tree['home']:<14} {tree['why']}")

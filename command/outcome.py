@@ -19,7 +19,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActionResult:
     """How one point ended, and the run folder that it left, if any."""
 
     status: Status = Status.DONE

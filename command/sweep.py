@@ -1,100 +1,149 @@
-"""A sweep over a batch cluster: every point is checked, then those that can run are submitted.
+"""Sweeps (``-m``): the points of a command, their labels, and the folders of their runs."""
 
-Each point has a run folder below the sweep's, named after what it changes. Given again, the
-same command submits only what is not there: finished, queued and ended points are left alone.
-"""
-
-from collections.abc import Sequence
-from functools import partial
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import islice, product
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from command.actions.status import print_runs
-from command.actions.submit import Ready, check, check_not_submitted, hand_over
-from command.arguments import Arguments, read_point
-from command.compose import compose_recipe
-from command.faults import attempt
-from command.labels import folder_of_runs, labels
-from command.outcome import Outcome, Status
-from command.words import SWEEP, check_words, keys_of
+import yaml
+
+from cluster.user import PLAIN, read_user
+from command.arguments import RAW_KEYS, ROOT, Arguments, groups, parse_word, read_point
 from components.errors import RecipeError
-from components.terminal import say
 
-PASSING = ("action=", "again=", "force=", "at_most=", "output=")
-
-
-def submit_all(points: Sequence[Sequence[str]]) -> Status:
-    """Submit what can be and return the highest exit status."""
-    ready: list[Ready] = []
-    folders: list[Path] = []
-    statuses = []
-    for words, label in zip(points, labels(points), strict=True):
-        look = partial(_look, points, words, label, ready, folders)
-        statuses.append(attempt(look, words, label).status)
-        if statuses[-1] >= Status.INTERRUPTED:
-            return statuses[-1]
-    statuses += _submit(ready, read_point(points[0]).at_most)
-    written = [path for path in folders if (path / "recipe.json").exists()]
-    print_runs(written, read_point(points[0]).output)
-    return max(statuses)
+STUDY = "study="
+MOST_POINTS = 10_000
+REPORT = "action=report"  # of a study it is one page, not many runs
+SWEEPS = frozenset({"-m", "--multirun"})
 
 
-def _look(
-    points: Sequence[Sequence[str]],
-    words: Sequence[str],
-    label: str,
-    ready: list[Ready],
-    folders: list[Path],
-) -> Outcome:
-    """Note a point's folder, and what can be handed over."""
-    arguments = read_point(words)
-    check_words("submit", [*keys_of(words), SWEEP])
-    path = _sweep_folder(arguments, points) / label
-    folders.append(path)
-    if (one := _check(arguments, path)) is not None:
-        ready.append(one)
-    return Outcome()
+def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
+    """Take ``-m`` away and list the points, the last key changing fastest.
+
+    Raises:
+        RecipeError: a word is no ``key=value``, several values are given without ``-m``, or
+            what they are cannot be listed.
+    """
+    sweeping = any(word in SWEEPS for word in words)
+    words = [word for word in words if word not in SWEEPS]
+    options = [_values_of(word, sweeping) for word in words]
+    _check_count(options)
+    return sweeping, [list(point) for point in product(*options)]
 
 
-def _check(arguments: Arguments, path: Path) -> Ready | None:
-    """Check one point; what was handed over before is not ready for it again."""
-    recipe = compose_recipe(arguments)
-    try:
-        check_not_submitted(recipe, path, again=arguments.again)
-    except RecipeError as standing:
-        if standing.path != "run":
-            raise
-        say(f"[{path.name}] left as it is: {standing.problem}")
+def study_words(words: Sequence[str]) -> list[str] | None:
+    """Return a study's words without ``-m``; nothing where no study is asked for.
+
+    Raises:
+        RecipeError: a study without ``-m`` whose report is not asked for, or more than one.
+    """
+    named = [word for word in words if word.startswith(STUDY)]
+    if not named:
         return None
-    one = check(recipe, arguments, path)
-    if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
-        raise RecipeError(
-            "at_most",
-            f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the next "
-            "run after the first of them",
-            "set cluster.jobs=1, or leave at_most out",
+    kept = [word for word in words if word not in SWEEPS]
+    if len(kept) == len(words) and REPORT not in words:
+        raise RecipeError("study", "a study is many runs", "write -m before it")
+    if len(named) > 1:
+        raise RecipeError("study", "given twice", "keep one of them")
+    return kept
+
+
+def submits(points: Sequence[Sequence[str]]) -> bool:
+    """Tell whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
+    arguments = read_point(points[0])
+    if arguments.action != "auto" or "cluster" not in arguments.choices:
+        return arguments.action == "submit"
+    profile = ROOT / "conf" / "cluster" / f"{arguments.choices['cluster']}.yaml"
+    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
+
+
+def _values_of(word: str, sweeping: bool) -> list[str]:
+    key = word.partition("=")[0]
+    if key in RAW_KEYS or (key == "recipe" and not sweeping):
+        return [word]
+    if not parse_word(word).is_sweep_override():
+        return [word]
+    if not sweeping:
+        raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
+    return [f"{key}={value}" for value in _listed(word)]
+
+
+def _listed(word: str) -> list[str]:
+    """List what a sweep of Hydra's grammar stands for, in the order in which it is written.
+
+    Raises:
+        RecipeError: it stands for no list, an empty one, or one that is too long.
+    """
+    key, _, text = word.partition("=")
+    override = parse_word(word)
+    kind, sweep = getattr(override.value_type, "name", ""), override.value()
+    if kind == "INTERVAL_SWEEP":
+        remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
+        raise RecipeError(key, f"{text} is no list of values", remedy)
+    if getattr(sweep, "shuffle", False):
+        problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
+        raise RecipeError(key, problem, "leave shuffle out")
+    try:
+        found = (
+            _globbed(key, text, sweep)
+            if kind == "GLOB_CHOICE_SWEEP"
+            else list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
         )
-    return one
+    except ValueError as error:  # a step of nothing, a choice inside a choice
+        if isinstance(error, RecipeError):
+            raise
+        problem = f"{text} cannot be listed: {str(error).splitlines()[0]}"
+        raise RecipeError(key, problem, "write the values, separated by commas") from None
+    if not found:
+        raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
+    return found
 
 
-def _submit(ready: Sequence[Ready], at_most: int | None) -> list[Status]:
-    """Hand over one chain a point; each waits for the one ``at_most`` places before it."""
-    chains: list[str] = []
-    return [
-        attempt(partial(_hand_over, one, at_most, chains), one.words, one.path.name).status
-        for one in ready
-    ]
+def _globbed(key: str, text: str, sweep: Any) -> list[str]:
+    """Choose among the files of a group."""
+    if key not in groups():
+        remedy = f"it chooses files of a group: {', '.join(groups())}"
+        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
+    return list(sweep.filter(groups()[key]))
 
 
-def _hand_over(one: Ready, at_most: int | None, chains: list[str]) -> Outcome:
-    after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
-    chains.append(hand_over(one, after=after))
-    wait = f", after {after}" if after else ""
-    say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
-    return Outcome()
+def _check_count(options: Sequence[Sequence[str]]) -> None:
+    """Refuse what nobody would wait for.
+
+    Raises:
+        RecipeError: the points are too many.
+    """
+    if prod(map(len, options)) > MOST_POINTS:
+        longest = max(options, key=len)[0].partition("=")[0]
+        problem = f"a sweep has {MOST_POINTS:,} points at most"
+        raise RecipeError(longest, problem, "list fewer values, or let a study search")
 
 
-def _sweep_folder(arguments: Arguments, points: Sequence[Sequence[str]]) -> Path:
-    """Return the folder that ``run=`` names, or one that the same points find again."""
-    kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
-    said = "\n".join(" ".join(words) for words in kept)
-    return folder_of_runs(arguments, f"{Path(arguments.recipe or '').stem}-sweep", said)
+LONGEST = 200  # a file system takes 255
+
+
+def labels(points: Sequence[Sequence[str]]) -> list[str]:
+    """Name each point by the words that not all points have, as a folder can be called."""
+    common = set.intersection(*(set(words) for words in points))
+    return [as_folder(word for word in words if word not in common) for words in points]
+
+
+def as_folder(words: Iterable[str]) -> str:
+    """Join words to the name of a folder; one that is too long is cut and stays its own."""
+    name = ",".join(words)
+    plain = "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name)
+    if len(plain) <= LONGEST:
+        return plain
+    return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def folder_of_runs(arguments: Arguments, stem: str, said: str) -> Path:
+    """Return the folder that ``run=`` names, or one that the same words find again."""
+    named = arguments.folders.get("run")
+    if named is not None:
+        return named.absolute()
+    user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:8]
+    return Path(user.runs or ROOT / "runs").absolute() / f"{stem}-{digest}"

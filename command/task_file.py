@@ -8,10 +8,10 @@ the keys below, whose data are local files. What a template may do, `Harness` bo
 from pathlib import Path
 from typing import Any
 
-from command.data_file import Sent, read_data
+from command.yaml_file import ReceivedYaml, read_data
+from components.config.targets import nearest
 from components.errors import RecipeError
-from components.evaluate.harness import Task
-from components.spec.targets import nearest
+from components.evaluate.harness import LmEvalTask
 
 _KEYS = (
     *("task", "task_alias", "description", "metadata"),
@@ -24,7 +24,7 @@ _KEYS = (
 _FORMATS = ("json", "csv", "parquet", "text")
 
 
-def find_tasks(names: list[str], folder: Path | None) -> list[Task]:
+def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
     """Read the tasks that are in ``folder``; any other must be one that lm-eval ships.
 
     Raises:
@@ -34,12 +34,12 @@ def find_tasks(names: list[str], folder: Path | None) -> list[Task]:
         raise RecipeError("tasks_folder", f"{folder} is no folder", "name one of task files")
     own = {} if folder is None else {file.stem: file for file in folder.glob("*.yaml")}
     return [
-        _read_task(name, own[name]) if name in own else Task(name=name, known=tuple(own))
+        _read_task(name, own[name]) if name in own else LmEvalTask(name=name, known=tuple(own))
         for name in names
     ]
 
 
-def _read_task(name: str, file: Path) -> Task:
+def _read_task(name: str, file: Path) -> LmEvalTask:
     sent = read_data(file, "task")
     try:
         _check_keys(sent, name)
@@ -48,10 +48,10 @@ def _read_task(name: str, file: Path) -> Task:
         raise sent.told(error) from None
     config = sent.tree | {"dataset_kwargs": {"data_files": data_files}}
     listed = tuple(Path(one) for paths in data_files.values() for one in paths)
-    return Task(name=name, config=config, files=(file, *listed))
+    return LmEvalTask(name=name, config=config, files=(file, *listed))
 
 
-def _check_keys(sent: Sent, name: str) -> None:
+def _check_keys(sent: ReceivedYaml, name: str) -> None:
     for key in sent.tree:
         if key not in _KEYS:
             problem = "a task file is data: this key is not taken"
@@ -65,7 +65,7 @@ def _check_keys(sent: Sent, name: str) -> None:
         raise RecipeError("dataset_path", problem, f"write one of {', '.join(_FORMATS)}")
 
 
-def _data_files(sent: Sent) -> dict[str, list[str]]:
+def _data_files(sent: ReceivedYaml) -> dict[str, list[str]]:
     """Find the files of each split, beside the task file."""
     settings = sent.tree.get("dataset_kwargs")
     named: Any = settings.get("data_files") if isinstance(settings, dict) else None

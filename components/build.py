@@ -6,9 +6,9 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from components.config.schema.types import Node, thaw
+from components.config.targets import check_nodes
 from components.errors import RecipeError
-from components.spec.frozen import Node, thaw
-from components.spec.targets import check_nodes
 
 
 def build(node: Node, path: str) -> Any:

@@ -1,6 +1,6 @@
 """Ranges of numbers, as the constructors that a recipe names annotate their arguments.
 
-A constructor is the schema of its node: the gate, :mod:`components.spec.targets`, reads from
+A constructor is the schema of its node: the gate, :mod:`components.config.targets`, reads from
 its source that ``lr`` is ``Positive`` and refuses any other value wherever a recipe is
 composed, long before anything is built. Who calls a constructor by hand is not checked.
 """

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.config.schema.data import NearDuplicates, Preparation, Source
 from components.data.manifest import StageCounts, StageRecord
 from components.errors import RecipeError
-from components.spec.corpus import Preparation
-from components.spec.data import Source
-from components.spec.near_duplicates import NearDuplicates
 from data_prep.hashes import HashFile, hash_file
 from data_prep.sources import OpenSource, open_source
 from data_prep.split import GroupRange
 from data_prep.stages import clean, duplicates, keep, signatures
 from data_prep.stages.cut import cut_source
-from data_prep.stages.passes import Pass, Passes
-from data_prep.stages.pin import pin_lists
-from data_prep.stages.plan import Piece, Task
+from data_prep.stages.engine import Pass, Passes
+from data_prep.stages.plan import InputPiece, PassTask, pin_lists
 from data_prep.stages.shards import CleanShard
 from data_prep.stages.tally import Count
 
@@ -30,7 +27,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleaned:
+class CleanCorpus:
     """The sources' clean text, and the record of every pass that made it."""
 
     sources: Mapping[str, OpenSource]
@@ -46,7 +43,7 @@ class Corpus:
     passes: Passes
     hashed: HashFile = hash_file
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> CleanCorpus:
         """Bring every pass to its end, or find it there.
 
         Raises:
@@ -58,7 +55,8 @@ class Corpus:
         near, exact = self.preparation.near_duplicates, self.preparation.exact_duplicates
         if isinstance(near, NearDuplicates):
             each = [
-                Task(source=task.source, pieces=(piece,)) for task, piece in _shards(passes[0])
+                PassTask(source=task.source, pieces=(piece,))
+                for task, piece in _shards(passes[0])
             ]
             passes.append(run(signatures, signatures.settings_of(near), each))
         if near != NONE or exact != NONE:
@@ -68,7 +66,7 @@ class Corpus:
         if len(passes) > 1 or personal["personal_data"] != NONE:
             passes.append(run(keep, {"steps": personal}, _last_tasks(passes)))
             self._check_left(passes)
-        return Cleaned(
+        return CleanCorpus(
             sources={name: self._opened(name, passes) for name in sorted(self.sources)},
             stages={one.plan.work: _record(one) for one in passes},
         )
@@ -86,7 +84,7 @@ class Corpus:
             },
         }
 
-    def _raw_tasks(self) -> list[Task]:
+    def _raw_tasks(self) -> list[PassTask]:
         return [
             task
             for name in sorted(self.sources)
@@ -124,21 +122,21 @@ class Corpus:
         )
 
 
-def _all_hashes(passes: list[Pass]) -> Task:
+def _all_hashes(passes: list[Pass]) -> PassTask:
     """All that the search for duplicates reads: hashes, and signatures if there are any."""
     pieces = (one.piece(task, -1) for one in passes for task in range(len(one.plan.tasks)))
-    return Task(source="", pieces=tuple(pieces))
+    return PassTask(source="", pieces=tuple(pieces))
 
 
-def _shards(one: Pass) -> list[tuple[Task, Piece]]:
+def _shards(one: Pass) -> list[tuple[PassTask, InputPiece]]:
     return [(task, one.piece(number, 0)) for number, task in enumerate(one.plan.tasks)]
 
 
-def _last_tasks(passes: list[Pass]) -> list[Task]:
+def _last_tasks(passes: list[Pass]) -> list[PassTask]:
     """Pair each clean shard with its verdicts, if duplicates were searched for."""
     found = passes[-1] if len(passes) > 1 else None
     return [
-        Task(
+        PassTask(
             source=task.source,
             pieces=(shard,) if found is None else (shard, found.piece(0, number)),
         )

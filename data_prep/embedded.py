@@ -14,7 +14,7 @@ from pathlib import Path
 
 from components.data.files import FileRecord
 from components.errors import RecipeError
-from data_prep.hashes import Hashed, HashFile, hash_file
+from data_prep.hashes import HashFile, TextHash, hash_file
 from data_prep.read import Document, Input, LocalFile
 
 CORPORA = Path(__file__).resolve().parents[1] / "corpora"
@@ -118,14 +118,14 @@ def _origin() -> str:
     return _hashed((*library_source(), topics, code)).sha256
 
 
-def _hashed(documents: Iterable[LibraryDocument]) -> Hashed:
+def _hashed(documents: Iterable[LibraryDocument]) -> TextHash:
     digest = hashlib.sha256()
     num_bytes = 0
     for document in documents:
         content = document.text.encode()
         digest.update(len(content).to_bytes(8, "little") + content)
         num_bytes += len(content)
-    return Hashed(sha256=digest.hexdigest(), bytes=num_bytes)
+    return TextHash(sha256=digest.hexdigest(), bytes=num_bytes)
 
 
 def _module_paths() -> list[Path]:

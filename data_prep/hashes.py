@@ -21,7 +21,7 @@ Key = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class TextHash:
     """The hash of a text, and how long it is."""
 
     sha256: str
@@ -45,7 +45,7 @@ class HashFile:
                 left = None if left is None else left - len(block)
         return digest.hexdigest()
 
-    def drawn(self, origin: str, draw: Callable[[], Hashed]) -> Hashed:
+    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
         """Hash a text that costs more to draw than to hash.
 
         ``origin`` stands for all that decides it: the hash of what it is drawn from, and of
@@ -67,7 +67,7 @@ class HashCache(HashFile):
     def __init__(self, *, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
         self._known: dict[Key, tuple[State, str]] = {}
-        self._drawn: dict[str, Hashed] = {}
+        self._drawn: dict[str, TextHash] = {}
         for entry in _read(path):
             with suppress(ValueError, TypeError, KeyError):  # half a line, or no entry
                 self._remember(entry)
@@ -84,7 +84,7 @@ class HashCache(HashFile):
             self._append({"file": key, "state": state, "sha256": sha256})
         return sha256
 
-    def drawn(self, origin: str, draw: Callable[[], Hashed]) -> Hashed:
+    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
         """Draw and hash as :class:`HashFile` does, or know the hash."""
         if origin not in self._drawn:
             self._append({"drawn": origin, **asdict(draw())})
@@ -97,7 +97,7 @@ class HashCache(HashFile):
             KeyError, TypeError or ValueError: it is none.
         """
         if "drawn" in entry:
-            found = Hashed(sha256=entry["sha256"], bytes=entry["bytes"])
+            found = TextHash(sha256=entry["sha256"], bytes=entry["bytes"])
             self._drawn[entry["drawn"]] = found
         else:
             name, start, end = entry["file"]

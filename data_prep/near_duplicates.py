@@ -1,25 +1,123 @@
-"""Near duplicates: MinHash signatures of documents, and the groups of documents that match.
+"""Near duplicates: MinHash signatures, files of them, and groups of documents that match.
 
 The signatures are those of rensa's R-MinHash: 32-bit slots, in each of which two documents
 agree with the probability of their Jaccard similarity. Which pairs of documents become
 candidates, and which candidates count, `NearDuplicates` says.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
+from numpy.lib import format as npy
 from rensa import RMinHash
 
+from components.config.schema.data import NearDuplicates
 from components.data.files import replace_atomically
-from components.spec.near_duplicates import NearDuplicates
-from data_prep.batches import batches
-from data_prep.groups import Groups, Indices
+from data_prep.encode import batches
 from data_prep.shingles import Hashes, scramble, shingles
-from data_prep.signature_files import SignatureFiles, Signatures, write_header
+
+Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class Groups:
+    """Let each document point at an earlier one of its group; the group's first is its own.
+
+    8 bytes a document. All pairs of a call are joined at once; the groups are the same whatever
+    the order of pairs and calls.
+    """
+
+    def __init__(self, documents: int) -> None:
+        self._earlier = np.arange(documents)
+
+    def first(self, documents: Any) -> Indices:
+        """Find the first document of each one's group; each pass halves the way to it."""
+        while True:
+            earlier: Indices = self._earlier[documents]
+            further = self._earlier[earlier]
+            if np.array_equal(earlier, further):
+                return earlier
+            self._earlier[documents] = further
+
+    def join(self, left: Indices, right: Indices) -> None:
+        """Join the groups of ``left[i]`` and ``right[i]``, for every i."""
+        while len(left):
+            left, right = self.first(left), self.first(right)
+            apart = left != right
+            left, right = left[apart], right[apart]
+            # Of several pairs that would move one document, the earliest goal wins; the
+            # others meet it in the next round.
+            np.minimum.at(self._earlier, np.maximum(left, right), np.minimum(left, right))
+
+    def repeated(self) -> Indices:
+        """List the documents that are not the first of their group, in order."""
+        everyone = np.arange(len(self._earlier))
+        return np.flatnonzero(self.first(everyone) != everyone)
+
+
+Signatures = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
+
+SLOT = "<u4"
+BLOCK_DOCUMENTS = 1 << 14
+
+
+def write_header(stream: BinaryIO, documents: int, slots: int) -> None:
+    """Begin a .npy file of signatures; numpy leaves room for any number of documents.
+
+    So the header can be written again, over the first, once they are counted.
+    """
+    header = {"descr": SLOT, "fortran_order": False, "shape": (documents, slots)}
+    npy.write_array_header_1_0(stream, header)
+
+
+class SignatureFiles:
+    """Documents numbered through all files, in their order; one file is open at a time."""
+
+    def __init__(self, files: Sequence[Path], slots: int) -> None:
+        self._files, self._slots = files, slots
+        self._ends = np.cumsum([0, *(len(self._open(index)) for index in range(len(files)))])
+
+    @property
+    def documents(self) -> int:
+        return int(self._ends[-1])
+
+    def blocks(self) -> Iterator[tuple[int, Signatures]]:
+        """Read all rows; with each block comes the number of its first document."""
+        for index, begin in enumerate(self._ends[:-1]):
+            rows = self._open(index)
+            for start in range(0, len(rows), BLOCK_DOCUMENTS):
+                yield int(begin) + start, np.array(rows[start : start + BLOCK_DOCUMENTS])
+
+    def agreement(self, left: Indices, right: Indices) -> Any:
+        """Give the share of slots in which ``left[i]`` and ``right[i]`` agree, for every i."""
+        shares = np.empty(len(left))
+        for start in range(0, len(left), BLOCK_DOCUMENTS):
+            block = slice(start, start + BLOCK_DOCUMENTS)
+            equal = self._rows(left[block]) == self._rows(right[block])
+            shares[block] = equal.mean(axis=1)
+        return shares
+
+    def by_file(self, documents: Indices) -> list[Indices]:
+        """Deal sorted documents back to their files, numbered from 0 in each."""
+        parts = np.split(documents, np.searchsorted(documents, self._ends[1:-1]))
+        return [part - begin for part, begin in zip(parts, self._ends, strict=False)]
+
+    def _rows(self, documents: Indices) -> Signatures:
+        files = np.searchsorted(self._ends, documents, side="right") - 1
+        rows = np.empty((len(documents), self._slots), SLOT)
+        for index in np.unique(files):
+            chosen = files == index
+            rows[chosen] = self._open(index)[documents[chosen] - self._ends[index]]
+        return rows
+
+    def _open(self, index: int) -> Signatures:
+        rows: Signatures = np.load(self._files[index], mmap_mode="r")
+        assert rows.shape[1] == self._slots, "signatures of other settings"
+        return rows
+
 
 Alike = Callable[[Indices, Indices], Any]
 

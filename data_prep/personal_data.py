@@ -15,7 +15,7 @@ from functools import cache
 from datatrove.data import Document
 from datatrove.pipeline.formatters import PIIFormatter
 
-from components.spec.document_steps import PersonalData
+from components.config.schema.document_steps import PersonalData
 
 PHONE_NUMBER = re.compile(r"(?<![\w+])\+[1-9](?:[ ./-]?\(?\d\)?){7,14}(?![ ./-]?\(?\d|\w)")
 # Length of the IBANs of each country: SWIFT, IBAN registry (ISO 13616).
@@ -29,7 +29,7 @@ IBAN_LENGTHS = """
 
 
 @dataclass(frozen=True)
-class Kind:
+class PersonalDataKind:
     """How one kind is found: a pattern, tried where ``sign`` is, and what a find must pass.
 
     No find goes beyond a ``separator``; between two of them there is seldom a ``sign``.
@@ -78,7 +78,7 @@ class PersonalDataStep:
 
 
 @cache
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, PersonalDataKind]:
     """List the kinds in the order in which they are replaced, by their key in the recipe.
 
     Word by word, since datatrove's pattern takes quadratic time on a long word such as an image
@@ -87,10 +87,10 @@ def kinds() -> dict[str, Kind]:
     published = PIIFormatter()
     emails, addresses = published.emails_replacer, published.ip_replacer
     return {
-        "emails": Kind("@", " ", emails.regex, _always),
-        "ip_addresses": Kind(".", "\n", addresses.regex, addresses.validator),
-        "ibans": Kind("", "\n", iban_pattern(), has_right_check_digits),
-        "phone_numbers": Kind("+", "\n", PHONE_NUMBER, _always),
+        "emails": PersonalDataKind("@", " ", emails.regex, _always),
+        "ip_addresses": PersonalDataKind(".", "\n", addresses.regex, addresses.validator),
+        "ibans": PersonalDataKind("", "\n", iban_pattern(), has_right_check_digits),
+        "phone_numbers": PersonalDataKind("+", "\n", PHONE_NUMBER, _always),
     }
 
 

@@ -25,13 +25,12 @@ from components.data.manifest import (
 )
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.given_tokenizer import find_tokenizer, take_tokenizer
 from data_prep.hashes import HashFile, hash_file
-from data_prep.sources import OpenSource, Source, open_sources
+from data_prep.sources import OpenSource, SourceInput, open_sources
 from data_prep.split import choose_split, measure_groups
-from data_prep.stages.disk import full_disk_told
+from data_prep.stages.lock import full_disk_told
 from data_prep.token_source import TokenSource
-from data_prep.tokenise import SplitText, Tokenise
+from data_prep.tokenise import SplitText, Tokenise, find_tokenizer, take_tokenizer
 
 SHORTEST_HELD_OUT_TOKENS = 2
 
@@ -67,7 +66,7 @@ class _Preparation:
 
 def prepare(
     *,
-    sources: Mapping[str, Source | OpenSource],
+    sources: Mapping[str, SourceInput | OpenSource],
     tokenizer: Tokenizer,
     tokenizer_folder: str,
     root: Path,

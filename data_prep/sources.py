@@ -19,7 +19,7 @@ from data_prep.token_source import TokenSource, open_token_source
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-class Source(Protocol):
+class SourceInput(Protocol):
     """Where the text of one source is, as the recipe's section says it."""
 
     @property
@@ -55,7 +55,7 @@ class OpenSource:
             yield from text_input.documents()
 
 
-def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
+def open_source(name: str, source: SourceInput, hashed: HashFile = hash_file) -> OpenSource:
     """Find and hash all inputs of a source; ``hashed`` may know hashes from before.
 
     Raises:
@@ -66,7 +66,7 @@ def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> Open
     return OpenSource(inputs=inputs, records=records, column=source.column)
 
 
-def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
+def find_inputs(name: str, source: SourceInput) -> tuple[Input, ...]:
     """List the inputs of a source: the embedded corpus first, then the files.
 
     Raises:
@@ -92,7 +92,7 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
 
 
 def open_sources(
-    sources: Mapping[str, Source | OpenSource], hashed: HashFile = hash_file
+    sources: Mapping[str, SourceInput | OpenSource], hashed: HashFile = hash_file
 ) -> dict[str, OpenSource | TokenSource]:
     """Open all that are not yet, in the order of their names: texts, or token files.
 

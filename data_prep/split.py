@@ -16,7 +16,7 @@ WHITE_SPACE = re.compile(r"\s")
 
 
 @dataclass(frozen=True)
-class Split:
+class HeldOutSplit:
     """Hold out the groups whose hash is below ``threshold``.
 
     ``inside_fraction`` is the end of each document that is held out instead, where all
@@ -73,9 +73,9 @@ def measure_groups(documents: Iterable[Document]) -> GroupRange:
     return GroupRange(lowest, highest, num_documents)
 
 
-def choose_split(groups: GroupRange, fraction: float) -> Split:
+def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
     """Hold out ``fraction`` of the groups, at least one and not all."""
     base = int(fraction * HASH_RANGE)
     inside = fraction if groups.lowest == groups.highest else 0.0
     threshold = min(max(base, groups.lowest + 1), groups.highest)
-    return Split(threshold=threshold, inside_fraction=inside)
+    return HeldOutSplit(threshold=threshold, inside_fraction=inside)

@@ -15,7 +15,7 @@ import numpy as np
 
 from components.data.files import FileRecord, read_blocks
 from components.data.token_file import (
-    Chunk,
+    TokenChunk,
     TokenFileRecord,
     little_endian,
     width_of,
@@ -23,15 +23,14 @@ from components.data.token_file import (
 )
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.given_tokenizer import take_tokenizer
 from data_prep.sources import OpenSource
 from data_prep.stages import tokenizer as training
 from data_prep.stages import tokens
 from data_prep.stages.cut import whole
-from data_prep.stages.passes import Passes
-from data_prep.stages.plan import Piece, Task
+from data_prep.stages.engine import Passes
+from data_prep.stages.plan import InputPiece, PassTask
 from data_prep.stages.shards import CleanShard
-from data_prep.tokenise import Sides, SplitText
+from data_prep.tokenise import Sides, SplitText, take_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class InPasses:
             "sample_bytes": sample_bytes,
             "shards": {name: len(pieces) for name, pieces in shards.items()},
         }
-        task = Task(
+        task = PassTask(
             source="", pieces=tuple(one for pieces in shards.values() for one in pieces)
         )
         done = self.passes.run(training, settings, [task])
@@ -73,7 +72,7 @@ class InPasses:
         """
         file = whole(Path(files[0].name), files[0])
         tasks = [
-            Task(source=name, pieces=(shard, file))
+            PassTask(source=name, pieces=(shard, file))
             for name, source in text.sources.items()
             for shard in _shards(source)
         ]
@@ -93,13 +92,15 @@ def _settings(text: SplitText, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _shards(source: OpenSource) -> list[Piece]:
+def _shards(source: OpenSource) -> list[InputPiece]:
     shards = [one for one in source.inputs if isinstance(one, CleanShard)]
     assert len(shards) == len(source.inputs), "passes read clean text alone"
     return [whole(shard.path, shard.expected) for shard in shards]
 
 
-def _join(folder: Path, name: str, shards: list[tuple[Piece, ...]], vocab_size: int) -> Sides:
+def _join(
+    folder: Path, name: str, shards: list[tuple[InputPiece, ...]], vocab_size: int
+) -> Sides:
     counts = [json.loads(Path(str(each[-1].path)).read_bytes()) for each in shards]
     train, held_out = (
         _join_side(folder / f"{name}.{side}.tokens", side, number, shards, counts, vocab_size)
@@ -112,15 +113,15 @@ def _join_side(
     path: Path,
     side: str,
     number: int,
-    shards: list[tuple[Piece, ...]],
+    shards: list[tuple[InputPiece, ...]],
     counts: list[Mapping[str, int]],
     vocab_size: int,
 ) -> TokenFileRecord:
-    def chunks() -> Iterator[Chunk]:
+    def chunks() -> Iterator[TokenChunk]:
         for pieces, count in zip(shards, counts, strict=True):
             documents = count[side]
             for block in _checked(pieces[number]):
-                yield Chunk(
+                yield TokenChunk(
                     np.frombuffer(block, little_endian(width_of(vocab_size))), documents
                 )
                 documents = 0
@@ -128,7 +129,7 @@ def _join_side(
     return write_chunks(path, chunks(), vocab_size=vocab_size)
 
 
-def _checked(piece: Piece) -> Iterator[bytes]:
+def _checked(piece: InputPiece) -> Iterator[bytes]:
     """Read a file in blocks of whole tokens.
 
     Raises:

@@ -1,10 +1,12 @@
-"""Token files that somebody has already: Megatron's, read in place.
+"""Token files that somebody has already (Megatron's), and ours as Megatron reads them.
 
 Held out are documents at the end of each file, as Megatron's ``--split`` takes them: nothing is
 copied or decoded, but copies of a document may stand on both sides.
 """
 
 import hashlib
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +15,15 @@ from typing import Literal, Protocol
 import numpy as np
 
 from components.data.files import FileRecord
-from components.data.manifest import SourceRecord
-from components.data.megatron import MegatronIndex, read_index
-from components.data.token_file import TokenFileRecord, Tokens, open_token_file
+from components.data.manifest import Manifest, SourceRecord
+from components.data.megatron import MegatronIndex, read_index, write_index
+from components.data.token_file import (
+    MOST_OPEN,
+    OpenFiles,
+    TokenFileRecord,
+    Tokens,
+    open_token_file,
+)
 from components.errors import RecipeError
 from data_prep.hashes import HashFile, hash_file
 from data_prep.read import expand_pattern
@@ -165,3 +173,35 @@ def _prefix(pattern: str) -> str:
 def _ends_in_blocks(index: MegatronIndex) -> Iterator[tuple[int, np.ndarray]]:
     for first in range(0, index.documents, BLOCK_TOKENS):
         yield first, index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
+
+
+def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
+    """Write ``PREFIX.bin`` and ``PREFIX.idx`` for each token file; return the prefixes.
+
+    A ``.bin`` file has the bytes of the token file: it is another name of it, and a copy only
+    where the file system has no such names. Files that are read in place are left out.
+    """
+    files = OpenFiles(folder=folder, most_open=MOST_OPEN)
+    records = [
+        record
+        for source in manifest.sources.values()
+        for record in (*source.train, *source.held_out)
+        if not Path(record.name).is_absolute()
+    ]
+    return [_write(folder, record, files, manifest.tokenizer.eod_id) for record in records]
+
+
+def _write(folder: Path, record: TokenFileRecord, files: OpenFiles, eod_id: int) -> Path:
+    prefix = (folder / record.name).with_suffix("")
+    target = Path(f"{prefix}.bin")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        try:
+            partial.hardlink_to(folder / record.name)
+        except OSError:  # the file system has no second names
+            shutil.copyfile(folder / record.name, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    write_index(prefix, files.tokens(record), record.dtype, eod_id=eod_id)
+    return prefix

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from components.config.targets import nearest
 from components.errors import RecipeError
-from components.spec.targets import nearest
 
 FILE = Path(__file__).parents[1] / "data" / "gpu_cases.yaml"
 CPU = "CPU"  # what a result says of its device where there is no other
@@ -22,7 +22,7 @@ Found = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class GpuCase:
     """One measurement in a process of its own.
 
     ``seconds`` are what it takes on a GPU, process and all; ``least_gib`` is the memory below
@@ -43,12 +43,12 @@ class Case:
         return call(**self.settings)
 
 
-def read_cases(file: Path = FILE, *, toy: bool = False) -> list[Case]:
+def read_cases(file: Path = FILE, *, toy: bool = False) -> list[GpuCase]:
     """Read all cases, in the order in which they are run."""
     tree = yaml.safe_load(file.read_text("utf-8"))
     toys = tree["toys"] if toy else {}
     return [
-        Case(
+        GpuCase(
             name=name,
             part=part,
             runs=one["runs"],
@@ -61,7 +61,7 @@ def read_cases(file: Path = FILE, *, toy: bool = False) -> list[Case]:
     ]
 
 
-def cases_of(part: str, names: list[str], cases: list[Case]) -> list[Case]:
+def cases_of(part: str, names: list[str], cases: list[GpuCase]) -> list[GpuCase]:
     """Choose the named cases of a part, or all of it.
 
     Raises:

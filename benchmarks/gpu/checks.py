@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import yaml
 
-from benchmarks import guards as guarded
-from benchmarks.checkpoints import Weights, make_saver, save_once
 from benchmarks.gpu.device import this_device
 from benchmarks.gpu.ours import join_world
 from benchmarks.peaks import main as measure_peaks
+from benchmarks.training import guards as guarded
+from benchmarks.training.checkpoints import Weights, make_saver, save_once
 from command.arguments import ROOT
 
 Found = dict[str, Any]

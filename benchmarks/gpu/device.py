@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import CPU
-from components.train.devices import device_type, peak_memory_bytes
+from components.distributed.devices import device_type, peak_memory_bytes
 
 
 def this_device() -> torch.device:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.gpu.cases import CPU, FILE, Case, Found, cases_of, read_cases
+from benchmarks.gpu.cases import CPU, FILE, Found, GpuCase, cases_of, read_cases
 from benchmarks.kept import RESULTS
 from command.arguments import ROOT
 from components.data.files import replace_atomically
@@ -46,12 +46,12 @@ class Part:
             if file.exists():
                 self.results |= json.loads(file.read_text("utf-8"))
 
-    def has(self, case: Case, device: str) -> bool:
+    def has(self, case: GpuCase, device: str) -> bool:
         """Tell whether this very case has a result of this device."""
         known = self.results.get(case.name, {})
         return known.get("settings") == case.settings and known.get("device") == device
 
-    def keep(self, case: Case, result: Found) -> None:
+    def keep(self, case: GpuCase, result: Found) -> None:
         """Write a result down at once."""
         self.results[case.name] = result
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,9 @@ class Part:
             file.write((json.dumps(self.results, indent=1) + "\n").encode())
 
 
-def run_apart(case: Case, device: str, *, seconds: float, options: Mapping[str, str]) -> Found:
+def run_apart(
+    case: GpuCase, device: str, *, seconds: float, options: Mapping[str, str]
+) -> Found:
     """Run a case in a process of its own, for so many seconds at the most."""
     began = time.monotonic()
     passed = [f"{key}={options[key]}" for key in ("scale", "cases") if key in options]
@@ -121,7 +123,9 @@ def device_here() -> Found:
     return device
 
 
-def run_part(part: Part, cases: list[Case], options: Mapping[str, str], *, again: bool) -> int:
+def run_part(
+    part: Part, cases: list[GpuCase], options: Mapping[str, str], *, again: bool
+) -> int:
     """Run what has no result yet while there is time; say what was not begun."""
     end = time.monotonic() + 60 * minutes_of(options)
     device = device_here()

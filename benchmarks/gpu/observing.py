@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from components.energy.meter import Meter
-from components.torch_internals.compiler import count_graphs
-from components.train.metering import device_source
+from components.energy.counters import Meter
+from components.torch_internals.autograd import count_graphs
+from components.train.callbacks.energy_monitor import device_source
 
 MOST_KERNELS = 25
 Found = dict[str, Any]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.entry import enter
-from benchmarks.gpu.cases import FILE, Case, Found, read_cases
+from benchmarks.gpu.cases import FILE, Found, GpuCase, read_cases
 from benchmarks.gpu.device import gib_of, memory_of, name_of, this_device
 from benchmarks.kept import circumstances
 
@@ -26,7 +26,7 @@ CONVENTION = (
 _WANT = ("out of memory", "ALLOC_FAILED")
 
 
-def measure(case: Case) -> Found:
+def measure(case: GpuCase) -> Found:
     """Run a case and describe it, its device and its end."""
     device, began = this_device(), time.monotonic()
     try:

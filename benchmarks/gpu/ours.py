@@ -15,14 +15,14 @@ from typing_extensions import override
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
+from components.distributed.devices import lone_backend
 from components.dryrun.world import NoBatches, trainer_of
+from components.engine import parallelize
+from components.engine.parallelize import RankModel
 from components.model.decoder import Decoder
 from components.model.initialization import initial_stds
-from components.spec.recipe import Recipe
-from components.train import pour
-from components.train.devices import lone_backend
 from components.train.module import Pretraining
-from components.train.pour import RankModel
 
 DOCUMENT_TOKENS = 1_024
 
@@ -76,7 +76,7 @@ class OurStep:
 class _DrawnHere(Pretraining):
     @override
     def build_model(self) -> RankModel:
-        with patch.object(pour, "draw_weights", draw_on_device):
+        with patch.object(parallelize, "draw_weights", draw_on_device):
             return super().build_model()
 
 

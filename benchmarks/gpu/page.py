@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.gpu.cases import Case, read_cases
+from benchmarks.gpu.cases import GpuCase, read_cases
 from benchmarks.gpu.predict import FILE, is_ours
 from benchmarks.kept import RESULTS
-from benchmarks.ledger_sections import table_line
+from benchmarks.ledger.sections import table_line
 from benchmarks.marked import split_marked
 from command.arguments import ROOT
 
@@ -52,14 +52,14 @@ def page(text: str) -> str:
     return f"{head}\nOn: {devices}.\n\n{STEPS}{''.join(steps)}\n{TURNS}{''.join(turns)}\n{tail}"
 
 
-def _step(case: Case, result: Found | None, predicted: Found | None) -> str:
+def _step(case: GpuCase, result: Found | None, predicted: Found | None) -> str:
     """Set a step's figures beside those of its dry run and plan, if they are of its words."""
     same = predicted and predicted["words"] == case.settings["words"]
     ahead = predicted if same and predicted else {}
     return table_line([f"`{case.name}`", *_cells(result, ahead, _tokens(case))])
 
 
-def _tokens(case: Case) -> int:
+def _tokens(case: GpuCase) -> int:
     """Read how many tokens a step has from the case's words."""
     key = "budget.global_batch_tokens="
     (text,) = (w.removeprefix(key) for w in case.settings["words"] if w.startswith(key))
@@ -82,7 +82,7 @@ def _cells(result: Found | None, ahead: Found, tokens: int) -> Iterator[str]:
     yield str(found.get("graphs", ""))
 
 
-def _turn(case: Case, result: Found | None) -> str:
+def _turn(case: GpuCase, result: Found | None) -> str:
     """Lay out a comparison in turns, with the interval of its median."""
     ratio = (result or {}).get("found", {}).get("ratio")
     told = NONE if result is None else result["outcome"]

@@ -14,14 +14,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
-from benchmarks.loss import WAYS, loss_of
+from benchmarks.training.loss import WAYS, loss_of
+from components.config.schema.recipe import Recipe
 from components.model.attention import AttentionCore
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.mlp import MLP
 from components.model.moe import Experts
 from components.model.positions import Placement
-from components.preflight.rates import median_seconds
-from components.spec.recipe import Recipe
+from components.preflight.devices import median_seconds
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -53,18 +53,20 @@ def attention(words: Sequence[str], document_tokens: int = 1_024) -> Found:
     return {"rows": rows}
 
 
-def _scope(recipe: Recipe, kind: str, device: torch.device, document_tokens: int) -> Scope:
+def _scope(
+    recipe: Recipe, kind: str, device: torch.device, document_tokens: int
+) -> ForwardScope:
     """Make what one forward pass shares: places, and slopes or documents of equal length."""
     places = torch.arange(recipe.budget.sequence_length, device=device)
     heads = torch.arange(1, recipe.shape.attention.num_heads + 1, device=device)
     slopes = 2.0 ** (-8.0 * heads / len(heads)) if kind == "alibi" else None
     rows = recipe.parallelism.microbatch_sequences
     documents = (places // document_tokens).expand(rows, -1) if kind == "documents" else None
-    return Scope(placement=Placement(places=places, slopes=slopes), documents=documents)
+    return ForwardScope(placement=Placement(places=places, slopes=slopes), documents=documents)
 
 
 def _mix(
-    recipe: Recipe, backend: Any, scope: Scope, context: AbstractContextManager[Any]
+    recipe: Recipe, backend: Any, scope: ForwardScope, context: AbstractContextManager[Any]
 ) -> Found:
     """Take one pass of the core, or say why there is none."""
     shape, device = recipe.shape.attention, scope.placement.places.device

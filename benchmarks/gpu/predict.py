@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from benchmarks.entry import enter
-from benchmarks.gpu.cases import Case, read_cases
+from benchmarks.gpu.cases import GpuCase, read_cases
 from benchmarks.gpu.drive import say
 from benchmarks.kept import RESULTS
 from command.arguments import read_point
@@ -24,12 +24,12 @@ STEPS = "benchmarks.gpu.steps.alone"
 Found = dict[str, Any]
 
 
-def is_ours(case: Case) -> bool:
+def is_ours(case: GpuCase) -> bool:
     """Tell whether a case takes steps of ours, by themselves."""
     return case.runs == STEPS and "way" not in case.settings
 
 
-def predict(case: Case, cluster: str) -> Found:
+def predict(case: GpuCase, cluster: str) -> Found:
     """Plan and rehearse one case: the peak of its tensors, and the plan's with margins."""
     recipe = compose_recipe(read_point([*case.settings["words"], f"cluster={cluster}"]))
     plan = plan_recipe(recipe)

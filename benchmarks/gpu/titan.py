@@ -17,11 +17,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.gpu.ours import join_world
 from benchmarks.gpu.peers import PeerStep, compiles, recomputes, settings_of
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
 
 
-class Llama(PeerStep):
+class TitanLlama(PeerStep):
     """Take its steps with weights in float32 and products in bfloat16.
 
     Raises:

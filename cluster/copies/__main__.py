@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cluster.copies.archives import list_archives
 from components.errors import RecipeError
-from components.life.failures import MENDABLE, error_file
+from components.fault_tolerance.failures import MENDABLE, error_file
+from components.run.provenance import ROOT
 from components.terminal import say
-from components.train.software import ROOT
 
 
 def main(run: Path, python: Path) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cluster.copies.venv import archive_venv
 from components.data.files import replace_atomically
-from components.preflight.copies import FOLDER
-from components.train.software import ROOMS
+from components.preflight.node_checks import FOLDER
+from components.run.provenance import ROOMS
 
 # The preflight compares the packages with the locks.
 CODE = sorted({room.partition("/")[0] for room in ROOMS} | {"requirements"})

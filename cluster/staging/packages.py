@@ -1,16 +1,52 @@
-"""Wheels of all that a run imports, for the target's Python, from the lock.
+"""Staged software: this code, pinned packages as wheels, and their installation on the site.
 
 What pip has fetched already it does not fetch again, so an interrupted call goes on.
 """
 
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.staging.pins import pins_for, without_hashes
-from cluster.staging.target import Target
+from packaging.requirements import Requirement
+
+from cluster.render import fill
+from cluster.staging.folder import Target
+from components.config.schema.cluster import SetupStep, Site
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
+
+BEGINNING = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+
+
+def pins_for(lock: Path, python: str) -> list[str]:
+    """Return the entries of a lock, hashes included, whose markers ``python`` (3.12) meets.
+
+    All other markers are those of this machine: Linux for Linux.
+    """
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    kept = []
+    for entry in _entries(lock):
+        words, _, hashes = entry.partition("\\")
+        requirement = Requirement(words.strip())
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            kept.append(f"{requirement.name}{requirement.specifier} \\{hashes}")
+    return kept
+
+
+def without_hashes(pins: list[str]) -> str:
+    """Return the same as constraints, a line each."""
+    return "".join(f"{pin.partition(' ')[0]}\n" for pin in pins)
+
+
+def _entries(lock: Path) -> Iterator[str]:
+    for entry in BEGINNING.split(lock.read_text("utf-8")):
+        if entry[:1].isalnum():
+            yield entry
+
 
 FOLDER, PINS, CONSTRAINTS = "wheels", "packages.lock", "constraints.txt"
 ANYWHERE = "-none-any.whl"
@@ -75,3 +111,96 @@ def _pip(*words: str) -> None:
             "stage on a machine with internet; pip's own settings (PIP_INDEX_URL, "
             "PIP_EXTRA_INDEX_URL) say where it looks; give the same command again to go on",
         )
+
+
+BUNDLE = "repository.bundle"
+
+
+def bundle_code(repository: Path, folder: Path) -> str:
+    """Write ``folder/repository.bundle`` and return the commit that it holds.
+
+    Raises:
+        RecipeError: git has no commit here, or files differ from it.
+    """
+    commit = _git(repository, "rev-parse", "HEAD").strip()
+    if changed := _git(repository, "status", "--porcelain").splitlines():
+        raise RecipeError(
+            "repository",
+            f"{len(changed)} files differ from the commit, {changed[0][3:]} for one, and would "
+            "not be staged",
+            "commit them, or stage from a clean clone",
+        )
+    partial = folder / f".{BUNDLE}"
+    _git(repository, "bundle", "create", "--quiet", str(partial.absolute()), "HEAD")
+    partial.replace(folder / BUNDLE)
+    return commit
+
+
+def _git(repository: Path, *words: str) -> str:
+    command = ["git", "-C", str(repository), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise RecipeError(
+            "repository",
+            f"git {words[0]} in {repository}: {said.strip()}",
+            "stage from a clone that git made",
+        ) from None
+    return done.stdout
+
+
+INSTALLER = "install.sh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallSettings:
+    """What the installer may print; ``words`` are those of the command that comes next."""
+
+    name: str
+    cluster: str
+    where: str
+    modules: tuple[str, ...]
+    setup: tuple[SetupStep, ...]
+    python: str
+    provided: tuple[str, ...]
+    commit: str
+    image: str | None
+    words: str
+
+
+def write_installer(
+    folder: Path,
+    recipe: Recipe,
+    target: Target,
+    *,
+    commit: str,
+    image: str | None,
+    words: tuple[str, ...],
+) -> None:
+    """Write ``folder/install.sh``."""
+    site = None if isinstance(recipe.cluster.site, str) else recipe.cluster.site
+    settings = InstallSettings(
+        name=recipe.name,
+        cluster=recipe.cluster.name,
+        where=" ".join(_where(site)),
+        modules=site.modules if site else (),
+        setup=site.setup if site else (),
+        python=target.python,
+        provided=target.provided,
+        commit=commit,
+        image=image,
+        words=shlex.join(words),
+    )
+    script = folder / INSTALLER
+    script.write_text(fill("install.sh.j2", settings), "utf-8")
+    script.chmod(0o755)
+
+
+def _where(site: Site | None) -> list[str]:
+    """Name the file system for code, and what its limits are."""
+    for system in site.file_systems.values() if site else ():
+        if "code" in system.purpose:
+            limits = f" ({system.limits})" if system.limits else ""
+            return [f"FOLDER is best below {system.path}{limits}"]
+    return []

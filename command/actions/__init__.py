@@ -1,1 +1,1 @@
-"""One file an action; its stem is what ``action=`` takes, its words: ``command.words``."""
+"""One file an action; its stem is what ``action=`` takes, its words: ``command.options``."""

@@ -4,15 +4,15 @@ from cluster.records import Jobs
 from cluster.scheduler import NotOwnError, Scheduler, SchedulerError, check_present
 from cluster.schedulers import scheduler_of
 from command.arguments import Arguments
-from command.named_runs import named_runs
-from command.outcome import Outcome
+from command.outcome import ActionResult
+from command.path_checks import named_runs
+from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
-from components.spec.recipe import read_recipe
+from components.run.folder import RunFolder
 from components.terminal import tell
-from components.train.run_folder import RunFolder
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
     for path in named_runs(arguments):
         try:
@@ -22,7 +22,7 @@ def run(arguments: Arguments) -> Outcome:
             raise RecipeError(str(path), str(error), remedy) from None
         except SchedulerError as error:
             raise RecipeError("cluster.scheduler", str(error), "try again later") from None
-    return Outcome()
+    return ActionResult()
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:

@@ -3,14 +3,13 @@
 import json
 
 from command.arguments import Arguments
-from command.differences_text import print_differences
-from command.outcome import Outcome
-from command.sides import read_sides
+from command.comparison import print_differences, read_sides
+from command.outcome import ActionResult
 from components.sharing.differences import as_json, compare, notes
 from components.terminal import tell
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Print the differences by group; to differ is no failure."""
     a, b = read_sides(arguments)
     found = compare(a, b)
@@ -19,4 +18,4 @@ def run(arguments: Arguments) -> Outcome:
         tell(json.dumps({**as_json(found), "notes": said}))
     else:
         print_differences(a, b, found, said)
-    return Outcome()
+    return ActionResult()

@@ -2,22 +2,111 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.dryrun_text import print_dryrun
-from command.outcome import Outcome, Status
+from command.outcome import ActionResult, Status
+from components.config.schema.recipe import Recipe
 from components.dryrun.drive import RoleError, rehearse_roles
-from components.dryrun.judge import Judged, highest, judge
+from components.dryrun.judge import RoleResult, highest, judge
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe
-from components.spec.recipe import Recipe
-from components.terminal import say, tell
+from components.terminal import console, say, tell
+
+Tree = Mapping[str, Any]
+GIB = 2**30
+CATEGORIES = ("weights", "gradients", "optimizer", "casts", "activations", "temporary")
+NOTES = (
+    "In the device's peak are the plan's losses of the allocator and what is there before any "
+    "tensor; the categories are tensors alone.",
+    "Kernels are those of the device, as far as fake tensors tell: docs/dryrun.md says which "
+    "stands for what.",
+)
 
 
-def run(arguments: Arguments) -> Outcome:
+def print_dryrun(tree: Tree) -> None:
+    """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
+    out = console(width=150)
+    for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
+        if table.row_count:
+            out.print(table)
+            out.print()
+    for role in tree["roles"]:
+        moment, rehearsed = role["memory"]["moment"], role["rehearsed_microbatches"]
+        text = f"{role['name']}: fullest in the {moment['phase']}, {moment['operator']}, "
+        text += f"{moment['microbatches_begun']} microbatches begun"
+        if rehearsed < role["microbatches"]:
+            text += f"; {rehearsed} of {role['microbatches']} rehearsed, the counts continued"
+        out.print(text)
+    for note in NOTES:
+        out.print(note)
+
+
+def _memory(tree: Tree) -> Table:
+    memory = tree["memory"]
+    title = f"memory, GiB a device of {memory['usable_bytes'] / GIB:.1f} usable: "
+    table = _table(title + memory["verdict"], "role", "ranks", *CATEGORIES, "peak", "planned")
+    for role in tree["roles"]:
+        held = role["memory"]["moment"]["by_category"]
+        cells = [f"{held[name] / GIB:.2f}" for name in CATEGORIES]
+        peaks = [f"{role['memory'][key] / GIB:.2f}" for key in ("peak_bytes", "planned_bytes")]
+        table.add_row(role["name"], f"{role['stands_for_ranks']:,}", *cells, *peaks)
+    return table
+
+
+def _collectives(tree: Tree) -> Table:
+    title = "collectives of a rank in a step; sent: by a ring"
+    table = _table(title, "role", "axis", "operation", "dtype", "ranks", "calls", "GiB", "sent")
+    for role in tree["roles"]:
+        for call in sorted(role["collectives"], key=lambda call: -call["bytes"]):
+            words = (call["axis"], call["operation"], call["dtype"])
+            counts = (f"{call['ranks']:,}", f"{call['count']:,}")
+            sizes = (f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes"))
+            table.add_row(role["name"], *words, *counts, *sizes)
+    return table
+
+
+def _flops(tree: Tree) -> Table:
+    operators = Counter[str]()
+    for role in tree["roles"]:
+        operators.update(role["flops"])
+    table = _table("TFLOP of a rank in a step", "role", *operators, "all")
+    for role in tree["roles"]:
+        cells = [f"{role['flops'].get(name, 0) / 1e12:.2f}" for name in operators]
+        table.add_row(role["name"], *cells, f"{sum(role['flops'].values()) / 1e12:.2f}")
+    return table
+
+
+def _differences(tree: Tree) -> Table:
+    table = _table("more than 5 % from the plan", "role", "figure", "planned", "found", "")
+    for role in tree["roles"]:
+        for one in role["differences"]:
+            if one["is_named"]:
+                scale = 1e12 if one["figure"] == "flops" else GIB
+                cells = [f"{one[key] / scale:.2f}" for key in ("planned", "found")]
+                table.add_row(role["name"], one["figure"], *cells, _percent(one))
+    return table
+
+
+def _percent(difference: Tree) -> str:
+    if not difference["planned"]:
+        return "not in the plan"
+    return f"{difference['found'] / difference['planned'] - 1:+.0%}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=None, title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    return table
+
+
+def run(arguments: Arguments) -> ActionResult:
     """Print tables or one JSON object; a layout that does not fit does not hold."""
     recipe = compose_recipe(arguments)
     plan = plan_recipe(recipe)
@@ -26,7 +115,7 @@ def run(arguments: Arguments) -> Outcome:
         found = rehearse_roles(recipe, say)
     except RoleError as error:
         say(str(error))
-        return Outcome(Status.DOES_NOT_HOLD)
+        return ActionResult(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
     tree = as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
     if arguments.output == "json":
@@ -34,11 +123,11 @@ def run(arguments: Arguments) -> Outcome:
     else:
         print_dryrun(tree)
     fits = tree["memory"]["verdict"] != "does_not_fit"
-    return Outcome(Status.DONE if fits else Status.DOES_NOT_HOLD)
+    return ActionResult(Status.DONE if fits else Status.DOES_NOT_HOLD)
 
 
 def as_json(
-    recipe: Recipe, plan: Plan, judged: Sequence[Judged], *, seconds: float
+    recipe: Recipe, plan: Plan, judged: Sequence[RoleResult], *, seconds: float
 ) -> dict[str, Any]:
     """Return what was found as ``output=json`` promises it; bytes, counts and FLOPs a step."""
     peak = max(one.peak_bytes for one in judged)
@@ -59,7 +148,7 @@ def as_json(
     }
 
 
-def _role(judged: Judged) -> dict[str, Any]:
+def _role(judged: RoleResult) -> dict[str, Any]:
     role, found = judged.role, judged.found
     return {
         "name": role.name,

@@ -3,17 +3,17 @@
 from typing import cast
 
 from command.arguments import Arguments
-from command.outcome import Outcome
-from command.trained import export_place, export_trained, open_trained
+from command.outcome import ActionResult
+from command.run_checkpoint import export_place, export_trained, open_trained
+from components.config.targets import nearest
 from components.convert.folder import Rows, check_free
 from components.errors import RecipeError
-from components.spec.targets import nearest
 from components.terminal import say, tell
 
 _ROWS = ("published", "padded")
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Export ``run=FOLDER`` into ``file=FOLDER``, or into the run folder."""
     rows = _read_rows(arguments)
     trained = open_trained(arguments)
@@ -23,7 +23,7 @@ def run(arguments: Arguments) -> Outcome:
     tokens = trained.chosen.marker.progress.tokens
     say(f"{family.architecture}, trained on {tokens:,} tokens")
     tell(str(target))
-    return Outcome()
+    return ActionResult()
 
 
 def _read_rows(arguments: Arguments) -> Rows:

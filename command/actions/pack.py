@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from command.actions.lock import make_lock, write_lock
 from command.arguments import Arguments
-from command.locking import make_lock, write_lock
-from command.outcome import Outcome
+from command.outcome import ActionResult
 from components.sharing.lock import Lock
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Write ``NAME-HASH.recipe.yaml``, or the file that is named, and say what stays behind."""
     lock = make_lock(arguments, bundle=True)
     file, outcome = write_lock(lock, arguments, "recipe")

@@ -12,21 +12,21 @@ from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome, Status
+from command.outcome import ActionResult, Status
+from components.config.layout import AXES
+from components.config.schema.recipe import Recipe
+from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.parity.compare import TENSOR_TOLERANCE, Largest
 from components.parity.prover import (
     JUDGED,
     RANK,
     ROUNDED,
-    Proof,
+    ParityProof,
     Prover,
     in_precision,
     judged_in,
 )
-from components.spec.layout import AXES
-from components.spec.named import Named
-from components.spec.recipe import Recipe
 from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable
 
@@ -52,7 +52,7 @@ DEEPSPEED_FACTS = (
 )
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Compare each layout with one process and print what was found."""
     recipes = list(layouts_of(arguments))
     for recipe in recipes:
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> Outcome:
     else:
         show(proofs)
     held = all(proof.holds for proof in proofs)
-    return Outcome(Status.DONE if held else Status.DOES_NOT_HOLD)
+    return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
 
 
 def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
@@ -76,7 +76,7 @@ def layouts_of(arguments: Arguments) -> Iterator[Recipe]:
         RecipeError: a key is named that a proof sets otherwise, a layout breaks a rule, or
             nothing is named that differs from one process.
     """
-    named = Named(arguments.values)
+    named = UserOverrides(arguments.values)
     for key, value in FIXED.items():
         if named.covers(key) and arguments.values.get(key) != value:
             raise RecipeError(key, f"a proof sets it to {value}", "leave it out")
@@ -102,7 +102,7 @@ def _composed(arguments: Arguments) -> Recipe:
     return in_precision(recipe, judged_in(recipe))
 
 
-def as_json(proofs: Sequence[Proof]) -> dict[str, object]:
+def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
     """Return one proof's object, or several under ``layouts`` with an overall ``holds``."""
     objects = [_object(proof) for proof in proofs]
     if len(objects) == 1:
@@ -112,7 +112,7 @@ def as_json(proofs: Sequence[Proof]) -> dict[str, object]:
     return {"holds": held, "tolerance": tolerance, "layouts": objects}
 
 
-def _object(proof: Proof) -> dict[str, object]:
+def _object(proof: ParityProof) -> dict[str, object]:
     tree: dict[str, object] = {
         "holds": proof.holds,
         "tolerance": proof.tolerances.tensor,
@@ -150,7 +150,7 @@ def _difference(value: float | None) -> dict[str, object]:
     return {"largest_relative_difference": value if finite else None}
 
 
-def show(proofs: Sequence[Proof]) -> None:
+def show(proofs: Sequence[ParityProof]) -> None:
     """Print a row a layout, then what does not hold, then what these runs leave out."""
     out = console(width=170)
     table = Table(title="largest relative differences from one process", box=None)
@@ -174,7 +174,7 @@ def show(proofs: Sequence[Proof]) -> None:
         out.print(DEEPSPEED_FACTS)
 
 
-def _cells(proof: Proof) -> list[str]:
+def _cells(proof: ParityProof) -> list[str]:
     recipe, found = proof.recipe, proof.comparison
     cells = ["the ranks failed", "", "", "", ""]
     if found is not None:

@@ -7,17 +7,16 @@ from typing import Any
 
 from command.arguments import Arguments
 from command.compose import compose_recipe, compose_searched
-from command.mixture_text import mixture_lines
-from command.outcome import Outcome
-from command.plan_text import print_plan
-from components.planner.bill import BILL_KEYS
+from command.outcome import ActionResult
+from command.plan_text import mixture_lines, print_plan
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
 from components.planner.calibrated import Calibration
-from components.planner.picture import picture_of
+from components.planner.cost import BILL_KEYS
 from components.planner.plan import Plan, plan_recipe
-from components.planner.search_sheet import search_tree
 from components.report.pages import check_plotly
-from components.spec.recipe import Recipe
-from components.spec.warnings import warnings_of
+from components.report.plan_tables import picture_of
+from components.report.search_table import search_tree
 from components.terminal import say, tell
 
 # Published names whose figure a plan predicts, and where the JSON object has it. The rates that
@@ -32,13 +31,13 @@ PREDICTED = {
 }
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well.
 
     With ``calibrate=[...]`` measured steps correct the planner instead.
     """
     if arguments.calibrate:
-        from command.calibrating import calibrate  # imports SciPy
+        from command.calibrate import calibrate
 
         return calibrate(arguments)
     found = compose_searched(arguments) if arguments.searches else None
@@ -59,7 +58,7 @@ def run(arguments: Arguments) -> Outcome:
     if page is not None:
         # With output=json, standard output is one object and nothing else.
         (say if arguments.output == "json" else tell)(str(page))
-    return Outcome()
+    return ActionResult()
 
 
 def _write_page(

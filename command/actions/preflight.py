@@ -8,21 +8,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.table import Table
+
 from cluster.allocation import is_inside, look_at_allocation
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome, Status
-from command.preflight_text import print_verdict
-from command.run_places import check_data_place
+from command.outcome import ActionResult, Status
+from command.path_checks import check_data_place
+from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
+from components.preflight.verdict import NodeVerdict, PreflightVerdict
+from components.run.folder import RunFolder, existing_run_folder
 from components.sharing.prepared import find_prepared
-from components.spec.recipe import Recipe, read_recipe
-from components.terminal import tell
-from components.train.run_folder import RunFolder, existing_run_folder
+from components.terminal import console, tell
+
+_WIDTH = 160  # of a table that is piped
 
 
-def run(arguments: Arguments) -> Outcome:
+def print_verdict(verdict: PreflightVerdict) -> None:
+    """Print all findings, the ways out of the bad ones, and the sum."""
+    out = console(width=_WIDTH)
+    table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
+    for node in verdict.nodes:
+        for one in node.findings:
+            table.add_row(node.node, one.check, one.found, one.expected, one.rule, one.verdict)
+    out.print(table)
+    for line in remedies(verdict.nodes):
+        out.print(line)
+    out.print(
+        f"{len(verdict.good)} of {len(verdict.nodes)} nodes are good, {verdict.needed} needed, "
+        f"after {verdict.seconds:.1f} s"
+    )
+
+
+def remedies(nodes: tuple[NodeVerdict, ...]) -> Iterator[str]:
+    """Say the way out of each bad finding once, with the nodes that have it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        for one in node.bad:
+            found.setdefault((one.check, one.remedy), []).append(node.node)
+    for (check, remedy), names in found.items():
+        yield f"{check} on {' '.join(names)}: {remedy}"
+
+
+def run(arguments: Arguments) -> ActionResult:
     """Print what each node shows; status 1 if fewer are good than the recipe needs."""
     with _folder(arguments) as (recipe, folder):
         if is_inside(recipe, os.environ):
@@ -34,7 +64,7 @@ def run(arguments: Arguments) -> Outcome:
         tell(json.dumps(tree))
     else:
         print_verdict(verdict)
-    return Outcome(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)
+    return ActionResult(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)
 
 
 @contextmanager

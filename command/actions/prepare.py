@@ -6,49 +6,84 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome
-from command.stage_table import print_stages
+from command.outcome import ActionResult
 from components.build import build
+from components.config.schema.data import Preparation, Source
+from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
-from components.data.manifest import Manifest, StageRecord
+from components.data.manifest import Manifest, StageCounts, StageRecord
 from components.errors import RecipeError
 from components.report.pages import leave_card
 from components.sharing.prepared import find_staged, note_prepared
-from components.spec.corpus import Preparation
-from components.spec.data import Source
-from components.spec.recipe import Recipe
-from components.terminal import say, tell
-from components.train.mixture import make_order
-from data_prep.card import describe
+from components.terminal import console, say, tell
+from components.train.sample_order import make_order
+from data_prep.card import describe, unigram_losses
 from data_prep.hashes import FILE_NAME, HashCache, HashFile
-from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.array import QueuedError
 from data_prep.stages.executors import Executor, Local
+from data_prep.token_source import write_megatron
 from data_prep.tokenise import Here, Tokenise
-from data_prep.unigram_loss import unigram_losses
+
+UNKNOWN = "unknown"
+
+
+def print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
+    """Print documents in, out, removed by reason, and in the source's own language."""
+    table = Table("stage", "source", box=None, pad_edge=False, header_style="bold")
+    for column in ("documents in", "out", "languages", "removed or replaced"):
+        table.add_column(
+            column, justify="right" if column in {"documents in", "out"} else "left"
+        )
+    for stage, record in stages.items():
+        for source, counts in record.sources.items():
+            table.add_row(
+                stage,
+                source,
+                f"{counts.documents_in:,}",
+                f"{counts.documents_out:,}",
+                _languages(counts, sources[source].language),
+                _listed({**counts.removed, **counts.replaced}),
+            )
+    console(width=140).print(table)
+
+
+def _languages(counts: StageCounts, claimed: str | None) -> str:
+    """Say how much is in the language that the source claims, else what there is most of."""
+    known = {name: number for name, number in counts.languages.items() if name != UNKNOWN}
+    if claimed is not None and known:
+        return f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
+    return _listed(known, most=3)
+
+
+def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
+    pairs = sorted(numbers.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
+    return ", ".join(f"{number:,} {name}" for name, number in pairs if number)
+
 
 CARD = "card.json"
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Prepare, and print what the stages did and where the data is."""
     try:
         data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
     except QueuedError as error:
         tell(str(error))
-        return Outcome()
+        return ActionResult()
     tell(f"{data['folder']}")
     for name, drawn in data["mixture"].items():
         say(
             f"{name}: {drawn['promised_share']:.4%} of the budget, "
             f"read {drawn['epochs']:.2f} times"
         )
-    return Outcome()
+    return ActionResult()
 
 
 def prepare_data(
@@ -149,7 +184,7 @@ def _cleaned(
     if not isinstance(preparation, Preparation):
         return raw, {}, Here()
     from data_prep.corpus import Corpus
-    from data_prep.stages.passes import Passes
+    from data_prep.stages.engine import Passes
     from data_prep.token_passes import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}

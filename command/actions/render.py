@@ -5,15 +5,15 @@ from cluster.render import render
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome
+from command.outcome import ActionResult
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
 from components.data.files import check_regular
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
-from components.spec.warnings import warnings_of
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Render with what is known; what the user has yet to say is named on standard error."""
     recipe = compose_recipe(arguments)
     for warning in warnings_of(recipe):
@@ -26,7 +26,7 @@ def run(arguments: Arguments) -> Outcome:
     script = render(settings)
     if "file" not in arguments.folders:
         tell(script.removesuffix("\n"))
-        return Outcome()
+        return ActionResult()
     file = arguments.folders["file"]
     check_regular(file, "file")
     try:
@@ -34,7 +34,7 @@ def run(arguments: Arguments) -> Outcome:
     except OSError as error:
         raise RecipeError("file", f"cannot write {file}: {error}", "choose another") from None
     tell(str(file))
-    return Outcome()
+    return ActionResult()
 
 
 def settings_of(recipe: Recipe, arguments: Arguments) -> JobSettings:

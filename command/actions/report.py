@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.named_runs import named_runs
-from command.outcome import Outcome
+from command.outcome import ActionResult
+from command.path_checks import named_runs
 from components.report.pages import check_plotly
 from components.terminal import tell
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder named.
 
     A folder of runs stands for the runs in it.
@@ -22,4 +22,4 @@ def run(arguments: Arguments) -> Outcome:
     folder = Path() if several else arguments.folders.get("run", runs[0])
     file = write_report(runs, arguments.folders.get("file", folder / "report.html"))
     tell(str(file))
-    return Outcome()
+    return ActionResult()

@@ -1,35 +1,57 @@
-"""Print the composed, checked recipe, with what follows from it."""
+"""Print the composed, checked recipe and what follows from it, or the works that it repeats."""
 
 import json
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 
 import yaml
 from rich.table import Table
 
-from command.arguments import Arguments
-from command.citation import citations
+from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.mixture_text import mixture_lines
-from command.outcome import Outcome
-from components.spec.recipe import Recipe
-from components.spec.warnings import warnings_of
+from command.outcome import ActionResult
+from command.plan_text import mixture_lines
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
+from components.config.targets import nearest
+from components.errors import RecipeError
 from components.terminal import console, say, tell
 
+WORKS = ROOT / "works"
 
-def run(arguments: Arguments) -> Outcome:
+
+def citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
+    """Map each work that the recipe names to its BibTeX entry.
+
+    Raises:
+        RecipeError: the recipe names none, or one that there is no file of.
+    """
+    known = sorted(file.stem for file in folder.glob("*.bib"))
+    if not recipe.works:
+        problem = f"the recipe {recipe.name!r} names no work to cite"
+        raise RecipeError(
+            "works", problem, f"name some of {', '.join(known)}: works=[{known[0]}]"
+        )
+    for name in recipe.works:
+        if name not in known:
+            raise RecipeError("works", f"there is no work {name!r}", nearest(name, known))
+    return {name: (folder / f"{name}.bib").read_text("utf-8") for name in recipe.works}
+
+
+def run(arguments: Arguments) -> ActionResult:
     """Print YAML and tables, or one JSON object; with ``cite=true`` the BibTeX alone."""
     recipe = compose_recipe(arguments)
     if arguments.cite:
         _print_citations(citations(recipe), arguments.output)
-        return Outcome()
+        return ActionResult()
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
     if arguments.output == "json":
         tell(json.dumps(as_json(recipe)))
     else:
         print_recipe(recipe)
-    return Outcome()
+    return ActionResult()
 
 
 def _print_citations(works: Mapping[str, str], output: str) -> None:

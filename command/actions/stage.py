@@ -2,26 +2,23 @@
 
 from pathlib import Path
 
-from cluster.staging.code import bundle_code
-from cluster.staging.folder import close_stage, copy_tree, open_stage
-from cluster.staging.install import write_installer
-from cluster.staging.packages import fetch_packages
-from cluster.staging.target import Target, target_of
+from cluster.staging.folder import Target, close_stage, copy_tree, open_stage, target_of
+from cluster.staging.packages import bundle_code, fetch_packages, write_installer
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome
+from command.outcome import ActionResult
+from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
 from components.errors import RecipeError
+from components.run.provenance import parts_of
 from components.sharing.prepared import note_staged
-from components.spec.recipe import Recipe
 from components.terminal import say, tell
-from components.train.software import parts_of
 
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
@@ -51,7 +48,7 @@ def run(arguments: Arguments) -> Outcome:
     say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
     say(f"there: bash {folder.name}/install.sh FOLDER")
     tell(str(folder))
-    return Outcome()
+    return ActionResult()
 
 
 def locks_of(recipe: Recipe) -> list[str]:

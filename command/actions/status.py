@@ -11,15 +11,15 @@ from cluster.scheduler import Scheduler
 from cluster.schedulers import scheduler_of
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
-from command.named_runs import named_runs
-from command.outcome import Outcome
-from components.spec.recipe import read_recipe
+from command.outcome import ActionResult
+from command.path_checks import named_runs
+from components.config.schema.recipe import read_recipe
 from components.terminal import console, tell
 
 _WIDTH = 160  # of tables that are piped
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``."""
     folders = named_runs(arguments)
     single = folders == [arguments.folders.get("run")]
@@ -28,7 +28,7 @@ def run(arguments: Arguments) -> Outcome:
         _print_one(found[0], arguments.output)
     else:
         _print_all(found, arguments.output)
-    return Outcome()
+    return ActionResult()
 
 
 def print_runs(folders: Sequence[Path], output: str) -> None:

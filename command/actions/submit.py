@@ -17,17 +17,17 @@ from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import Outcome
+from command.outcome import ActionResult
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
-from components.run.links import check_links
-from components.spec.recipe import Recipe, read_recipe
-from components.spec.warnings import warnings_of
+from components.run.folder import RunFolder, create_run_folder
+from components.run.ownership import check_links
+from components.run.provenance import write_provenance
+from components.run.single_writer import check_not_trained
 from components.terminal import say, tell
 from components.train.launch import check_builds
-from components.train.run_folder import RunFolder, create_run_folder
-from components.train.software import write_provenance
-from components.train.writing import check_not_trained
 
 GIB = 2**30
 
@@ -44,7 +44,7 @@ class Ready:
     path: Path
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Submit a run, or again one whose chain has ended."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
@@ -55,7 +55,7 @@ def run(arguments: Arguments) -> Outcome:
     ready = check(recipe, arguments, path)
     chain = hand_over(ready, after=None)
     _tell(ready, chain)
-    return Outcome(run=path)
+    return ActionResult(run=path)
 
 
 def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:

@@ -2,19 +2,53 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from command.arguments import Arguments
-from command.named_runs import named_runs
-from command.outcome import Outcome
-from command.tracked import tracking_of
+from command.compose import compose_group
+from command.outcome import ActionResult
+from command.path_checks import named_runs
 from components import terminal
-from components.checkpoint.disk import explained
+from components.config.schema.recipe import Recipe, read_recipe, read_section
+from components.config.schema.recording import Tracking
 from components.errors import RecipeError
-from components.spec.recipe import read_recipe
-from components.spec.tracking import Tracking
+from components.run.disk import explained
 from components.tracking import to_mlflow, to_wandb
-from components.tracking.installed import check_installed
-from components.tracking.story import tell
+from components.tracking.run_export import check_installed, tell
+
+SECTION = "tracking"
+
+
+def tracking_of(recipe: Recipe, arguments: Arguments) -> Tracking:
+    """Take the recipe's own section, or ``tracking=NAME``, with the keys that are named.
+
+    Nothing that a run computes depends on it, so it may be said, or changed, when all is done.
+
+    Raises:
+        RecipeError: a key that is unknown or of another type, or no tracker at all.
+    """
+    tree = recipe.tracking.model_dump(mode="json")
+    if SECTION in arguments.choices:
+        tree = compose_group(SECTION, arguments.choices[SECTION])
+    for key, value in arguments.values.items():
+        _put(tree, key, value)
+    tracking = read_section(Tracking, tree, SECTION)
+    if tracking.is_empty:
+        remedy = "add tracking=wandb, tracking=mlflow or tracking=both"
+        raise RecipeError(SECTION, "this run's recipe names no tracker", remedy)
+    return tracking
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    _, tracker, *names = key.split(".")
+    if not names:
+        tree[tracker] = value
+        return
+    if not isinstance(tree.get(tracker), dict):
+        problem = f"there is no {SECTION}.{tracker} that could have it"
+        raise RecipeError(key, problem, f"add {SECTION}={tracker}")
+    tree[tracker][".".join(names)] = value
+
 
 SERVER = "MLFLOW_TRACKING_URI"
 # The libraries would try for minutes, and MLflow tells its makers of its use. What the user has
@@ -26,7 +60,7 @@ MANNERS = {
 }
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Send ``run=FOLDER`` or ``runs=[...]``; sent again, a run gets what is new."""
     os.environ.update(MANNERS | os.environ)  # before anything imports what reads it
     for folder in named_runs(arguments):
@@ -35,7 +69,7 @@ def run(arguments: Arguments) -> Outcome:
         server = _server(tracking, arguments)
         with explained(folder):
             _send(folder, tracking, server)
-    return Outcome()
+    return ActionResult()
 
 
 def _send(folder: Path, tracking: Tracking, server: str) -> None:

@@ -5,37 +5,62 @@ from typing import Any
 
 from command.actions.prepare import prepare_data
 from command.arguments import Arguments
+from command.comparison import bundle_of, told_after, told_before
 from command.compose import compose_recipe
-from command.outcome import Outcome, Status
-from command.profile_text import print_profile
-from command.reproduced import bundle_of, told_after, told_before
-from command.run_places import check_run_places
-from command.words import keys_of
-from components.checkpoint.disk import explained
-from components.checkpoint.marker import newest_checkpoint
+from command.options import keys_of
+from command.outcome import ActionResult, Status
+from command.path_checks import check_run_places
+from components.checkpoint.metadata import newest_checkpoint
+from components.config.relayout import check_movable, relayout
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.report.pages import leave_report
+from components.report.profile import parts_grid, products_grid, read_profiles, waits_grid
+from components.report.tables import terminal_table
+from components.run.disk import explained
+from components.run.folder import RunFolder, create_run_folder, open_run_folder, replace_recipe
+from components.run.provenance import write_provenance
 from components.run.records import Results
+from components.run.single_writer import train_alone
 from components.sharing.lock import Lock
-from components.spec.recipe import Recipe
-from components.spec.relayout import check_movable, relayout
-from components.spec.warnings import warnings_of
-from components.terminal import say, tell
+from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable, launch
-from components.train.run_folder import (
-    RunFolder,
-    create_run_folder,
-    open_run_folder,
-    replace_recipe,
-)
-from components.train.software import write_provenance
-from components.train.writing import train_alone
 from components.versions import outside
+
+WIDTH = 160  # where nobody looks: no line is broken
+
+
+def print_profile(run: Path) -> None:
+    """Print where the time went, what products reached, and what waits, if it was profiled."""
+    profiles = read_profiles(run)
+    if not profiles:
+        return
+    first, *others = profiles
+    found = [((), first)]
+    out = console(width=WIDTH)
+    steps = ", ".join(map(str, first["steps"]))
+    out.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
+    out.print(terminal_table(parts_grid(found, lead=())))
+    out.print(terminal_table(products_grid(found, lead=())))
+    if first.get("machine") is None:
+        out.print(
+            "no limit: this cluster's profile has no figures of its hardware; "
+            "python -m benchmarks.peaks measures them"
+        )
+    waits = waits_grid(found, lead=())
+    if waits.rows:
+        out.print("the host waits for its device, or would on one, in:")
+        out.print(terminal_table(waits))
+    if others:
+        ranks = ", ".join(str(tree["rank"]) for tree in others)
+        out.print(f"the report has ranks {ranks}, too")
+
 
 LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Train a new run, or go on with one; its folder is held until all ranks have ended."""
     if "resume" not in arguments.folders:
         folder, recipe = _begin(arguments)
@@ -47,7 +72,7 @@ def run(arguments: Arguments) -> Outcome:
         return _train(recipe, folder, lock, None)
 
 
-def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> Outcome:
+def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> ActionResult:
     for line in told_before(bundle, folder.path) if bundle else ():
         say(line)
     say(f"run: {folder.path}  (if it is interrupted: python run.py resume={folder.path})")
@@ -56,21 +81,21 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
             ended = launch(recipe, folder, lock)
             if ended == "failed":
                 say(f"the ranks failed; what is saved is in {folder.path}")
-                return Outcome(Status.DOES_NOT_HOLD, folder.path)
+                return ActionResult(Status.DOES_NOT_HOLD, folder.path)
             for line in told_after(bundle, folder.path) if bundle else ():
                 say(line)
             report = leave_report([folder.path], folder.path / "report.html", say)
     except KeyboardInterrupt:
         say(_interrupted(folder))
-        return Outcome(Status.INTERRUPTED, folder.path)
+        return ActionResult(Status.INTERRUPTED, folder.path)
     results = folder.read("results.json", Results, finite=False)
     _print_end(folder, results, report)
     if ended == "stopped":
-        return Outcome(Status.STOPPED, folder.path)
+        return ActionResult(Status.STOPPED, folder.path)
     lost = [name for key, name in LOSSES.items() if key in results.not_finite]
     if lost:
         say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
-    return Outcome(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
+    return ActionResult(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
 
 
 def _interrupted(folder: RunFolder) -> str:
@@ -101,11 +126,7 @@ def _describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> 
 def _check_here(recipe: Recipe) -> None:
     """Refuse what cannot be trained on this machine, before anything is written."""
     check_trainable(recipe)
-    from components.train.devices import (  # imports torch: after what is quick
-        check_devices,
-        device_type,
-        emulation_of,
-    )
+    from components.distributed.devices import check_devices, device_type, emulation_of
 
     check_devices(recipe.cluster)
     for warning in (*outside("above"), *warnings_of(recipe)):

@@ -7,30 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, read_point
+from command.comparison import print_differences, side_of_now, side_of_run
 from command.compose import compose_to_compare
-from command.differences_text import print_differences
-from command.lock_file import Received, read_given
-from command.outcome import Outcome, Status
-from command.places import places_outside
-from command.received import check_choices
-from command.sides import side_of_now, side_of_run
+from command.lock_file import ReceivedLock, check_choices, read_given
+from command.outcome import ActionResult, Status
+from command.path_checks import places_outside
+from components.config.key_groups import KeyGroup, fingerprint_of
+from components.config.schema.recipe import Recipe
+from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
+from components.run.provenance import COMPUTING, files_changed
 from components.sharing.differences import Found, as_json, compare, notes, side_of
 from components.sharing.lock import Lock
-from components.spec.groups import Group, fingerprint_of
-from components.spec.named import Named
-from components.spec.recipe import Recipe
 from components.terminal import tell
-from components.train.software import COMPUTING, files_changed
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: Arguments) -> ActionResult:
     """Print the differences by group; status 1 if any changes the mathematics."""
     file = arguments.folders.get("file")
     if file is None:
         raise RecipeError("file", "no lock is named", "write file=NAME.lock.yaml")
     given = read_given(file, "file")
-    if not isinstance(given, Received):
+    if not isinstance(given, ReceivedLock):
         remedy = "action=lock recipe=... writes one"
         raise RecipeError("file", f"{file} is a recipe, no lock", remedy)
     lock = given.lock
@@ -49,12 +47,12 @@ def run(arguments: Arguments) -> Outcome:
         tell(json.dumps({**as_json(found), "notes": said}))
     else:
         print_differences(locked, now, found, said)
-    return Outcome(Status.DOES_NOT_HOLD if found[Group.MATHEMATICS] else Status.DONE)
+    return ActionResult(Status.DOES_NOT_HOLD if found[KeyGroup.MATHEMATICS] else Status.DONE)
 
 
 def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> Iterator[str]:
     """Say which prepared data are not looked at: a lock's author does not choose what is."""
-    places = places_outside(recipe.model_dump(mode="json"), Named(values))
+    places = places_outside(recipe.model_dump(mode="json"), UserOverrides(values))
     if (folder := places.get("data.folder")) is not None:
         yield f"prepared data are not looked for: data.folder={folder} leads out of the "
         "working folder; if you trust it, name it yourself"
@@ -83,13 +81,16 @@ def recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
         raise RecipeError(file.name, problem, error.remedy) from None
 
 
-def _judge_file(given: Received, found: Found) -> None:
+def _judge_file(given: ReceivedLock, found: Found) -> None:
     """A lock that was edited is no witness: say so, and where the recipe in it shows it."""
     lock, name = given.lock, given.sent.file.name
     tree = lock.model_dump(mode="json")["settled"]
     if not given.sealed:
-        found[Group.MATHEMATICS][name] = ("as it was written", "edited: its sha256 is another")
-    for group in Group:
+        found[KeyGroup.MATHEMATICS][name] = (
+            "as it was written",
+            "edited: its sha256 is another",
+        )
+    for group in KeyGroup:
         written, computed = lock.fingerprint.of(group), fingerprint_of(tree, group)
         if computed != written:
             found[group][f"{name}: fingerprint of the {group.value}"] = (written, computed)
@@ -100,7 +101,7 @@ def _changed_files(lock: Lock, found: Found) -> list[str]:
     commit = lock.software.code.commit
     said = []
     for room in COMPUTING:
-        if f"code.{room}" not in found[Group.MATHEMATICS]:
+        if f"code.{room}" not in found[KeyGroup.MATHEMATICS]:
             continue
         if files := files_changed(commit, room):
             said.append(f"code.{room}: {', '.join(files)} (since commit {commit[:12]})")

@@ -58,7 +58,7 @@ class Share:
         return blocks
 
 
-class Layout:
+class CheckpointLayout:
     """Each rank's share of a checkpoint of such tensors; planned once, by all ranks."""
 
     def __init__(

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from components.checkpoint.agreement import by_first, together
-from components.checkpoint.marker import (
+from components.checkpoint.error_sync import by_first, together
+from components.checkpoint.metadata import (
     DamagedCheckpointError,
     Marker,
-    Progress,
+    RunProgress,
     complete_checkpoints,
     read_marker,
     tokens_of,
@@ -27,7 +27,7 @@ Check = Callable[[Path], Marker]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class CheckpointChoice:
     """The newest whole checkpoint, and what is wrong with the newer ones."""
 
     checkpoint: Path
@@ -35,7 +35,7 @@ class Chosen:
     damaged: tuple[DamagedCheckpointError, ...]
 
 
-def load_newest(folder: Path, state: State, *, fingerprint: str) -> Chosen | None:
+def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointChoice | None:
     """Fill the state from the newest whole checkpoint; damaged ones are set aside.
 
     Raises:
@@ -50,7 +50,7 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> Chosen | Non
     return chosen
 
 
-def choose_up_to(folder: Path, tokens: int) -> Chosen | None:
+def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
     """Find the newest whole checkpoint of at most ``tokens``; all ranks call this.
 
     Raises:
@@ -61,7 +61,7 @@ def choose_up_to(folder: Path, tokens: int) -> Chosen | None:
     return _choose(folder, early, check_together)
 
 
-def newest_whole(folder: Path) -> Chosen | None:
+def newest_whole(folder: Path) -> CheckpointChoice | None:
     """Find, alone, what `load_newest` would take.
 
     Raises:
@@ -71,7 +71,7 @@ def newest_whole(folder: Path) -> Chosen | None:
     return _choose(folder, names, check_alone)
 
 
-def newest_weights(folder: Path, tokens: int | None) -> Chosen | None:
+def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
     """Find, alone, the newest whole checkpoint that has weights: a full one, or weights alone.
 
     With ``tokens`` those of them alone. Of two of the same tokens the full one is taken.
@@ -85,11 +85,11 @@ def newest_weights(folder: Path, tokens: int | None) -> Chosen | None:
     return _choose(folder, (one.name for one in both), check_alone)
 
 
-def _choose(folder: Path, names: Iterator[str], check: Check) -> Chosen | None:
+def _choose(folder: Path, names: Iterator[str], check: Check) -> CheckpointChoice | None:
     damaged: list[DamagedCheckpointError] = []
     for name in names:
         try:
-            return Chosen(folder / name, check(folder / name), tuple(damaged))
+            return CheckpointChoice(folder / name, check(folder / name), tuple(damaged))
         except DamagedCheckpointError as error:
             damaged.append(error)
     if damaged:
@@ -130,7 +130,7 @@ def set_aside(folder: Path, names: list[str]) -> None:
 
 def load_checkpoint(
     checkpoint: Path, marker: Marker, state: State, *, fingerprint: str
-) -> Progress:
+) -> RunProgress:
     """Fill weights and optimizer in place from a checkpoint that was found whole.
 
     Raises:

@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from components.checkpoint.layout import DTYPES, MARK
-from components.checkpoint.marker import damaged
+from components.checkpoint.metadata import damaged
 
 # What follows from a head that is not as it was written.
 BAD_HEAD = (OSError, KeyError, TypeError, ValueError, RecursionError)
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A part of a tensor, or all of it, as a file has it."""
 
     name: str
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     dtype: str
 
 
-def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[Piece]:
+def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
     """List what is in some of the files.
 
     Raises:
@@ -52,7 +52,7 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[Piece]:
                     begin = tuple(offsets[key]["saved_offsets"])
                     whole, _, _ = key.partition(MARK)
                     shape, dtype = tuple(part.get_shape()), part.get_dtype()
-                    pieces.append(Piece(whole, name, key, begin, shape, dtype))
+                    pieces.append(TensorPiece(whole, name, key, begin, shape, dtype))
         except (SafetensorError, *BAD_HEAD) as error:
             problem = f"is no safetensors file of a checkpoint: {error}"
             raise damaged(checkpoint / name, problem) from error
@@ -62,7 +62,7 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[Piece]:
 class PieceReader(FileSystemReader):
     """Serve torch's loading from pieces that were listed before, by all ranks in shares."""
 
-    def __init__(self, checkpoint: Path, pieces: Sequence[Piece]) -> None:
+    def __init__(self, checkpoint: Path, pieces: Sequence[TensorPiece]) -> None:
         super().__init__(checkpoint)
         self._folder = checkpoint
         self._pieces = {MetadataIndex(one.name, torch.Size(one.offsets)): one for one in pieces}

@@ -14,22 +14,28 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from components.checkpoint.agreement import by_first, together
-from components.checkpoint.copying import copy_out
-from components.checkpoint.disk import Patience
-from components.checkpoint.keeping import Policy, prune, saved_in
-from components.checkpoint.layout import Layout, Share
-from components.checkpoint.marker import Kind, Marker, Progress, read_marker
-from components.checkpoint.placing import amend, beside, clear, complete
+from components.checkpoint.error_sync import by_first, together
+from components.checkpoint.layout import CheckpointLayout, Share
+from components.checkpoint.metadata import Kind, Marker, RunProgress, read_marker
+from components.checkpoint.retention import (
+    Policy,
+    amend,
+    beside,
+    clear,
+    complete,
+    copy_out,
+    prune,
+    saved_in,
+)
 from components.checkpoint.sections import files_of, write_blocks
-from components.checkpoint.staging import HostBuffers
-from components.checkpoint.state import WEIGHTS, State
+from components.checkpoint.state import WEIGHTS, HostBuffers, State
+from components.run.disk import Patience
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class FinishedCheckpoint:
     """A checkpoint that is in its place, and what it took; all times in seconds.
 
     The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
@@ -37,7 +43,7 @@ class Finished:
     for the file system, where it was away or full.
     """
 
-    progress: Progress
+    progress: RunProgress
     folder: Path
     bytes: int
     stall_seconds: float
@@ -84,18 +90,18 @@ class Saver:
         self._files = files
         self._patience = Patience(seconds=retry_seconds, stopped=stopped)
         self._copy_to = copy_to
-        self._layouts: dict[Kind, Layout] = {}
+        self._layouts: dict[Kind, CheckpointLayout] = {}
         self._pool = ThreadPool(1)  # its thread keeps no process from ending
-        self._job: AsyncResult[list[Finished]] | None = None
+        self._job: AsyncResult[list[FinishedCheckpoint]] | None = None
 
     def save(
         self,
         state: State,
-        progress: Progress,
+        progress: RunProgress,
         *,
         kinds: Sequence[Kind],
         held_out_loss: float | None,
-    ) -> list[Finished]:
+    ) -> list[FinishedCheckpoint]:
         """Begin a checkpoint of each kind, and return what has been finished meanwhile.
 
         Raises:
@@ -120,7 +126,7 @@ class Saver:
         self._job = self._pool.apply_async(self._write_all, (tasks, began, waited, stall))
         return finished if self._stager else [*finished, *self.wait()]
 
-    def poll(self) -> list[Finished]:
+    def poll(self) -> list[FinishedCheckpoint]:
         """Return what has been finished on this rank, without waiting; see `has_failed`."""
         return self.wait() if self._job and self._job.ready() and not self.has_failed else []
 
@@ -129,7 +135,7 @@ class Saver:
         """Whether `wait` would raise; other ranks may find out a moment later."""
         return self._job is not None and self._job.ready() and not self._job.successful()
 
-    def wait(self) -> list[Finished]:
+    def wait(self) -> list[FinishedCheckpoint]:
         """Wait for the checkpoint that is being written, if there is one.
 
         Raises:
@@ -148,7 +154,9 @@ class Saver:
         if marker.kind == "weights":
             tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
         if marker.kind not in self._layouts:
-            self._layouts[marker.kind] = Layout(tensors, files=self._files, group=self._group)
+            self._layouts[marker.kind] = CheckpointLayout(
+                tensors, files=self._files, group=self._group
+            )
         layout = self._layouts[marker.kind]
         pieces = layout.pick(tensors)
         if self._stager is not None:
@@ -157,16 +165,16 @@ class Saver:
 
     def _write_all(
         self, tasks: Sequence[_Task], began: float, waited: float, stall: float
-    ) -> list[Finished]:
+    ) -> list[FinishedCheckpoint]:
         """Write one after another, in the other thread; the stall counts for the first."""
-        finished: list[Finished] = []
+        finished: list[FinishedCheckpoint] = []
         for task in tasks:
             marker = self._write(task)
             self._copy_out(marker)
             reasons = together(self._patience.take_reasons, self._group)
             now = time.perf_counter()
             finished.append(
-                Finished(
+                FinishedCheckpoint(
                     progress=marker.progress,
                     folder=self._folder / marker.name,
                     bytes=task.share.checkpoint_bytes,

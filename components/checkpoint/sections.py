@@ -11,23 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from components.checkpoint.disk import Patience
-from components.checkpoint.marker import Files, Section, damaged
+from components.checkpoint.metadata import Files, FileSection, damaged
 from components.errors import RecipeError
+from components.run.disk import Patience
 
 Blocks = Sequence[tuple[int, memoryview]]
 READ_BYTES = 1 << 22  # at a time
 
 
-class Written(NamedTuple):
+class WrittenSection(NamedTuple):
     """A section and where it is."""
 
     file: str
     begin: int
-    section: Section
+    section: FileSection
 
 
-def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written]:
+def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[WrittenSection]:
     """Write bytes at their places of a file, which other ranks write too, down to the disk.
 
     Raises:
@@ -53,22 +53,24 @@ def _write(file: Path, blocks: Blocks) -> None:
         os.close(number)
 
 
-def _hash(name: str, blocks: Blocks) -> list[Written]:
+def _hash(name: str, blocks: Blocks) -> list[WrittenSection]:
     """Hash each run of blocks that follow one another without a gap."""
-    written: list[Written] = []
+    written: list[WrittenSection] = []
     start, end, digest = blocks[0][0], blocks[0][0], hashlib.sha256()
     for begin, block in blocks:
         if begin != end:
-            written.append(Written(name, start, Section(end - start, digest.hexdigest())))
+            written.append(
+                WrittenSection(name, start, FileSection(end - start, digest.hexdigest()))
+            )
             start, digest = begin, hashlib.sha256()
         digest.update(block)
         end = begin + len(block)
-    return [*written, Written(name, start, Section(end - start, digest.hexdigest()))]
+    return [*written, WrittenSection(name, start, FileSection(end - start, digest.hexdigest()))]
 
 
-def files_of(written: Sequence[Written]) -> dict[str, tuple[Section, ...]]:
+def files_of(written: Sequence[WrittenSection]) -> dict[str, tuple[FileSection, ...]]:
     """Sort all ranks' sections into the files that they make up."""
-    files: dict[str, tuple[Section, ...]] = {}
+    files: dict[str, tuple[FileSection, ...]] = {}
     for one in sorted(written):
         files[one.file] = (*files.get(one.file, ()), one.section)
     return files
@@ -104,13 +106,13 @@ def check_sections(checkpoint: Path, files: Files, *, rank: int, ranks: int) -> 
             raise damaged(checkpoint / name, "was changed after it was written")
 
 
-def places_of(files: Files) -> list[Written]:
+def places_of(files: Files) -> list[WrittenSection]:
     """List all sections of all files with their places."""
     places = []
     for name, sections in sorted(files.items()):
         begin = 0
         for section in sections:
-            places.append(Written(name, begin, section))
+            places.append(WrittenSection(name, begin, section))
             begin += section.length
     return places
 

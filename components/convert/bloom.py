@@ -6,7 +6,7 @@ from typing import Any
 
 from components.convert import needs
 from components.convert.features import Features
-from components.convert.links import Link, interleaved, module, vocabulary
+from components.convert.links import TensorLink, interleaved, module, vocabulary
 from components.convert.needs import Need
 
 _FFN_RATIO = 4  # written into the class
@@ -78,7 +78,7 @@ class Bloom:
             "slow_but_exact": False,
         }
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         yield vocabulary("embedding.weight", "transformer.word_embeddings.weight")
         yield from module("embedding_norm", "transformer.word_embeddings_layernorm", bias=True)
         for layer in range(features.num_layers):

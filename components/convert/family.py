@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import components.convert as package
 from components.convert.features import Features
-from components.convert.links import Link
+from components.convert.links import TensorLink
 from components.convert.needs import Need
 from components.errors import RecipeError
 
@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 
 
-class Family(Protocol):
+class HFFamily(Protocol):
     """One class of Hugging Face, beside our decoder."""
 
     model_type: str
@@ -48,13 +48,13 @@ class Family(Protocol):
         """Give the other keys: what training or a cache reads."""
         ...
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""
         ...
 
 
 @cache
-def all_families() -> tuple[Family, ...]:
+def all_families() -> tuple[HFFamily, ...]:
     """Find the families among this package's modules: each calls its own ``FAMILY``."""
     modules = (
         importlib.import_module(f"{package.__name__}.{found.name}")
@@ -63,7 +63,7 @@ def all_families() -> tuple[Family, ...]:
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
-def choose_family(features: Features) -> Family:
+def choose_family(features: Features) -> HFFamily:
     """Take the family that has every feature of the model.
 
     Raises:
@@ -85,6 +85,6 @@ def choose_family(features: Features) -> Family:
     return nearest[0]
 
 
-def _explain(family: Family, lacking: Sequence[Need]) -> str:
+def _explain(family: HFFamily, lacking: Sequence[Need]) -> str:
     reasons = ", ".join(f"{need.key} ({need.has})" for need in lacking)
     return f"{family.architecture} but for {reasons}"

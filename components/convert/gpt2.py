@@ -6,7 +6,7 @@ from typing import Any
 
 from components.convert import needs
 from components.convert.features import Features
-from components.convert.links import Link, joined, module, same, turned, vocabulary
+from components.convert.links import TensorLink, joined, module, same, turned, vocabulary
 from components.convert.needs import Need
 
 # As published; the other spellings compute the same.
@@ -77,7 +77,7 @@ class GPT2:
             "initializer_range": features.initial_std,
         }
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         yield vocabulary("embedding.weight", "transformer.wte.weight")
         yield same("positions.weight", "transformer.wpe.weight")
         for layer in range(features.num_layers):
@@ -98,7 +98,7 @@ class GPT2:
             yield vocabulary("head.weight", "lm_head.weight")
 
 
-def _conv1d(ours: str, theirs: str) -> Iterator[Link]:
+def _conv1d(ours: str, theirs: str) -> Iterator[TensorLink]:
     yield turned(f"{ours}.weight", f"{theirs}.weight")
     yield same(f"{ours}.bias", f"{theirs}.bias")
 

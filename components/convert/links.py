@@ -19,7 +19,7 @@ def unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class TensorLink:
     """Tensors of ours and of theirs that hold the same numbers."""
 
     ours: tuple[str, ...]
@@ -29,17 +29,17 @@ class Link:
     is_vocabulary: bool = False
 
 
-def same(ours: str, theirs: str) -> Link:
+def same(ours: str, theirs: str) -> TensorLink:
     """Join one tensor to one, under another name."""
-    return Link(ours=(ours,), theirs=(theirs,))
+    return TensorLink(ours=(ours,), theirs=(theirs,))
 
 
-def vocabulary(ours: str, theirs: str) -> Link:
+def vocabulary(ours: str, theirs: str) -> TensorLink:
     """Join two matrices of vocabulary rows, whose padding may be left out."""
-    return Link(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
+    return TensorLink(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
 
 
-def module(ours: str, theirs: str, *, weight: bool = True, bias: bool) -> Iterator[Link]:
+def module(ours: str, theirs: str, *, weight: bool = True, bias: bool) -> Iterator[TensorLink]:
     """Join the weight and the bias of two modules, as far as they have them."""
     if weight:
         yield same(f"{ours}.weight", f"{theirs}.weight")
@@ -47,14 +47,14 @@ def module(ours: str, theirs: str, *, weight: bool = True, bias: bool) -> Iterat
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def turned(ours: str, theirs: str) -> Link:
+def turned(ours: str, theirs: str) -> TensorLink:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
-    return Link(ours=(ours,), theirs=(theirs,), to_theirs=_transpose, to_ours=_transpose)
+    return TensorLink(ours=(ours,), theirs=(theirs,), to_theirs=_transpose, to_ours=_transpose)
 
 
-def unstacked(ours: str, theirs: Sequence[str]) -> Link:
+def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
     """Join a stack along the first dimension to its slices."""
-    return Link(
+    return TensorLink(
         ours=(ours,),
         theirs=tuple(theirs),
         to_theirs=lambda tensors: tensors[0].unbind(),
@@ -62,7 +62,7 @@ def unstacked(ours: str, theirs: Sequence[str]) -> Link:
     )
 
 
-def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> Link:
+def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> TensorLink:
     """Join several maps of equal width to one that computes them one after the other."""
 
     def join(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -73,10 +73,10 @@ def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> Link:
         whole = tensors[0].T if transposed else tensors[0]
         return whole.chunk(len(ours))
 
-    return Link(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
 
 
-def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> Link:
+def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLink:
     """Join several maps to one whose outputs go head by head: q, k, v of one, then the next."""
 
     def join(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -88,7 +88,7 @@ def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> Link:
         by_head = whole.view(num_heads, len(ours), -1, *whole.shape[1:])
         return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
 
-    return Link(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
 
 
 def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

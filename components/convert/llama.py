@@ -7,7 +7,7 @@ from typing import Any
 from components.convert import needs
 from components.convert.family import ACTIVATIONS
 from components.convert.features import Features
-from components.convert.links import Link, module, same, vocabulary
+from components.convert.links import TensorLink, module, same, vocabulary
 from components.convert.needs import Need
 
 
@@ -71,7 +71,7 @@ class Llama:
             "initializer_range": features.initial_std,
         }
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
             ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
@@ -92,7 +92,7 @@ def rotary_stated(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_theta": base, "rope_scaling": scaling or config.get("rope_scaling")}
 
 
-def attention_links(features: Features, layer: int) -> Iterator[Link]:
+def attention_links(features: Features, layer: int) -> Iterator[TensorLink]:
     """Link the four projections of a layer; other families name them alike."""
     ours, theirs = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
     for name, short in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
@@ -101,7 +101,7 @@ def attention_links(features: Features, layer: int) -> Iterator[Link]:
         )
 
 
-def mlp_links(features: Features, layer: int) -> Iterator[Link]:
+def mlp_links(features: Features, layer: int) -> Iterator[TensorLink]:
     """Link the three maps of a layer's gated MLP; other families name them alike."""
     ours, theirs = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
     for name in ("gate", "up", "down"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from components.convert import llama, needs
 from components.convert.features import Features
-from components.convert.links import Link, vocabulary
+from components.convert.links import TensorLink, vocabulary
 from components.convert.needs import Need
 
 EPS = 1e-5  # written into the class
@@ -53,7 +53,7 @@ class Olmo:
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return llama.FAMILY.training(features, context_tokens)
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
             yield from llama.attention_links(features, layer)

@@ -6,7 +6,7 @@ from typing import Any
 
 from components.convert import llama, needs
 from components.convert.features import Features
-from components.convert.links import Link, same, unstacked, vocabulary
+from components.convert.links import TensorLink, same, unstacked, vocabulary
 from components.convert.needs import Need
 
 _NOT_OF_OLMOE = ("head_dim", "mlp_bias")
@@ -80,7 +80,7 @@ class Olmoe:
             "output_router_logits": False,
         }
 
-    def links(self, features: Features) -> Iterator[Link]:
+    def links(self, features: Features) -> Iterator[TensorLink]:
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
             ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
@@ -98,7 +98,7 @@ class Olmoe:
             yield vocabulary("head.weight", "lm_head.weight")
 
 
-def _expert_links(features: Features, ours: str, theirs: str) -> Iterator[Link]:
+def _expert_links(features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
     yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
     for name in ("gate", "up", "down"):
         experts = range(features.num_experts or 0)

@@ -1,5 +1,6 @@
-"""Start a model from a folder of published weights, one tensor at a time."""
+"""Read weights: of a published folder one tensor at a time, and of a checkpoint."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
 
-from components.convert.family import Family, choose_family
+from components.build import build
+from components.checkpoint.metadata import Marker
+from components.checkpoint.reading import PieceReader, read_pieces
+from components.checkpoint.state import WEIGHTS
+from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
-from components.convert.links import Link
-from components.convert.shards import ShardReader
+from components.convert.hf_shards import ShardReader
+from components.convert.links import TensorLink
 from components.convert.tokenizer import count_pieces
 from components.convert.universal import (
     REMEDY,
@@ -24,6 +30,21 @@ from components.convert.universal import (
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
+
+def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -> nn.Module:
+    """Build the recipe's model on the CPU and fill it, whatever layout wrote the checkpoint."""
+    with torch.device("meta"):
+        model: nn.Module = build(section, "model")
+    model = model.to_empty(device="cpu")
+    tensors = {f"{WEIGHTS}{name}": value for name, value in model.state_dict().items()}
+    reader = PieceReader(checkpoint, read_pieces(checkpoint, marker.files))
+    with warnings.catch_warnings():
+        alone = "torch.distributed is disabled"
+        warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
+        load(tensors, storage_reader=reader, no_dist=True)
+    return model
+
+
 NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
 
 
@@ -32,7 +53,7 @@ class _Source:
     """An open folder whose every tensor has its partner; ``found`` gives their names in it."""
 
     reader: ShardReader | UniversalReader
-    links: Sequence[Link]
+    links: Sequence[TensorLink]
     found: Mapping[str, str]
     rows: int
     remedy: str  # where a shape is another
@@ -88,7 +109,7 @@ def _pour(model: nn.Module, source: _Source) -> None:
 
 
 def _check_config(
-    folder: Path, config: Mapping[str, Any], family: Family, features: Features
+    folder: Path, config: Mapping[str, Any], family: HFFamily, features: Features
 ) -> None:
     """Compare what is computed, key by key, and name every difference."""
     ours, kind = family.shape(features), config.get("model_type")
@@ -133,7 +154,7 @@ def _check_vocabulary(
 
 
 def _match_names(
-    folder: Path, names: Sequence[str], family: Family, links: Sequence[Link]
+    folder: Path, names: Sequence[str], family: HFFamily, links: Sequence[TensorLink]
 ) -> dict[str, str]:
     """Map the class's names to the folder's, which may lack the prefix.
 
@@ -161,7 +182,7 @@ def _match_names(
     return found
 
 
-def _check_shapes(link: Link, ours: Sequence[Tensor], source: _Source) -> None:
+def _check_shapes(link: TensorLink, ours: Sequence[Tensor], source: _Source) -> None:
     """Compare with the shapes that ours would have, exported."""
     cut = _cut(link, ours, source.rows)
     empty = [torch.empty_like(tensor, device="meta") for tensor in cut]
@@ -175,13 +196,13 @@ def _check_shapes(link: Link, ours: Sequence[Tensor], source: _Source) -> None:
             )
 
 
-def _fill(link: Link, ours: Sequence[Tensor], source: _Source) -> None:
+def _fill(link: TensorLink, ours: Sequence[Tensor], source: _Source) -> None:
     theirs = link.to_ours([source.reader.read(source.found[name]) for name in link.theirs])
     for whole, kept, tensor in zip(ours, _cut(link, ours, source.rows), theirs, strict=True):
         kept.copy_(tensor)
         whole[len(kept) :] = 0.0
 
 
-def _cut(link: Link, ours: Sequence[Tensor], rows: int) -> list[Tensor]:
+def _cut(link: TensorLink, ours: Sequence[Tensor], rows: int) -> list[Tensor]:
     """Leave out the vocabulary rows that the folder does not have."""
     return [tensor[:rows] if link.is_vocabulary else tensor for tensor in ours]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from components.convert.features import Features
-from components.convert.links import Link, interleaved, module, same, vocabulary
+from components.convert.links import TensorLink, interleaved, module, same, vocabulary
 from components.data.files import check_regular
 from components.errors import RecipeError
 
@@ -111,7 +111,7 @@ def find_places(folder: Path, names: Sequence[str]) -> Places:
     )
 
 
-def universal_links(features: Features, places: Places) -> Iterator[Link]:
+def universal_links(features: Features, places: Places) -> Iterator[TensorLink]:
     """List all parameters of the pipeline, with ours.
 
     Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
@@ -131,7 +131,7 @@ def universal_links(features: Features, places: Places) -> Iterator[Link]:
         yield vocabulary("head.weight", f"{places.head}.lm_head.weight")
 
 
-def _block(ours: str, theirs: str, features: Features) -> Iterator[Link]:
+def _block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:
     yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
     for kind in ("weight", "bias"):
         yield interleaved(
@@ -145,7 +145,7 @@ def _block(ours: str, theirs: str, features: Features) -> Iterator[Link]:
     yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
 
 
-def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[Link]:
+def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[TensorLink]:
     """Join every parameter of ours to exactly one of the folder's.
 
     Raises:

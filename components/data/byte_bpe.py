@@ -17,7 +17,7 @@ from tokenizers.trainers import BpeTrainer
 
 from components.data.fast_bpe import Encode, open_fast
 from components.data.files import REBUILD, replace_atomically
-from components.data.long_text import Ids, encode_in_parts
+from components.data.tokenizer import Ids, encode_in_parts
 from components.errors import RecipeError
 from components.ranges import Count
 

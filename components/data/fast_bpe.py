@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Engine
 
-from components.data.long_text import Ids
+from components.data.tokenizer import Ids
 
 try:
     import fastokens

@@ -1,4 +1,4 @@
-"""The shares of each phase: from the tokens found, and within what each source may repeat."""
+"""Data mixture: the shares of each phase, by the tokens found and the repeats allowed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,9 +6,19 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Literal
 
+from components.data.manifest import Manifest
 from components.data.order import Phase
 from components.data.share_tree import exact_share
 from components.errors import RecipeError
+
+
+def windows_per_source(manifest: Manifest, sequence_length: int) -> dict[str, int]:
+    """Count the whole training windows of each source."""
+    return {
+        name: max(0, (source.train_tokens - 1) // sequence_length)
+        for name, source in manifest.sources.items()
+    }
+
 
 # Shares computed on one machine are those of any other: its last bits are not kept.
 DECIMALS = 12

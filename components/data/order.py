@@ -1,22 +1,69 @@
-"""The order of the samples as a function of (seed, position).
+"""Sample order as a function of (seed, position), by a keyed permutation that is computed.
+
+The index is written as two digits, ``low`` below ``columns`` and ``high`` below ``rows``, with
+``rows x columns`` just above ``size``. Each round adds a keyed hash of one digit to the other,
+which can be undone, so every round permutes the rectangle (a generalised Feistel network: Black
+and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, section 5). An image outside
+``range(size)`` is permuted again until it falls inside ("cycle walking", section 4 there).
 
 A run is a row of phases, each with its shares: inside a phase every prefix keeps them within
 two samples. A source's draws are counted through all phases, so its epochs go on where the
 phase before left off, and no sample comes again before all of its source have been drawn.
 """
 
+import hashlib
 import math
 import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import SupportsIndex
 
-from components.data.permutation import permute, round_keys
 from components.data.share_tree import ShareTree, exact_share
 from components.errors import RecipeError
+
+NUM_ROUNDS = 8
+MASK = (1 << 64) - 1
+
+
+@lru_cache(maxsize=1024)
+def round_keys(seed: int, source: str, epoch: int) -> tuple[int, ...]:
+    """Derive one 64-bit key a round from what names the permutation."""
+    name = f"{seed}\0{epoch}\0{source}".encode()
+    digest = hashlib.blake2b(name, digest_size=8 * NUM_ROUNDS).digest()
+    return tuple(
+        int.from_bytes(digest[start : start + 8], "little")
+        for start in range(0, len(digest), 8)
+    )
+
+
+def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
+    """Map ``index`` to its image in ``range(size)``; distinct indices have distinct images."""
+    columns = math.isqrt(size - 1) + 1
+    rows = -(-size // columns)
+    image = _permute_rectangle(index, rows, columns, keys)
+    while image >= size:
+        image = _permute_rectangle(image, rows, columns, keys)
+    return image
+
+
+def _permute_rectangle(index: int, rows: int, columns: int, keys: tuple[int, ...]) -> int:
+    high, low = divmod(index, columns)
+    for first, second in zip(keys[::2], keys[1::2], strict=True):
+        high = (high + _mix(low ^ first)) % rows
+        low = (low + _mix(high ^ second)) % columns
+    return high * columns + low
+
+
+def _mix(value: int) -> int:
+    """Hash 64 bits (Stafford's variant 13 of MurmurHash3's finaliser, 2011)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
 
 SUM_TOLERANCE = Fraction(1, 10**6)
 
@@ -31,7 +78,7 @@ class SampleId:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SourceDraws:
     """How much of a source was drawn: promised by its shares, and in fact."""
 
     promised_share: float
@@ -101,7 +148,7 @@ class SampleOrder:
 
     def drawn(
         self, position: SupportsIndex, without: Sequence[tuple[int, int]] = ()
-    ) -> dict[str, Drawn]:
+    ) -> dict[str, SourceDraws]:
         """Put the shares of the first ``position`` samples beside what the recipe promised.
 
         Windows ``without``, each a first position and a count, were left out of them.
@@ -114,7 +161,7 @@ class SampleOrder:
                 counts[name] -= self.count(name, first + left_out) - self.count(name, first)
         taken = max(total - sum(left_out for _, left_out in without), 1)
         return {
-            name: Drawn(
+            name: SourceDraws(
                 promised_share=float(promised[name] / max(total, 1)),
                 share=count / taken,
                 samples=count,

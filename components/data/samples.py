@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SampleOrder
-from components.data.shards import MOST_OPEN, OpenFiles, ShardedTokens
+from components.data.token_file import MOST_OPEN, OpenFiles, ShardedTokens
 
 DIGEST_MODULUS = 1 << 63
 

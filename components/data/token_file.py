@@ -1,17 +1,20 @@
-"""Packed token files: little-endian ids one after another, without a header.
+"""Token files: little-endian ids one after another, and the shards of a source as one sequence.
 
 What a reader must know (width, counts, hash) is in the manifest, so that a file can be mapped
 into memory as it is. Every document is followed by the end-of-document id.
 """
 
 import hashlib
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from components.data.files import FileRecord, replace_atomically, verify_file
 
@@ -45,7 +48,7 @@ def little_endian(width: Width) -> np.dtype[Any]:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """Some documents one after another as the file has them, ends of documents included."""
 
     tokens: Tokens
@@ -54,7 +57,7 @@ class Chunk:
 
 def pack_documents(
     documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
-) -> Chunk:
+) -> TokenChunk:
     """Join documents, each followed by the end-of-document id, in the width of the file."""
     end = np.array([eod_id], np.int32)
     parts = [part for ids in documents for part in (np.asarray(ids, np.int32), end)]
@@ -62,7 +65,7 @@ def pack_documents(
     assert joined.min(initial=eod_id) >= 0, "a negative token id"
     assert joined.max(initial=eod_id) < vocab_size, "a token id outside the vocabulary"
     tokens = joined.astype(little_endian(width_of(vocab_size)))
-    return Chunk(tokens=tokens, documents=len(parts) // 2)
+    return TokenChunk(tokens=tokens, documents=len(parts) // 2)
 
 
 def write_token_file(
@@ -75,7 +78,9 @@ def write_token_file(
     return write_chunks(path, chunks, vocab_size=vocab_size)
 
 
-def write_chunks(path: Path, chunks: Iterable[Chunk], *, vocab_size: int) -> TokenFileRecord:
+def write_chunks(
+    path: Path, chunks: Iterable[TokenChunk], *, vocab_size: int
+) -> TokenFileRecord:
     """Stream packed documents into ``path``, which appears only when it is complete."""
     width = width_of(vocab_size)
     dtype = little_endian(width)
@@ -115,3 +120,62 @@ def open_token_file(folder: Path, record: TokenFileRecord) -> Tokens:
         offset=record.first_token * dtype.itemsize,
         shape=(record.tokens,),
     )
+
+
+MOST_OPEN = 64  # of all sources together: far below the 1,024 that a process may usually have
+
+
+class OpenFiles:
+    """Map token files on first use; beyond ``most_open`` the one used longest ago is closed.
+
+    A copy sent to another process carries paths, not tokens.
+    """
+
+    def __init__(self, *, folder: Path, most_open: int) -> None:
+        self._folder = folder
+        self._most_open = most_open
+        self._maps: OrderedDict[TokenFileRecord, Tokens] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": OrderedDict()}
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def tokens(self, record: TokenFileRecord) -> Tokens:
+        """Return the mapped tokens; keep no view of them.
+
+        Raises:
+            RecipeError: the file is missing or has another size than recorded.
+        """
+        if record not in self._maps:
+            while len(self._maps) >= self._most_open:
+                self._maps.popitem(last=False)
+            self._maps[record] = open_token_file(self._folder, record)
+        self._maps.move_to_end(record)
+        return self._maps[record]
+
+
+class ShardedTokens:
+    """Read any stretch of the concatenated shards; a look-up takes O(log shards)."""
+
+    def __init__(self, *, records: Sequence[TokenFileRecord], files: OpenFiles) -> None:
+        self._records = tuple(records)
+        self._ends = list(accumulate(record.tokens for record in self._records))
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Copy the tokens from ``start`` to ``stop``, or to the end if that comes before."""
+        parts: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        stop = min(stop, len(self))
+        shard = bisect_right(self._ends, start)
+        while start < stop:
+            first = self._ends[shard] - self._records[shard].tokens
+            tokens = self._files.tokens(self._records[shard])
+            parts.append(tokens[start - first : stop - first].astype(np.int64))
+            start += len(parts[-1])
+            shard += 1
+        return np.concatenate(parts)

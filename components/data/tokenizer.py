@@ -1,10 +1,54 @@
-"""What data preparation asks of a tokenizer, whatever its family."""
+"""What data preparation asks of a tokenizer, and texts too long to encode at once.
 
-from collections.abc import Iterable, Sequence
+While it encodes, a tokenizer holds 30 (SentencePiece) to 100 (`tokenizers`) bytes a character.
+A part ends before a single space between ASCII letters or digits: no normalisation changes
+these, and the pieces of our families may begin with a space but not hold one further on. Only
+where a stretch as long as half a part has no such place is a text cut elsewhere, and the ids
+around the cut may differ from the whole's.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.data.long_text import Ids
+import numpy as np
+
+Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
+Encode = Callable[[list[str]], list[Ids]]
+
+PART_CHARACTERS = 1 << 20
+PLACE = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
+
+
+def encode_in_parts(texts: Sequence[str], encode: Encode, *, drops_space: bool) -> list[Ids]:
+    """Encode texts with ``encode``, all at once, or part by part if one of them is long.
+
+    ``drops_space`` says that ``encode`` puts a space before each text: the one that begins a
+    part after the first is then left out.
+    """
+    if max(map(len, texts), default=0) <= PART_CHARACTERS:
+        return encode(list(texts))
+    return [_joined(text, encode, drops_space=drops_space) for text in texts]
+
+
+def _joined(text: str, encode: Encode, *, drops_space: bool) -> Ids:
+    first, *later = cut(text, PART_CHARACTERS)
+    if drops_space:
+        later = [part.removeprefix(" ") for part in later]
+    return np.concatenate([encode([part])[0] for part in (first, *later)])
+
+
+def cut(text: str, part_characters: int) -> Iterator[str]:
+    """Cut a text into parts of about ``part_characters`` at most; joined they are the text."""
+    start = 0
+    while len(text) - start > part_characters:
+        end = start + part_characters
+        place = PLACE.search(text, end - part_characters // 2, end)
+        end = place.start() if place else end
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 class Tokenizer(Protocol):

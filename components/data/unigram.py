@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
-from components.data.long_text import Ids, encode_in_parts
+from components.data.tokenizer import Ids, encode_in_parts
 from components.errors import RecipeError
 from components.ranges import Count, Share
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from typing_extensions import override
 
-from components.dryrun.watch import Watch
-from components.parallelism.mesh import Mesh
-from components.torch_internals.dispatch import qualified_name, tree_leaves
+from components.distributed.mesh import Mesh
+from components.dryrun.memory import OperatorWatch
+from components.torch_internals.operators import qualified_name, tree_leaves
 
 WORLD, PARTS = "world", {"data_replicate": "data", "data_shard": "data"}
 
 
-class Kind(NamedTuple):
+class CollectiveKind(NamedTuple):
     """A kind of call on one axis; ``ranks`` are those of its group."""
 
     axis: str
@@ -60,14 +60,14 @@ _VOTE = torch.int32
 _SENDING = {"all_reduce": 2.0, "receive": 0.0}  # rings send twice, everything else once
 
 
-class CollectiveLedger(Watch):
+class CollectiveLedger(OperatorWatch):
     """Count calls and the bytes of their messages."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self._axes = axes_of_groups(mesh)
-        self.calls: Counter[Kind] = Counter()
-        self.bytes: Counter[Kind] = Counter()
+        self.calls: Counter[CollectiveKind] = Counter()
+        self.bytes: Counter[CollectiveKind] = Counter()
 
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -78,7 +78,7 @@ class CollectiveLedger(Watch):
             self._note(call.operation, tree_leaves(message), args[call.group])
         return result
 
-    def take(self) -> tuple[Counter[Kind], Counter[Kind]]:
+    def take(self) -> tuple[Counter[CollectiveKind], Counter[CollectiveKind]]:
         """Hand over calls and bytes, and begin anew."""
         taken = self.calls, self.bytes
         self.calls, self.bytes = Counter(), Counter()
@@ -89,7 +89,9 @@ class CollectiveLedger(Watch):
         if message[0].dtype is _VOTE and operation in {"send", "receive"}:
             return
         axis, ranks = self._axes[name]
-        kind = Kind(axis, operation, str(message[0].dtype).removeprefix("torch."), ranks)
+        kind = CollectiveKind(
+            axis, operation, str(message[0].dtype).removeprefix("torch."), ranks
+        )
         self.calls[kind] += 1
         self.bytes[kind] += sum(tensor.numel() * tensor.element_size() for tensor in message)
 
@@ -114,7 +116,7 @@ def axes_of_groups(mesh: Mesh) -> Mapping[str, tuple[str, int]]:
     return found
 
 
-def sent_bytes(kind: Kind, message_bytes: float) -> float:
+def sent_bytes(kind: CollectiveKind, message_bytes: float) -> float:
     """Count what one rank sends by a ring, of n ranks (n - 1) / n or twice as much.
 
     Thakur, Rabenseifner and Gropp 2005 (International Journal of High Performance Computing

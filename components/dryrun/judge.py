@@ -1,4 +1,4 @@
-"""A rehearsed role beside its plan: where the two differ, and whether the device takes it.
+"""Judge a dry run beside its plan: memory, bytes sent by axis, FLOPs.
 
 The device holds more than tensors: the plan's fragmentation of activations and its base are
 added before a peak is judged, by the plan's own margins.
@@ -8,11 +8,82 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from components.dryrun.roles import Role
+from components.dryrun.drive import Role
+from components.planner.communication import (
+    EXPERT_COLLECTIVES,
+    context_bytes,
+    expert_bytes,
+    group_of,
+    tensor_bytes,
+)
+from components.planner.job import BYTES, TrainingJob
 from components.planner.memory import RankMemory, Verdict, verdict_of
 from components.planner.plan import Plan
-from components.planner.software import Software
-from components.planner.volumes import sent_bytes, step_flops
+from components.planner.products import head_product, layer_products
+from components.planner.software import SoftwareModel, SoftwareSpeed
+from components.planner.states import rank_parameters
+from components.planner.time import again_fraction, reduced_bytes
+
+
+def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
+    """Count them for one pipeline rank."""
+    layout, again = job.layout, again_fraction(job)
+    passed = _layers(job, rank) * job.microbatches
+    tensor = speed.tensor_collectives * (1 + again[0] / 3) * tensor_bytes(job)
+    sent = {
+        "tensor": passed * tensor if layout.tensor > 1 else 0.0,
+        "expert": passed * EXPERT_COLLECTIVES * expert_bytes(job),
+        "context": passed * (2 + again[1]) * context_bytes(job),
+        "pipeline": _between_stages(job, rank),
+        "data": _data_bytes(job, rank),
+    }
+    return {axis: count for axis, count in sent.items() if count}
+
+
+def step_flops(job: TrainingJob, rank: int) -> float:
+    """Count the matrix products of one rank, attention in full, with what is computed twice.
+
+    The plan's formula of a layer (`components.planner.products`) forward once and backward
+    twice, as in `components.config.batch_ramp.FlopsPerToken`, of which it is a rank's part.
+    """
+    layout, again = job.layout, again_fraction(job)
+    products = sum(product.flops for product in layer_products(job))
+    attention = job.shape.attention
+    width = attention.num_heads * attention.head_dim / layout.tensor
+    core = 4.0 * width * job.sequence_length * job.microbatch_tokens
+    layers = _layers(job, rank) * ((3 + again[0]) * products + (3 + again[1]) * core)
+    head = layout.head_stage % layout.pipeline == rank
+    return job.microbatches * (layers + 3 * head * head_product(job).flops)
+
+
+def _between_stages(job: TrainingJob, rank: int) -> float:
+    """Count hidden states to the stage after and their gradients to the one before.
+
+    Where the ends are tied, each also sends the other the gradient of the embedding, of which
+    a rank has its shard by then.
+    """
+    layout, stages = job.layout, len(job.layout.layers)
+    here = range(rank, stages, layout.pipeline)
+    messages = sum((stage > 0) + (stage < stages - 1) for stage in here)
+    hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
+    hidden /= layout.tensor if layout.sequence_parallel else 1
+    sent = job.microbatches * messages * hidden
+    if job.shape.tied_embeddings and stages > 1 and ({0, stages - 1} & set(here)):
+        rows = job.shape.padded_vocab_size / layout.tensor
+        shards = layout.data_shard * layout.context if layout.zero else 1
+        sent += rows * job.shape.dim * job.gradient_bytes / shards
+    return sent if layout.pipeline > 1 else 0.0
+
+
+def _layers(job: TrainingJob, rank: int) -> int:
+    return sum(job.layout.layers[rank :: job.layout.pipeline])
+
+
+def _data_bytes(job: TrainingJob, rank: int) -> float:
+    held = rank_parameters(job, rank)
+    dense, experts = group_of(job.layout, "dense").size, group_of(job.layout, "data").size
+    return reduced_bytes(job, held.dense, dense) + reduced_bytes(job, held.expert, experts)
+
 
 WORTH_NAMING = 0.05  # a difference below it is not named
 SMALL = 0.01  # nor is one of a part that is less of the whole
@@ -21,7 +92,7 @@ Found = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class FigureDifference:
     """A figure of the plan beside that of the dry run."""
 
     figure: str
@@ -40,7 +111,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class RoleResult:
     """One role: the peak on the device, the plan's, and all figures of both."""
 
     role: Role
@@ -48,15 +119,15 @@ class Judged:
     peak_bytes: float
     planned_bytes: float
     verdict: Verdict
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
 
 
-def judge(role: Role, found: Found, plan: Plan) -> Judged:
+def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
     """Set one role beside the plan of its pipeline rank."""
     software = plan.software
     memory = plan.memory.ranks[role.pipeline_rank]
     peak = max(_reserved(one, software) for one in found["peaks"].values())
-    return Judged(
+    return RoleResult(
         role=role,
         found=found,
         peak_bytes=peak,
@@ -76,15 +147,15 @@ def highest(found: Found) -> Found:
     return max(peaks.values(), key=lambda peak: peak["bytes"])
 
 
-def _reserved(peak: Found, software: Software) -> float:
+def _reserved(peak: Found, software: SoftwareModel) -> float:
     """Add what an allocator loses between activations, and what is there before anything."""
     lost = (software.memory.fragmentation - 1) * peak["by_category"]["activations"]
     return float(peak["bytes"] + lost + software.memory.base_bytes)
 
 
 def _of_memory(
-    found: Found, plan: RankMemory, peak: float, software: Software
-) -> list[Difference]:
+    found: Found, plan: RankMemory, peak: float, software: SoftwareModel
+) -> list[FigureDifference]:
     """Compare what stays, what comes and goes at the highest moment, and the peak.
 
     What comes and goes is not compared by category: which of them it is depends on the moment,
@@ -104,21 +175,21 @@ def _of_memory(
         "peak": (plan.peak, peak),
     }
     return [
-        Difference(figure=f"{name}_bytes", planned=planned, found=seen, whole=peak)
+        FigureDifference(figure=f"{name}_bytes", planned=planned, found=seen, whole=peak)
         for name, (planned, seen) in pairs.items()
     ]
 
 
 def _of_collectives(
-    found: Found, plan: Plan, role: Role, software: Software
-) -> list[Difference]:
+    found: Found, plan: Plan, role: Role, software: SoftwareModel
+) -> list[FigureDifference]:
     planned = sent_bytes(plan.job, role.pipeline_rank, software.speed)
     seen: Counter[str] = Counter()
     for call in found["collectives"]:
         seen[axis_of(call["axis"])] += call["sent_bytes"]
     whole = sum(seen.values())
     return [
-        Difference(
+        FigureDifference(
             figure=f"{axis}_sent_bytes",
             planned=planned.get(axis, 0.0),
             found=seen[axis],
@@ -134,7 +205,7 @@ def axis_of(group: str) -> str:
     return "data" if "data" in group or " x " in group else group
 
 
-def _of_flops(found: Found, plan: Plan, role: Role) -> Difference:
+def _of_flops(found: Found, plan: Plan, role: Role) -> FigureDifference:
     seen = float(sum(found["flops"].values()))
     planned = step_flops(plan.job, role.pipeline_rank)
-    return Difference(figure="flops", planned=planned, found=seen, whole=seen)
+    return FigureDifference(figure="flops", planned=planned, found=seen, whole=seen)

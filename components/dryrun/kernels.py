@@ -25,7 +25,7 @@ from typing_extensions import override
 from components.model import expert_chunks, expert_products, loss
 from components.model.attention import AttentionCore
 from components.model.expert_products import has_grouped_kernel
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.moe import Mixture
 from components.torch_internals.operators import EFFICIENT_ATTENTION, FLASH_ATTENTION
 
@@ -129,7 +129,7 @@ class _FlexCore(AttentionCore):
 
     @override
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, scope: Scope, *, first_head: int
+        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
     ) -> Tensor:
         return _attend(query, key, value, is_causal=True)
 

@@ -1,4 +1,4 @@
-"""Which memory is held at every moment of a step, and what for.
+"""Memory of a step at every moment, and what for; every operator is seen on its way.
 
 A storage counts from the operation that makes it until its last tensor is gone. Torch's own
 `torch.distributed._tools.mem_tracker.MemTracker` counts the same bytes, but refuses a module
@@ -12,13 +12,42 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from components.dryrun.watch import Watch
 from components.torch_internals.autograd import in_backward
-from components.torch_internals.dispatch import active_fake_mode, storage_key, tree_leaves
 from components.torch_internals.distributed import local_tensor
-from components.torch_internals.operators import CAST, WAIT
+from components.torch_internals.operators import (
+    CAST,
+    WAIT,
+    TorchDispatchMode,
+    active_fake_mode,
+    storage_key,
+    tree_leaves,
+)
+
+
+class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """A mode of torch's dispatcher that leaves DTensors to resolve into their local parts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        return self.see(func, args, kwargs or {})
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Let ``func`` compute, or answer for it."""
+        return func(*args, **kwargs)
+
 
 Category = Literal["weights", "gradients", "optimizer", "casts", "activations", "temporary"]
 CATEGORIES: tuple[Category, ...] = (
@@ -49,7 +78,7 @@ class _Held:
     reference: Any = field(repr=False)
 
 
-class MemoryLedger(Watch):
+class MemoryLedger(OperatorWatch):
     """Keep the account of storages that are made while the mode is on, or named to it.
 
     Made in a forward pass, or received between two passes, they are ``activations`` or

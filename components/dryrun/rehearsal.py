@@ -1,4 +1,6 @@
-"""One rank's step, rehearsed: memory, collectives and FLOPs of the whole step.
+"""One rank's step without values: memory, collectives and FLOPs of the whole step.
+
+They count matrix products and attention, the whole of its matrix: a mask is not seen.
 
 A step of many microbatches repeats itself: with as many as a rank ever has in flight, and one
 more, it reaches its peak. Calls and FLOPs of the passes grow by the same number with every
@@ -8,7 +10,7 @@ microbatch, those of averaging and updating do not grow: so the counts of all ar
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -16,16 +18,40 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from components.dryrun.collectives import CollectiveLedger, Kind
+from components.config.schema.recipe import Recipe
+from components.distributed.devices import device_type
+from components.dryrun.collectives import CollectiveKind, CollectiveLedger
 from components.dryrun.kernels import device_kernels, even_load, replace_parts, update_at_once
-from components.dryrun.memory import MemoryLedger, Peak, Phase
-from components.dryrun.products import FlopLedger
+from components.dryrun.memory import MemoryLedger, OperatorWatch, Peak, Phase
 from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
-from components.spec.recipe import Recipe
-from components.torch_internals.dispatch import FakeTensorMode
-from components.train.devices import device_type
+from components.profiling.counts import FORMULAS
+from components.torch_internals.operators import FakeTensorMode, packet_of
 from components.versions import release_of
+
+
+class FlopLedger(OperatorWatch):
+    """Count by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: Counter[str] = Counter()
+
+    @override
+    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result, packet = func(*args, **kwargs), packet_of(func)
+        formula = FORMULAS.get(packet)
+        if formula is not None:
+            name = str(packet).removeprefix("aten.").strip("_")
+            self.flops[name] += formula(*args, **kwargs, out_val=result)
+        return result
+
+    def take(self) -> Counter[str]:
+        """Hand over the counts, and begin anew."""
+        taken, self.flops = self.flops, Counter()
+        return taken
+
 
 K = TypeVar("K")
 # Before this torch a schedule of so many microbatches begins with a message to each neighbour.
@@ -33,7 +59,7 @@ _GREETS_BEFORE = (2, 13)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
+class StepRehearsal:
     """What one rank's step of ``microbatches`` takes; ``rehearsed`` of them were gone through.
 
     ``calls`` and ``bytes`` are of collectives, ``flops`` by operator.
@@ -42,19 +68,19 @@ class Rehearsal:
     microbatches: int
     rehearsed: int
     peaks: dict[Phase, Peak]
-    calls: dict[Kind, int]
-    bytes: dict[Kind, int]
+    calls: dict[CollectiveKind, int]
+    bytes: dict[CollectiveKind, int]
     flops: dict[str, int]
 
 
 @dataclass(frozen=True)
 class _Counts:
-    calls: Counter[Kind]
-    bytes: Counter[Kind]
+    calls: Counter[CollectiveKind]
+    bytes: Counter[CollectiveKind]
     flops: Counter[str]
 
 
-def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
+def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
     """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
@@ -80,7 +106,7 @@ def rehearse(recipe: Recipe, rank: int) -> Rehearsal:
             return _observe(module, modes, count)
 
 
-def _observe(module: FakeRank, modes: ExitStack, count: int) -> Rehearsal:
+def _observe(module: FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
     """Take a first step unseen, as short as it may be, and watch the second.
 
     The first makes the optimizer's state, and DTensor asks fake tensors of global size for the
@@ -107,7 +133,7 @@ def _observe(module: FakeRank, modes: ExitStack, count: int) -> Rehearsal:
     memory.end()
     within, after = passes[1], _taken(calls, flops)
     whole = module.recipe.derived.microbatches_per_step
-    return Rehearsal(
+    return StepRehearsal(
         microbatches=whole,
         rehearsed=count,
         peaks=memory.peaks,

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.dryrun.collectives import Kind, sent_bytes
-from components.dryrun.rehearsal import Rehearsal, rehearse
-from components.spec.recipe import read_recipe
-from components.train.run_folder import RunFolder
+from components.config.schema.recipe import read_recipe
+from components.dryrun.collectives import CollectiveKind, sent_bytes
+from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.run.folder import RunFolder
 
 
 def main(words: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
     folder.write_json(f"role-{rank}.json", found)
 
 
-def as_json(found: Rehearsal) -> dict[str, Any]:
+def as_json(found: StepRehearsal) -> dict[str, Any]:
     """Return plain numbers, in bytes and FLOPs of one step."""
     return {
         "microbatches": found.microbatches,
@@ -41,7 +41,7 @@ def as_json(found: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _call(kind: Kind, found: Rehearsal) -> dict[str, Any]:
+def _call(kind: CollectiveKind, found: StepRehearsal) -> dict[str, Any]:
     return {
         **kind._asdict(),
         "count": found.calls[kind],

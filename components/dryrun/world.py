@@ -10,17 +10,16 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from components.dryrun.watch import Watch
-from components.parallelism.mesh import build_mesh
-from components.parallelism.microbatches import Microbatches
-from components.spec.recipe import Recipe
-from components.torch_internals.dispatch import FakeStore, FakeTensorMode
-from components.torch_internals.operators import READ_NUMBER
+from components.config.schema.recipe import Recipe
+from components.distributed.devices import device_type
+from components.distributed.mesh import build_mesh
+from components.distributed.pipeline import Microbatches
+from components.dryrun.memory import OperatorWatch
+from components.engine.parallelize import RankModel, parallelize_model
+from components.torch_internals.operators import READ_NUMBER, FakeStore, FakeTensorMode
 from components.train.batches import StepBatches
-from components.train.devices import device_type
 from components.train.module import Pretraining
-from components.train.pour import RankModel, pour_rank_model
-from components.train.strategy import MeshStrategy, degrees_of
+from components.train.trainer import MeshStrategy, degrees_of
 
 
 @contextmanager
@@ -33,7 +32,7 @@ def fake_world(rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class Answers(Watch):
+class Answers(OperatorWatch):
     """Answer who asks a fake tensor for a number: one, or yes.
 
     One step asks for a microbatch's number, which seeds dropout; for the norm, which must be
@@ -116,7 +115,7 @@ class FakeRank(Pretraining):
 
     @override
     def build_model(self) -> RankModel:
-        model = pour_rank_model(
+        model = parallelize_model(
             self.recipe,
             self.mesh,
             dtype=self.weight_dtype,

@@ -1,8 +1,74 @@
-"""What counts energy: it is read now and then, and tells joules since some moment."""
+"""Energy counters: joules since some moment, added up, and for how much of the time."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyReading:
+    """What counters told of some devices, or hosts.
+
+    Seconds are times their number: an hour of four devices has 14,400. ``counted_seconds`` are
+    those that the joules were taken in, ``passed_seconds`` all.
+    """
+
+    joules: float
+    counted_seconds: float
+    passed_seconds: float
+
+    def __add__(self, other: "EnergyReading") -> "EnergyReading":
+        return EnergyReading(
+            joules=self.joules + other.joules,
+            counted_seconds=self.counted_seconds + other.counted_seconds,
+            passed_seconds=self.passed_seconds + other.passed_seconds,
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every device was counted all the time."""
+        return self.counted_seconds > 0 and math.isclose(
+            self.counted_seconds, self.passed_seconds, rel_tol=1e-6
+        )
+
+    @property
+    def watts(self) -> float | None:
+        """The mean power of one device; None where nothing was counted."""
+        return self.joules / self.counted_seconds if self.counted_seconds else None
+
+    @property
+    def fraction(self) -> float:
+        """The part of the time in which something counted."""
+        return self.counted_seconds / self.passed_seconds if self.passed_seconds else 0.0
+
+    @property
+    def kwh(self) -> float | None:
+        return self.joules / JOULES_PER_KWH if self.counted_seconds else None
+
+    def as_json(self) -> dict[str, float | None]:
+        """Give it as data; joules that nothing counted are null, not 0."""
+        return {
+            "joules": self.joules if self.counted_seconds else None,
+            "counted_seconds": self.counted_seconds,
+            "passed_seconds": self.passed_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> "EnergyReading":
+        """Read what `as_json` gave."""
+        return cls(
+            joules=float(tree["joules"] or 0.0),
+            counted_seconds=float(tree["counted_seconds"]),
+            passed_seconds=float(tree["passed_seconds"]),
+        )
+
+
+NOTHING = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=0.0)
+
 
 # A bound for what one counter counts: at this power the kernel reckons how soon a register
 # begins again (drivers/gpu/drm/i915/i915_hwmon.c: 32 bits of 2**-14 J in 4.36 minutes).
@@ -14,7 +80,7 @@ class NoCounterError(Exception):
     """Why no counter tells anything here, or did not just now."""
 
 
-class Counter(Protocol):
+class EnergyCounter(Protocol):
     """Count joules up to ``range_joules``, then from zero again.
 
     Of two readings that are more than ``longest_seconds`` apart nobody knows how often it has
@@ -64,3 +130,56 @@ def read_joules(file: Path) -> float:
         raise NoCounterError(f"{file}: {error.strerror}") from None
     except ValueError:
         raise NoCounterError(f"{file} holds no number") from None
+
+
+class Meter:
+    """Count the energy of ``units`` devices, or hosts, that ``counters`` count together.
+
+    Time in which one of them did not tell, began again elsewhere than at its range, or was not
+    read for too long is time without a count: its joules are missing, and so are its seconds.
+    Without counters that is all the time. ``now`` is a clock in seconds that never goes back.
+    """
+
+    def __init__(self, *, counters: Sequence[EnergyCounter], units: int, now: float) -> None:
+        self._counters = counters
+        self._units = units
+        self._longest = min((one.longest_seconds for one in counters), default=math.inf)
+        self._began = self._at = now
+        self._before = self._readings()
+        self._joules = 0.0
+        self._seconds = 0.0
+
+    def count(self, now: float) -> EnergyReading:
+        """Read the counters, and tell what they have counted since the meter was made."""
+        after, seconds = self._readings(), now - self._at
+        spent = self._spent(after) if seconds <= self._longest else None
+        if spent is not None:
+            self._joules += spent
+            self._seconds += seconds
+        self._before, self._at = after, now
+        return EnergyReading(
+            joules=self._joules,
+            counted_seconds=self._seconds * self._units,
+            passed_seconds=(now - self._began) * self._units,
+        )
+
+    def keep_up(self, now: float) -> None:
+        """Read the counters if by the next time they may have begun again."""
+        if now - self._at > self._longest / 2:
+            self.count(now)
+
+    def _readings(self) -> list[float] | None:
+        try:
+            return [counter.read() for counter in self._counters]
+        except NoCounterError:
+            return None
+
+    def _spent(self, after: list[float] | None) -> float | None:
+        """Return the joules since the last readings, if that is known."""
+        if not self._counters or self._before is None or after is None:
+            return None
+        spent = 0.0
+        for counter, earlier, later in zip(self._counters, self._before, after, strict=True):
+            # From an infinite range the sum is infinite: such a counter was set back.
+            spent += later - earlier + (counter.range_joules if later < earlier else 0.0)
+        return spent if math.isfinite(spent) else None

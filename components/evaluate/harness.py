@@ -17,19 +17,19 @@ import torch
 from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from components.config.targets import nearest
 from components.data.files import record_file
+from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
 from components.evaluate.record import Tree, versions
 from components.json_file import open_regular, parse_json
-from components.spec.targets import nearest
-from components.train.devices import compute_dtype, device_type
 
 PACKAGE = "lm_eval"
 _CODE_KEY = "auto_map"  # of a folder's JSON files: names Python files beside them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class LmEvalTask:
     """A task by its configuration, or without one by its name among those of lm-eval.
 
     ``files`` are what the configuration was read from and reads; ``known`` are other names to
@@ -67,7 +67,7 @@ class Harness:
     compute: str | None
     most_rows: int
 
-    def ask(self, tasks: Sequence[Task]) -> Tree:
+    def ask(self, tasks: Sequence[LmEvalTask]) -> Tree:
         """Give lm-eval's figures by task.
 
         Raises:
@@ -119,7 +119,7 @@ class Harness:
         return tree
 
 
-def _files(tasks: Mapping[str, Task], name: str) -> tuple[Path, ...]:
+def _files(tasks: Mapping[str, LmEvalTask], name: str) -> tuple[Path, ...]:
     return tasks[name].files if name in tasks else ()  # a task of a group that was asked
 
 
@@ -173,14 +173,14 @@ def _sandboxed_templates() -> Iterator[None]:
         utils.env = before
 
 
-def _manager(tasks: Sequence[Task]) -> Any:
+def _manager(tasks: Sequence[LmEvalTask]) -> Any:
     """Index what lm-eval ships, thousands of files, only if a task is among it."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_defaults=any(task.config is None for task in tasks))
 
 
-def _load(task: Task, manager: Any, aside: Path) -> list[Any]:
+def _load(task: LmEvalTask, manager: Any, aside: Path) -> list[Any]:
     """Build a task, which reads its data and renders its first sample; a group is one too.
 
     What `datasets` makes of a task's own files lies in ``aside``.
@@ -212,7 +212,7 @@ def _load(task: Task, manager: Any, aside: Path) -> list[Any]:
     return list(built["tasks"].values())
 
 
-def _check_metrics(task: Task) -> None:
+def _check_metrics(task: LmEvalTask) -> None:
     """Refuse a metric that lm-eval would look for elsewhere: it would run what it finds."""
     from lm_eval.api import metrics, registry
 

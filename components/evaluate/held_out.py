@@ -8,18 +8,17 @@ from sys import maxsize
 
 import torch
 
-from components.checkpoint.loading import Chosen
-from components.convert.weights import load_weights
+from components.checkpoint.loading import CheckpointChoice
+from components.config.schema.recipe import Recipe
+from components.convert.reading import load_weights
 from components.data.manifest import Manifest, SourceRecord
 from components.data.samples import HeldOutWindows
 from components.data.token_file import TokenFileRecord
+from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.evaluate.judge import Judge, Tally
 from components.evaluate.record import Tree, versions
-from components.evaluate.text_bytes import read_text_bytes
-from components.spec.recipe import Recipe
-from components.train.devices import compute_dtype, device_type
-from components.train.run_folder import RunFolder
+from components.evaluate.text_loss import Judge, LossTally, read_text_bytes
+from components.run.folder import RunFolder
 
 
 def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
@@ -37,7 +36,9 @@ def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
     return data, manifest
 
 
-def open_judge(recipe: Recipe, chosen: Chosen, data: Path, manifest: Manifest) -> Judge:
+def open_judge(
+    recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
+) -> Judge:
     """Load the checkpoint onto this machine's device, whatever layout wrote it."""
     device = torch.device(device_type("auto"))
     eod_id = manifest.tokenizer.eod_id
@@ -54,7 +55,7 @@ def open_judge(recipe: Recipe, chosen: Chosen, data: Path, manifest: Manifest) -
 
 
 def judge_held_out(
-    judge: Judge, recipe: Recipe, chosen: Chosen, data: Path, manifest: Manifest
+    judge: Judge, recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
 ) -> Tree:
     """Judge the windows that training evaluates on, ``max_windows_per_source`` of each source.
 
@@ -73,7 +74,7 @@ def judge_held_out(
         },
         "by_source": {name: one.figures() for name, one in tallies.items()},
         "by_language": _by_language(recipe, tallies),
-        "all": sum(tallies.values(), Tally()).figures(),
+        "all": sum(tallies.values(), LossTally()).figures(),
         "mean_over_sources": fmean(losses) if losses else None,
         "logged_in_training": chosen.marker.held_out_loss,
     }
@@ -92,20 +93,20 @@ def judge_text(
 
 def _tallies(
     judge: Judge, folder: Path, manifest: Manifest, length: int, most: int
-) -> dict[str, Tally]:
+) -> dict[str, LossTally]:
     windows = HeldOutWindows(
         folder=folder, manifest=manifest, sequence_length=length, max_windows=most
     )
     return {name: judge.tally(windows.windows(name)) for name in windows.sources}
 
 
-def _by_language(recipe: Recipe, tallies: Mapping[str, Tally]) -> Tree:
+def _by_language(recipe: Recipe, tallies: Mapping[str, LossTally]) -> Tree:
     """Add up the sources of each language; nothing where the recipe states none."""
-    sums: dict[str, Tally] = {}
+    sums: dict[str, LossTally] = {}
     for name, tally in tallies.items():
         source = recipe.data.sources.get(name)
         if source is not None and source.language is not None:
-            sums[source.language] = sums.get(source.language, Tally()) + tally
+            sums[source.language] = sums.get(source.language, LossTally()) + tally
     return {language: tally.figures() for language, tally in sorted(sums.items())}
 
 

@@ -7,13 +7,13 @@ asked again, its section is replaced and the others stay.
 from importlib.metadata import version
 from typing import Any
 
-from components.checkpoint.marker import Marker
+from components.checkpoint.metadata import Marker
+from components.config.schema.recipe import Recipe
 from components.report.evaluation import AGAIN
+from components.run.folder import RunFolder
+from components.run.provenance import describe_environment
 from components.run.records import read_checked
-from components.run.reported import Evaluation
-from components.spec.recipe import Recipe
-from components.train.provenance import describe_environment
-from components.train.run_folder import RunFolder
+from components.run.reported import EvaluationRecord
 
 FOLDER = "evaluation"
 FORMAT = 1
@@ -41,7 +41,11 @@ def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tr
     name = f"{FOLDER}/{marker.name}.json"
     (folder.path / FOLDER).mkdir(exist_ok=True)
     file = folder.path / name
-    before = read_checked(file, Evaluation, finite=False, remedy=AGAIN) if file.exists() else {}
+    before = (
+        read_checked(file, EvaluationRecord, finite=False, remedy=AGAIN)
+        if file.exists()
+        else {}
+    )
     after = before | _identity(recipe, marker)
     for key, value in section.items():
         after[key] = before.get(key, {}) | value if key in _COLLECTED else value

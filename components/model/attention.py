@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
-from components.model.graphs import compile_for
+from components.model.compiling import compile_for
 from components.model.linear import Linear, ResidualLinear
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.ranges import BelowOne
 
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: Scope
+        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
     ) -> Float[Tensor, "batch seq dim"]:
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
@@ -112,7 +112,7 @@ class AttentionCore(nn.Module):
         query: Float[Tensor, "batch heads seq head_dim"],
         key: Float[Tensor, "batch kv_heads seq head_dim"],
         value: Float[Tensor, "batch kv_heads seq head_dim"],
-        scope: Scope,
+        scope: ForwardScope,
         *,
         first_head: int,
     ) -> Float[Tensor, "batch heads seq head_dim"]:
@@ -129,7 +129,7 @@ class AttentionCore(nn.Module):
             enable_gqa=True,
         )
 
-    def _uses_flex(self, query: Tensor, scope: Scope) -> bool:
+    def _uses_flex(self, query: Tensor, scope: ForwardScope) -> bool:
         if self.backend == "flex" and query.device.type == "cpu" and query.requires_grad:
             raise RecipeError(
                 "model.attention.backend",

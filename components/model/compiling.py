@@ -1,4 +1,7 @@
-"""Layers through torch's compiler: what lies between the products becomes a few kernels.
+"""torch.compile for layers: graphs made for few shapes, and an error at torch's limit.
+
+Left to itself torch runs a function without its compiler for good once it was compiled for
+eight sets of shapes, and only warns of it. Here that is an error.
 
 Only a layer's own computation is compiled, once for all layers of one shape: how long it takes
 does not depend on the depth. What is hung on a layer stays outside: shards that are gathered,
@@ -13,16 +16,51 @@ them: held-out windows are of any length, and each length would be another graph
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
 
 from components.errors import RecipeError
 from components.model.checkpointing import recomputed_parts
-from components.model.graphs import compile_for
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
+from components.torch_internals.autograd import (
+    RecompileLimitHit,
+    fail_at_recompile_limit,
+    recompile_limit,
+)
 from components.versions import release_of
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def compile_for(
+    key: str, function: Callable[Given, Result], *, dynamic: bool, remedy: str
+) -> Callable[Given, Result]:
+    """Wrap ``function`` in `torch.compile`, as the recipe's ``key`` asks.
+
+    Unless ``dynamic``, each set of shapes is a graph of its own. Dropout draws what it would
+    without a compiler.
+
+    Raises:
+        RecipeError: when called, it would need more graphs than torch makes of one function;
+            ``remedy`` is the way out.
+    """
+    fail_at_recompile_limit()
+    compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
+
+    @wraps(function)
+    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return compiled(*given, **named)
+        except RecompileLimitHit as error:
+            made = f"torch's compiler has made {recompile_limit()} graphs of one function"
+            raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
+
+    return call
+
 
 _KEY = "parallelism.compile"
 _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not

@@ -23,9 +23,9 @@ from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.initialization import Normal
 from components.model.linear import Head, Readout
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.positions import Placement, Positions
-from components.model.precision import product_dtype
+from components.model.products import product_dtype
 from components.ranges import BelowOne
 
 
@@ -52,7 +52,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: Scope
+        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
     ) -> Float[Tensor, "batch seq dim"]:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
         after: Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         """
         placement = self._place(inputs)
         hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
-        scope = Scope(placement=placement, documents=documents)
+        scope = ForwardScope(placement=placement, documents=documents)
         for layer in self.layers.values():
             hidden = layer(hidden, scope)
         if self.final_norm is None:

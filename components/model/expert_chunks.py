@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from components.model import expert_products
-from components.model.activations import Activation
 from components.model.expert_products import Matrices, Order, accumulator, dealt
+from components.model.mlp import Activation
 
 # Rows of a chunk times their width. Measured on a CPU: smaller chunks lose more to calls than
 # they win by lying closer; whole microbatches pass through memory again and again.
@@ -33,7 +33,7 @@ def chunked_products(
     return apply(tokens, weights, gate, up, down, order, activation)
 
 
-class Chunk(NamedTuple):
+class ExpertChunk(NamedTuple):
     """Some neighbouring experts with all their pairs."""
 
     experts: slice
@@ -97,7 +97,7 @@ def mix_chunks(
     down: Float[Tensor, "experts dim ffn"],
     pairs: Int[Tensor, "pairs"],
     token: Int[Tensor, "pairs"],
-    chunks: Sequence[Chunk],
+    chunks: Sequence[ExpertChunk],
     activation: Activation,
 ) -> tuple[Float[Tensor, "tokens dim"], list[Float[Tensor, "pairs ffn"]]]:
     """Mix, and return what the maps into the experts made, for the backward pass."""
@@ -132,7 +132,7 @@ class ChunkedGradients:
         self.of_maps = [torch.empty_like(weight) for weight in self.maps]
         self.of_down = torch.empty_like(down)
 
-    def add(self, chunk: Chunk, upstream: Tensor) -> None:
+    def add(self, chunk: ExpertChunk, upstream: Tensor) -> None:
         token, weight = self.token[chunk.pairs], self.weights[chunk.pairs, None]
         parts = [widened[chunk.pairs] for widened in self.widened]
         rows = self.tokens.index_select(0, token)
@@ -155,7 +155,7 @@ class ChunkedGradients:
         self.of_tokens.index_add_(0, token, rows.to(self.of_tokens.dtype))
 
     def _multiply_back(
-        self, chunk: Chunk, of_parts: list[Tensor], *, out: Sequence[Tensor]
+        self, chunk: ExpertChunk, of_parts: list[Tensor], *, out: Sequence[Tensor]
     ) -> None:
         first, *others = zip(of_parts, self.maps, strict=True)
         _multiply(chunk.split(first[0]), chunk.matrices(first[1]), out=out)
@@ -183,14 +183,16 @@ def _maps(gate: Tensor | None, up: Tensor) -> list[Tensor]:
     return [up] if gate is None else [gate, up]
 
 
-def chunks_of(counts: list[int], *, dim: int) -> Iterator[Chunk]:
+def chunks_of(counts: list[int], *, dim: int) -> Iterator[ExpertChunk]:
     """Put neighbouring experts together while their rows of ``dim`` fit into the cache."""
     most = CHUNK_ELEMENTS // dim
     first, start = 0, 0
     for expert in range(1, len(counts) + 1):
         held = sum(counts[first:expert])
         if expert == len(counts) or held + counts[expert] > most:
-            yield Chunk(slice(first, expert), slice(start, start + held), counts[first:expert])
+            yield ExpertChunk(
+                slice(first, expert), slice(start, start + held), counts[first:expert]
+            )
             first, start = expert, start + held
 
 

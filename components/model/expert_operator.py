@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from components.model import expert_products
-from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import ChunkedGradients, chunks_of, mix_chunks
 from components.model.expert_products import Matrices, Order, accumulator, dealt
+from components.model.mlp import ACTIVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

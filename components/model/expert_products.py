@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from components.model.activations import Activation
+from components.model.mlp import Activation
 from components.torch_internals.operators import has_kernel
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from components.model.precision import as_given, product_dtype
-from components.model.products import product, product_into
+from components.model.products import as_given, product, product_dtype, product_into
 from components.torch_internals.autograd import keeps_graph
 
 

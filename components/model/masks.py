@@ -20,14 +20,14 @@ Heads = tuple[int, int]  # first, and one after the last
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """Some of the ``queries`` at hand, against the first ``keys`` places of the sequence."""
 
     queries: range
     keys: int
 
 
-class Scope:
+class ForwardScope:
     """Hand the layers of one forward pass what they share.
 
     The tokens at hand, whose places ``placement`` knows, may be a part of the sequence;
@@ -40,7 +40,7 @@ class Scope:
     ) -> None:
         self.placement = placement
         self.documents = documents
-        self._dense: dict[tuple[Heads, torch.dtype, Block | None], Tensor] = {}
+        self._dense: dict[tuple[Heads, torch.dtype, QueryBlock | None], Tensor] = {}
         self._blocks: BlockMask | None = None
 
     @property
@@ -56,7 +56,7 @@ class Scope:
         return heads if rotation is None else rotation(heads)
 
     def dense(
-        self, heads: Heads, dtype: torch.dtype, block: Block | None = None
+        self, heads: Heads, dtype: torch.dtype, block: QueryBlock | None = None
     ) -> Float[Tensor, "#batch #heads queries keys"]:
         """Return what is added to the scores of these heads: minus infinity hides a key.
 
@@ -67,7 +67,7 @@ class Scope:
             self._dense[known] = self._make_dense(heads, block).to(dtype)
         return self._dense[known]
 
-    def _make_dense(self, heads: Heads, block: Block | None) -> Tensor:
+    def _make_dense(self, heads: Heads, block: QueryBlock | None) -> Tensor:
         queries = keys = self.placement.places
         if block is not None:
             queries = queries[block.queries.start : block.queries.stop]

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
 from components.model.expert_operator import chunked_operator
 from components.model.expert_products import (
@@ -18,8 +17,16 @@ from components.model.expert_products import (
     has_grouped_kernel,
     loop,
 )
-from components.model.precision import product_dtype
-from components.model.routing import Choice, Routing, Tally, choose, force_uniform, record
+from components.model.mlp import ACTIVATIONS
+from components.model.products import product_dtype
+from components.model.routing import (
+    ExpertChoice,
+    Routing,
+    RoutingTally,
+    choose,
+    force_uniform,
+    record,
+)
 from components.ranges import NonNegative
 from components.torch_internals.autograd import in_backward
 
@@ -113,7 +120,7 @@ class Experts(nn.Module):
         taken, self.routing = self.routing, None
         return taken
 
-    def _route(self, tokens: Tensor) -> Choice:
+    def _route(self, tokens: Tensor) -> ExpertChoice:
         logits: Tensor = self.router(tokens)
         if self.uniform:
             logits = force_uniform(logits, top_k=self.top_k)
@@ -125,7 +132,7 @@ class Experts(nn.Module):
                 self.routing = kept
         return choice
 
-    def penalty(self, tally: Tally) -> Float[Tensor, ""]:
+    def penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
         """Return ``auxiliary_loss * balance + z_loss * z`` for the layers of a tally."""
         pooled = self.auxiliary_scope == "model"
         balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
@@ -221,7 +228,7 @@ def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tens
     if rows is None:
         return torch.zeros(()), {}
     assert len({(x.auxiliary_loss, x.auxiliary_scope, x.z_loss) for x in layers}) == 1
-    tally = Tally.of(rows)
+    tally = RoutingTally.of(rows)
     pooled = layers[0].auxiliary_scope == "model"
     balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
     return layers[0].penalty(tally), {

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.precision import as_given
+from components.model.products import as_given
 from components.ranges import NonNegative
 
 

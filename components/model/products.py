@@ -1,4 +1,4 @@
-"""Products of matrices by the faster of the two libraries that torch brings for a CPU.
+"""Matrix products: autocast's precision, and the faster of torch's two CPU libraries.
 
 Torch asks MKL for float32 products, which has AVX-512 kernels for Intel's processors alone and
 half the rate on others. oneDNN has them for all. It is asked for plain float32 matrices on a
@@ -6,17 +6,50 @@ processor with AVX-512; all else (float64, autocast, devices, DTensors, shapes w
 goes torch's usual way. Sums are taken in another order, and nothing else differs.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from components.model.precision import product_dtype
 from components.torch_internals.autograd import will_run
 from components.torch_internals.operators import linear_by_onednn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Asked = Callable[[str], bool]
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """Choose what a linear map of ``tensor`` computes in."""
+    return torch.get_autocast_dtype(tensor.device.type) if _casts(tensor) else tensor.dtype
+
+
+def as_given(tensor: Tensor) -> AbstractContextManager[None]:
+    """Let operations on ``tensor`` take what they are given, in the precision that it has."""
+    return (
+        torch.autocast(tensor.device.type, enabled=False) if _casts(tensor) else nullcontext()
+    )
+
+
+def _casts(tensor: Tensor) -> bool:
+    device = tensor.device.type
+    return _knows_autocast(device) and torch.is_autocast_enabled(device)
+
+
+# A graph asks once, when it is made: torch's compiler in 2.10 cannot.
+_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
+
+
+@_constant
+def _knows_autocast(device: str) -> bool:
+    """Whether a kind of device has autocast; `meta` has not."""
+    return torch.amp.is_autocast_available(device)
+
 
 _HAS_KERNELS = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's

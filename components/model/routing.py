@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-class Choice(NamedTuple):
+class ExpertChoice(NamedTuple):
     """The experts of each token and what each contributes."""
 
     probabilities: Float[Tensor, "tokens experts"]
@@ -62,7 +62,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Tally:
+class RoutingTally:
     """What the routers of some layers did, added up over the layers."""
 
     pooled: Routing
@@ -71,10 +71,10 @@ class Tally:
     largest_over_mean: Float[Tensor, ""]  # of the least balanced layer
 
     @staticmethod
-    def of(rows: Float[Tensor, "layers numbers"]) -> "Tally":
+    def of(rows: Float[Tensor, "layers numbers"]) -> "RoutingTally":
         """Add up the layers' rows."""
         layers = [Routing.of(row) for row in rows]
-        return Tally(
+        return RoutingTally(
             pooled=Routing.of(rows.sum(0)),
             balance_loss=torch.stack([layer.balance_loss() for layer in layers]).sum(),
             z_loss=torch.stack([layer.z_loss() for layer in layers]).sum(),
@@ -86,10 +86,10 @@ class Tally:
         alone = torch.stack([self.balance_loss, self.z_loss, self.largest_over_mean.detach()])
         return torch.cat([self.pooled.row(), alone])
 
-    def after(self, row: Float[Tensor, "numbers"]) -> "Tally":
+    def after(self, row: Float[Tensor, "numbers"]) -> "RoutingTally":
         """Add these layers to those before, of which ``row`` tells."""
         pooled, alone = row[:-3], row[-3:]
-        return Tally(
+        return RoutingTally(
             pooled=Routing.of(self.pooled.row() + pooled),
             balance_loss=self.balance_loss + alone[0],
             z_loss=self.z_loss + alone[1],
@@ -102,13 +102,15 @@ class Tally:
         return 2 * num_experts + 5
 
 
-def choose(logits: Float[Tensor, "tokens experts"], *, top_k: int, renormalize: bool) -> Choice:
+def choose(
+    logits: Float[Tensor, "tokens experts"], *, top_k: int, renormalize: bool
+) -> ExpertChoice:
     """Pick each token's most probable experts; the softmax is over all experts, in float32."""
     probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     weights, experts = probabilities.topk(top_k, dim=-1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return Choice(probabilities, weights, experts)
+    return ExpertChoice(probabilities, weights, experts)
 
 
 def force_uniform(
@@ -125,7 +127,9 @@ def force_uniform(
     return masked.scatter(1, experts, logits.gather(1, experts))
 
 
-def record(logits: Float[Tensor, "tokens experts"], choice: Choice, *, z_loss: bool) -> Routing:
+def record(
+    logits: Float[Tensor, "tokens experts"], choice: ExpertChoice, *, z_loss: bool
+) -> Routing:
     """Keep what the auxiliary losses and the report need, a few numbers an expert."""
     chosen = choice.experts.flatten()
     counts = choice.probabilities.new_zeros(logits.shape[1])

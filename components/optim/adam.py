@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from components.optim.groups import torch_arguments
+from components.optim.adamw import torch_arguments
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
 

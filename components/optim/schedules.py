@@ -5,7 +5,7 @@ step no token was seen, so the first step of a warm-up has the rate ``warmup_fro
 Megatron, the smallest rate in Optimus. Megatron logs a step after it moved its clock on: the
 rate in its log line of step *i* is that of step *i + 1*, here ``schedule(tokens after i)``.
 Past its end a schedule keeps its last value, since the last step may overshoot the budget.
-What must hold between the numbers of one is in :mod:`components.spec.schedule_rules`.
+What must hold between the numbers of one is in :mod:`components.config.rules.data`.
 """
 
 import math

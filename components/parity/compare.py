@@ -92,7 +92,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RankRecord:
     """What one rank saw: losses by step and position, norms and rates by step, tensors."""
 
     rank: int
@@ -107,20 +107,20 @@ class Record:
         return max(sizes)
 
 
-def read_records(folder: Path, ranks: int) -> list[Record]:
+def read_records(folder: Path, ranks: int) -> list[RankRecord]:
     """Load what the ranks of one run wrote."""
     return [_read(folder, rank) for rank in range(ranks)]
 
 
-def _read(folder: Path, rank: int) -> Record:
+def _read(folder: Path, rank: int) -> RankRecord:
     tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
     losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
     tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
-    return Record(rank=rank, losses=losses, tensors=tensors, **tree)
+    return RankRecord(rank=rank, losses=losses, tensors=tensors, **tree)
 
 
 def compare(
-    reference: Record, records: Sequence[Record], tolerances: Tolerances = DOUBLE
+    reference: RankRecord, records: Sequence[RankRecord], tolerances: Tolerances = DOUBLE
 ) -> Comparison:
     """Hold every rank's record against the one process's."""
     allowed = tolerances.tensor
@@ -134,7 +134,7 @@ def compare(
 
 
 def compare_losses(
-    reference: Record, records: Sequence[Record], tolerances: Tolerances = DOUBLE
+    reference: RankRecord, records: Sequence[RankRecord], tolerances: Tolerances = DOUBLE
 ) -> Largest:
     """Compare microbatch by microbatch; name the first that differs, else the worst."""
     found = [
@@ -155,7 +155,7 @@ def compare_losses(
 
 
 def _steps(
-    reference: Record, records: Sequence[Record]
+    reference: RankRecord, records: Sequence[RankRecord]
 ) -> Iterator[tuple[int, Losses, dict[int, Losses]]]:
     """List the steps, counted from 1, that every side took: its losses, and each rank's."""
     taken = min(len(record.losses) for record in [reference, *records])
@@ -164,7 +164,9 @@ def _steps(
         yield step + 1, reference.losses[step], together
 
 
-def _compare_norms(reference: Record, records: Sequence[Record], allowed: float) -> Largest:
+def _compare_norms(
+    reference: RankRecord, records: Sequence[RankRecord], allowed: float
+) -> Largest:
     found = [
         Largest(
             _relative(norm - expected, expected),
@@ -181,7 +183,7 @@ def _compare_norms(reference: Record, records: Sequence[Record], allowed: float)
 
 
 def _compare_tensors(
-    reference: Record, records: Sequence[Record], kind: str, allowed: float
+    reference: RankRecord, records: Sequence[RankRecord], kind: str, allowed: float
 ) -> Largest:
     """Compare each rank's tensors of a kind, relative to the parameter's largest value.
 
@@ -207,7 +209,7 @@ def _compare_tensors(
     return _worst(found, allowed)
 
 
-def _lacking(reference: Record, records: Sequence[Record]) -> Iterator[str]:
+def _lacking(reference: RankRecord, records: Sequence[RankRecord]) -> Iterator[str]:
     """Say which tensors, steps and microbatches only one side has, and which shapes differ."""
     for record in records:
         taken, steps = len(record.losses), len(reference.losses)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.token_file import write_token_file
-from components.spec.frozen import thaw
-from components.spec.recipe import Recipe
 
 _WINDOWS = 16  # a source: some sources are read more than once
 _EOD_ID = 0

@@ -21,21 +21,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.config.schema.recipe import Recipe, check_recipe
 from components.parity.compare import (
     DOUBLE,
     SINGLE,
     Comparison,
-    Record,
+    RankRecord,
     Tolerances,
     compare,
     compare_losses,
     read_records,
 )
 from components.parity.data import draw_data
-from components.spec.recipe import Recipe, check_recipe
+from components.run.folder import create_run_folder
 from components.train.agent import FIRST_FAILURE
 from components.train.launch import ROOT
-from components.train.run_folder import create_run_folder
 
 RANK = ("-m", "components.parity.rank")
 JUDGED, ROUNDED = "float64", "float32"
@@ -49,7 +49,7 @@ _ALONE = ("data", "data_shard", "tensor", "pipeline", "expert", "context", "stag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class ParityProof:
     """What came out for one layout; without a comparison its ranks failed."""
 
     recipe: Recipe
@@ -101,7 +101,7 @@ class Prover:
         self._say = say
         self._references: dict[str, Path] = {}
 
-    def prove(self, recipe: Recipe) -> Proof:
+    def prove(self, recipe: Recipe) -> ParityProof:
         """Compare one layout; ``recipe`` is in the dtype in which it is judged."""
         began = time.perf_counter()
         comparison, rounding, failure = None, None, ""
@@ -119,7 +119,7 @@ class Prover:
         except RanksError as error:
             failure = str(error)
             self._say(error.log)
-        return Proof(
+        return ParityProof(
             recipe=recipe,
             comparison=comparison,
             float32_loss_difference=rounding,
@@ -151,7 +151,7 @@ class Prover:
 
 def _records(
     alone: Path, together: Path, recipe: Recipe, precision: str
-) -> tuple[Record, list[Record]]:
+) -> tuple[RankRecord, list[RankRecord]]:
     (reference,) = read_records(alone / precision, 1)
     return reference, read_records(together / precision, recipe.cluster.ranks)
 

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
-from components.train.callback import RunCallback
-from components.train.engine import NamedTensors
+from components.engine.mesh_engine import NamedTensors
+from components.run.folder import RunFolder
+from components.train.callbacks.hooks import RunCallback
 from components.train.fit import load_module
 from components.train.module import Pretraining
-from components.train.run_folder import RunFolder
-from components.train.strategy import rank_here
-from components.train.trainer import make_trainer
+from components.train.trainer import make_trainer, rank_here
 
 STEPS = 10
 

@@ -5,12 +5,12 @@ of a GPT layer of width h: 11 h and 5 a s for attention, 19 h for the MLP, 4 h f
 The same inventory is taken here by tensor, so that grouped heads, gates and experts count too.
 """
 
-from components.planner.job import Job
+from components.planner.job import TrainingJob
 from components.planner.schedule import round_microbatches
 from components.planner.software import SoftwareMemory
 
 
-def layer_bytes_per_token(job: Job) -> float:
+def layer_bytes_per_token(job: TrainingJob) -> float:
     """Count bytes a token that one layer keeps on one tensor rank.
 
     Tensor parallelism cuts all but the layer's inputs, norms and dropout masks, 10 h in GPT;
@@ -34,7 +34,7 @@ def layer_bytes_per_token(job: Job) -> float:
     return whole_bytes + (whole[1] + cut[1]) / layout.tensor
 
 
-def full_layer_bytes_per_token(job: Job) -> float:
+def full_layer_bytes_per_token(job: TrainingJob) -> float:
     """Count what one layer holds while a recomputed one is gone through again."""
     attention, mlp = _attention(job), _mlp(job)
     whole = 4.0 * job.shape.dim + attention[0] + mlp[0]
@@ -42,7 +42,7 @@ def full_layer_bytes_per_token(job: Job) -> float:
     return whole + (attention[1] + mlp[1]) / job.layout.tensor
 
 
-def gathered_bytes_per_token(job: Job, software: SoftwareMemory) -> float:
+def gathered_bytes_per_token(job: TrainingJob, software: SoftwareMemory) -> float:
     """Count what a layer keeps of its blocks' gathered inputs beyond this rank's slice."""
     layout = job.layout
     if not (software.keeps_gathered and layout.sequence_parallel):
@@ -50,7 +50,7 @@ def gathered_bytes_per_token(job: Job, software: SoftwareMemory) -> float:
     return 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
 
 
-def _attention(job: Job) -> tuple[float, float]:
+def _attention(job: TrainingJob) -> tuple[float, float]:
     """Bytes a token of attention: what tensor ranks repeat, and what they cut.
 
     Queries, keys, values and the result, 2 bytes each; rotated queries and keys once more.
@@ -66,7 +66,7 @@ def _attention(job: Job) -> tuple[float, float]:
     return (3.0 if job.dropout else 2.0) * dim, cut
 
 
-def _mlp(job: Job) -> tuple[float, float]:
+def _mlp(job: TrainingJob) -> tuple[float, float]:
     """Bytes a token of the MLP; a token that meets ``top_k`` experts is kept so many times."""
     shape = job.shape
     copies = shape.mlp.top_k or 1
@@ -77,7 +77,7 @@ def _mlp(job: Job) -> tuple[float, float]:
     return whole, 2.0 * widths * copies * shape.mlp.ffn_dim + routed
 
 
-def microbatches_kept(job: Job, rank: int) -> float:
+def microbatches_kept(job: TrainingJob, rank: int) -> float:
     """Count microbatches whose activations pipeline rank ``rank`` keeps at most.
 
     All of them in GPipe; p - rank in 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section

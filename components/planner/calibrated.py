@@ -11,13 +11,12 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import read_section
+from components.config.schema.sections import Cluster
+from components.config.schema.types import Count, FrozenMapping, Section
 from components.errors import RecipeError
-from components.planner.software import OURS, Software, read_software
-from components.spec.frozen import FrozenMapping
-from components.spec.hardware import Hardware
-from components.spec.recipe import read_section
-from components.spec.section import Count, Section
-from components.spec.sections import Cluster
+from components.planner.software import OURS, SoftwareModel, read_software
 
 PROFILES = Path(__file__).parents[2] / "conf" / "cluster"
 ENDING = ".calibration.yaml"
@@ -34,7 +33,7 @@ class Errors(Section):
     p90: Annotated[float, Field(ge=0)]
 
 
-class Judged(Section):
+class CalibrationErrors(Section):
     """Errors on all layouts: of the shipped constants, of those fitted to all of them.
 
     For ``held_out`` each half of the layouts is predicted with constants fitted to the other.
@@ -63,17 +62,17 @@ class Calibration(Section):
     sources: Annotated[tuple[MeasuredFrom, ...], Field(strict=False, min_length=1)]
     speed: FrozenMapping[Figure]
     memory: FrozenMapping[Figure]
-    time_error: Judged
-    memory_error: Judged | None
+    time_error: CalibrationErrors
+    memory_error: CalibrationErrors | None
 
-    def software(self) -> Software:
+    def software(self) -> SoftwareModel:
         """Put the constants in their places."""
         return corrected(read_software(OURS), self.speed, self.memory)
 
 
 def corrected(
-    software: Software, speed: Mapping[str, float], memory: Mapping[str, float]
-) -> Software:
+    software: SoftwareModel, speed: Mapping[str, float], memory: Mapping[str, float]
+) -> SoftwareModel:
     """Replace constants by name."""
     return software.model_copy(
         update={
@@ -112,7 +111,7 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
     return found if found.device == cluster.hardware.device else None
 
 
-def software_of(cluster: Cluster) -> Software:
+def software_of(cluster: Cluster) -> SoftwareModel:
     """Return the constants to plan with."""
     found = calibration_of(cluster)
     return found.software() if found else read_software(OURS)

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.calibrated import Errors, Judged, corrected
-from components.planner.job import Job
+from components.planner.calibrated import CalibrationErrors, Errors, corrected
+from components.planner.job import TrainingJob
 from components.planner.memory import rank_memory
-from components.planner.software import Software
+from components.planner.software import SoftwareModel
 from components.planner.time import plan_time
-from components.spec.hardware import Hardware
 
 # Constants and the values that they may take: a part of something is no more than all of it,
 # and what takes longer than this at the host is a fault, not a constant.
@@ -43,14 +43,14 @@ MEMORY = {"fragmentation": (1.0, 2.0), "base_bytes": (0.0, 4e9)}
 STEP_SPREAD, RANGE_PART = 0.1, 0.1
 FEWEST = 2  # layouts for each constant, so that half of them still are one for each
 
-Predictor = Callable[[Job, Software], float]
+Predictor = Callable[[TrainingJob, SoftwareModel], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class CalibrationStep:
     """One layout and what it took: seconds of a step, and bytes of the first rank if known."""
 
-    job: Job
+    job: TrainingJob
     seconds: float
     peak_bytes: float | None
 
@@ -61,7 +61,7 @@ class Fit:
 
     layouts: int
     constants: Mapping[str, float]
-    errors: Judged
+    errors: CalibrationErrors
 
     @property
     def helps(self) -> bool:
@@ -76,10 +76,12 @@ class _Target:
     part: str
     ranges: Mapping[str, tuple[float, float]]
     predict: Predictor
-    figures: Mapping[Job, float]
+    figures: Mapping[TrainingJob, float]
 
 
-def fit_speed(measured: Sequence[Measured], hardware: Hardware, software: Software) -> Fit:
+def fit_speed(
+    measured: Sequence[CalibrationStep], hardware: Hardware, software: SoftwareModel
+) -> Fit:
     """Fit the constants of time.
 
     Raises:
@@ -98,7 +100,7 @@ def fit_speed(measured: Sequence[Measured], hardware: Hardware, software: Softwa
     )
 
 
-def fit_memory(measured: Sequence[Measured], software: Software) -> Fit | None:
+def fit_memory(measured: Sequence[CalibrationStep], software: SoftwareModel) -> Fit | None:
     """Fit the constants of memory, if enough layouts have their peak."""
     known = ((one.job, one.peak_bytes) for one in measured if one.peak_bytes is not None)
     figures = _medians(known)
@@ -115,15 +117,15 @@ def fit_memory(measured: Sequence[Measured], software: Software) -> Fit | None:
     )
 
 
-def _medians(pairs: Iterable[tuple[Job, float]]) -> dict[Job, float]:
+def _medians(pairs: Iterable[tuple[TrainingJob, float]]) -> dict[TrainingJob, float]:
     """Take the median of what was measured of one layout more than once."""
-    figures: dict[Job, list[float]] = defaultdict(list)
+    figures: dict[TrainingJob, list[float]] = defaultdict(list)
     for job, figure in pairs:
         figures[job].append(figure)
     return {job: median(values) for job, values in figures.items()}
 
 
-def _check_enough(figures: Mapping[Job, float], names: Collection[str]) -> None:
+def _check_enough(figures: Mapping[TrainingJob, float], names: Collection[str]) -> None:
     needed = FEWEST * len(names)
     if len(figures) < needed:
         raise RecipeError(
@@ -133,27 +135,31 @@ def _check_enough(figures: Mapping[Job, float], names: Collection[str]) -> None:
         )
 
 
-def _fit(target: _Target, software: Software) -> Fit:
+def _fit(target: _Target, software: SoftwareModel) -> Fit:
     """Fit to all layouts, and for the held-out errors to each half of them in turn."""
     halves = _halves(target.figures)
-    unseen: dict[Job, float] = {}
+    unseen: dict[TrainingJob, float] = {}
     for half, other in (halves, halves[::-1]):
         constants = _constants(target, half, software)
         unseen |= _errors(target, other, _with(target, software, constants))
     constants = _constants(target, tuple(target.figures), software)
     before = _summary(_errors(target, tuple(target.figures), software))
     after = _errors(target, tuple(target.figures), _with(target, software, constants))
-    errors = Judged(before=before, fitted=_summary(after), held_out=_summary(unseen))
+    errors = CalibrationErrors(before=before, fitted=_summary(after), held_out=_summary(unseen))
     return Fit(layouts=len(target.figures), constants=constants, errors=errors)
 
 
-def _halves(figures: Mapping[Job, float]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+def _halves(
+    figures: Mapping[TrainingJob, float],
+) -> tuple[tuple[TrainingJob, ...], tuple[TrainingJob, ...]]:
     """Deal the layouts to two halves by a hash, so that neither has all of one kind."""
     ordered = sorted(figures, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
     return tuple(ordered[::2]), tuple(ordered[1::2])
 
 
-def _constants(target: _Target, jobs: Sequence[Job], software: Software) -> dict[str, float]:
+def _constants(
+    target: _Target, jobs: Sequence[TrainingJob], software: SoftwareModel
+) -> dict[str, float]:
     """Return the constants that predict ``jobs`` best."""
     section = getattr(software, target.part)
     shipped = np.array([float(getattr(section, name)) for name in target.ranges])
@@ -173,18 +179,22 @@ def _constants(target: _Target, jobs: Sequence[Job], software: Software) -> dict
     return named(found.x)
 
 
-def _with(target: _Target, software: Software, constants: Mapping[str, float]) -> Software:
+def _with(
+    target: _Target, software: SoftwareModel, constants: Mapping[str, float]
+) -> SoftwareModel:
     empty: dict[str, float] = {}
     speed = constants if target.part == "speed" else empty
     memory = constants if target.part == "memory" else empty
     return corrected(software, speed, memory)
 
 
-def _errors(target: _Target, jobs: Sequence[Job], software: Software) -> dict[Job, float]:
+def _errors(
+    target: _Target, jobs: Sequence[TrainingJob], software: SoftwareModel
+) -> dict[TrainingJob, float]:
     return {job: abs(target.predict(job, software) / target.figures[job] - 1) for job in jobs}
 
 
-def _summary(errors: Mapping[Job, float]) -> Errors:
+def _summary(errors: Mapping[TrainingJob, float]) -> Errors:
     values = np.array(list(errors.values()))
     middle, ninth = np.quantile(values, [0.5, 0.9])
     return Errors(mean=float(values.mean()), median=float(middle), p90=float(ninth))

@@ -1,16 +1,21 @@
-"""Seconds of collectives over the links of a profile.
+"""Seconds of collectives over the links of a profile, and of a layer's exchanges.
 
 A ring of n ranks moves (n - 1) / n of the whole past each for an all-gather or reduce-scatter,
 and twice that for an all-reduce (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
 algorithms", section 3); bus bandwidths are those of NCCL's tests, with this factor taken out.
+
+The calls block: nothing of them is hidden behind computation but what
+``SoftwareSpeed.exposed_fraction`` says of tensor ranks, and of experts what ``expert_overlap``
+lets travel while other tokens are computed.
 """
 
 from dataclasses import dataclass
 from math import ceil, exp, log
 
+from components.config.schema.cluster import Hardware, Network
 from components.errors import RecipeError
-from components.planner.job import Layout
-from components.spec.hardware import Hardware, Network
+from components.planner.job import BYTES, ParallelLayout, TrainingJob
+from components.planner.software import SoftwareSpeed
 
 # Where a profile has the vendor's figure alone: what collectives of the H100 nodes reach of
 # theirs, 436 of 450 and 250 of 450 GB/s inside, 341 of 400 across two.
@@ -18,7 +23,7 @@ ALL_REDUCE_FRACTION, ALL_GATHER_FRACTION, ACROSS_FRACTION = 0.97, 0.56, 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks that talk: how many, on how many nodes, how many of them on each."""
 
     size: int
@@ -26,7 +31,7 @@ class Group:
     on_node: int
 
 
-def group_of(layout: Layout, axis: str) -> Group:
+def group_of(layout: ParallelLayout, axis: str) -> RankGroup:
     """Find where the ranks of one axis lie; ``dense`` is data, expert and context together."""
     order = layout.rank_order
     names = ("data", "expert", "context") if axis == "dense" else (axis,)
@@ -40,33 +45,33 @@ def group_of(layout: Layout, axis: str) -> Group:
     return group(size, stride, layout.devices_per_node)
 
 
-def group(size: int, stride: int, devices_per_node: int) -> Group:
+def group(size: int, stride: int, devices_per_node: int) -> RankGroup:
     """Place ``size`` ranks, ``stride`` apart, on nodes."""
     if (size - 1) * stride < devices_per_node:
-        return Group(size=size, nodes=1, on_node=size)
+        return RankGroup(size=size, nodes=1, on_node=size)
     on_node = min(size, max(1, devices_per_node // stride))
-    return Group(size=size, nodes=ceil(size / on_node), on_node=on_node)
+    return RankGroup(size=size, nodes=ceil(size / on_node), on_node=on_node)
 
 
-def _degree(layout: Layout, axis: str) -> int:
+def _degree(layout: ParallelLayout, axis: str) -> int:
     return int(getattr(layout, axis))
 
 
-def gather_bandwidth(hardware: Hardware, where: Group, devices_per_node: int) -> float:
+def gather_bandwidth(hardware: Hardware, where: RankGroup, devices_per_node: int) -> float:
     """Return bytes a second of an all-gather or reduce-scatter, past each rank."""
     inside, link = hardware.inside, hardware.inside.all_gather_gigabytes_per_second
     rate = link or ALL_GATHER_FRACTION * _peak(inside.peak_gigabytes_per_second, "inside")
     return _limited(rate, hardware.across, where, devices_per_node)
 
 
-def reduce_bandwidth(hardware: Hardware, where: Group, devices_per_node: int) -> float:
+def reduce_bandwidth(hardware: Hardware, where: RankGroup, devices_per_node: int) -> float:
     """Return bytes a second of an all-reduce, past each rank and twice over."""
     inside, link = hardware.inside, hardware.inside.all_reduce_gigabytes_per_second
     rate = link or ALL_REDUCE_FRACTION * _peak(inside.peak_gigabytes_per_second, "inside")
     return _limited(rate, hardware.across, where, devices_per_node)
 
 
-def _limited(inside: float, across: Network, where: Group, devices: int) -> float:
+def _limited(inside: float, across: Network, where: RankGroup, devices: int) -> float:
     """Give a group its share of the node's network: all groups of a node talk at once."""
     if where.nodes == 1:
         return inside * 1e9
@@ -107,9 +112,85 @@ def ring_elements(kind: str, size: int, elements: float) -> float:
     return elements * (size - 1) / size * (2 if kind == "all_reduce" else 1)
 
 
-def latency(hardware: Hardware, where: Group) -> float:
+def latency(hardware: Hardware, where: RankGroup) -> float:
     """Return seconds that a collective takes whatever it carries; 0 where nobody measured."""
     if where.size == 1:
         return 0.0
     further = (where.nodes - 1) * (hardware.across.latency_seconds or 0.0)
     return (hardware.inside.latency_seconds or 0.0) + further
+
+
+EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
+
+
+def tensor_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
+    """Gather and scatter hidden states, forward and backward.
+
+    Four of each in Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2.2), half of them
+    forward.
+    """
+    layout = job.layout
+    if layout.tensor == 1:
+        return 0.0
+    where = group_of(layout, "tensor")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    each = speed.exposed_fraction * tensor_bytes(job) / rate + latency(hardware, where)
+    return speed.tensor_collectives * each
+
+
+def expert_seconds(job: TrainingJob, hardware: Hardware, computed: float) -> float:
+    """Return what a pass in which experts compute for so long takes longer, forward or back.
+
+    Tokens are gathered for the experts and their results scattered. In parts the pass takes as
+    long as the longest of three: the first part's way there, all computation and the last
+    part's way back; all ways there, the last part's computation and its way back; all ways.
+    """
+    layout = job.layout
+    if layout.expert == 1:
+        return 0.0
+    where, parts = group_of(layout, "expert"), layout.expert_overlap
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    way = expert_bytes(job) / rate + parts * latency(hardware, where)
+    one, of_one = way / parts, computed / parts
+    return max(2 * one + computed, way + of_one + one, 2 * way) - computed
+
+
+def context_seconds(job: TrainingJob, hardware: Hardware) -> float:
+    """Gather the keys and values of a sequence once, or scatter their gradients once.
+
+    `components.distributed.context` gathers both in one call before attention; its backward
+    pass adds up gradients of the whole sequence and leaves each rank its part. A pass that is
+    computed twice gathers twice.
+    """
+    layout = job.layout
+    if layout.context == 1:
+        return 0.0
+    where = group_of(layout, "context")
+    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
+    return context_bytes(job) / rate + latency(hardware, where)
+
+
+def tensor_bytes(job: TrainingJob) -> float:
+    """Count what a tensor rank sends when it gathers or scatters hidden states once."""
+    ranks = job.layout.tensor
+    return 2.0 * job.microbatch_tokens * job.shape.dim * (ranks - 1) / ranks
+
+
+def expert_bytes(job: TrainingJob) -> float:
+    """Count what an expert rank sends when it gathers tokens or scatters results once."""
+    return 2.0 * job.microbatch_tokens * job.shape.dim * (job.layout.expert - 1)
+
+
+def context_bytes(job: TrainingJob) -> float:
+    """Count what a context rank sends when it gathers keys and values once."""
+    return (job.layout.context - 1) * key_value_bytes(job)
+
+
+def key_value_bytes(job: TrainingJob) -> float:
+    """Count the keys and values of one context rank's part of a microbatch, in one layer.
+
+    Where there are fewer key/value heads than tensor ranks, ranks hold copies.
+    """
+    attention = job.shape.attention
+    heads = max(attention.num_kv_heads / job.layout.tensor, 1.0)
+    return 2 * heads * attention.head_dim * job.microbatch_tokens * BYTES[job.compute]

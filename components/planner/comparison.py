@@ -1,10 +1,10 @@
 """Why one layout is better than another: what part of the time or the memory decides."""
 
+from components.config.schema.sections import Parallelism
 from components.planner.communication import group_of
-from components.planner.job import Layout
+from components.planner.job import ParallelLayout
 from components.planner.plan import Plan
 from components.planner.time import busy_seconds, layer_parts
-from components.spec.sections import Parallelism
 
 GIB = 2**30
 AXES = ("data", "tensor", "pipeline", "expert", "context")
@@ -112,7 +112,7 @@ def _fullest(plan: Plan) -> dict[str, int]:
     return {name: size for name, size in parts.items() if name != "peak_bytes"}
 
 
-def _places(layout: Layout) -> str:
+def _places(layout: ParallelLayout) -> str:
     """Say which axes stay inside a node and which go across."""
     used = [axis for axis in AXES if getattr(layout, axis) > 1]
     nodes = {axis: group_of(layout, axis).nodes for axis in used}

@@ -1,4 +1,4 @@
-"""Seconds of one held-out evaluation, as `components.train.held_out` takes it.
+"""Seconds of one held-out evaluation, as `components.train.callbacks.held_out` takes it.
 
 Every source is read on its own: its windows in batches of a microbatch's sequences, which the
 data ranks take in turns. Nothing is recomputed, kept or averaged.
@@ -6,8 +6,9 @@ data ranks take in turns. Nothing is recomputed, kept or averaged.
 
 from math import ceil
 
-from components.planner.exchanges import context_seconds, expert_seconds, tensor_seconds
-from components.planner.job import Job
+from components.config.schema.cluster import Hardware
+from components.planner.communication import context_seconds, expert_seconds, tensor_seconds
+from components.planner.job import TrainingJob
 from components.planner.products import (
     attention_seconds,
     head_product,
@@ -18,11 +19,10 @@ from components.planner.products import (
 )
 from components.planner.software import SoftwareSpeed
 from components.planner.time import host_seconds, reached_teraflops
-from components.spec.hardware import Hardware
 
 
 def evaluation_seconds(
-    job: Job,
+    job: TrainingJob,
     hardware: Hardware,
     speed: SoftwareSpeed,
     *,
@@ -41,7 +41,9 @@ def evaluation_seconds(
     return sources * (sum(stages) + (turns - 1) * further)
 
 
-def forward_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def forward_seconds(
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
     """Take one microbatch forward through the stages of one rank.
 
     Of what a training step counts for both passes, memory traffic and the host's work are

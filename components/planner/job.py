@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from components.spec.float8_rules import FLOAT8
-from components.spec.recipe import Recipe
-from components.spec.sections import Parallelism
-from components.spec.shape import ModelShape
+from components.config.rules.engine import FLOAT8
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
+from components.config.shape import ModelShape
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Recompute = Literal["none", "full"] | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """Degrees, and what follows from them for one rank.
 
     ``data`` counts replicas of the experts; dense parameters see data x expert replicas.
@@ -43,7 +43,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One training step: the model, the layout, the batch and the precision.
 
     Bytes are of one number: weights, the gradients of a microbatch, the buffer that adds them
@@ -53,7 +53,7 @@ class Job:
     """
 
     shape: ModelShape
-    layout: Layout
+    layout: ParallelLayout
     sequence_length: int
     microbatch_sequences: int
     microbatches: int
@@ -81,13 +81,13 @@ class Job:
         return self.microbatch_sequences * self.sequence_length / self.layout.context
 
 
-def job_of(recipe: Recipe) -> Job:
+def job_of(recipe: Recipe) -> TrainingJob:
     """Read a settled recipe; what it publishes, assumes and is called stays unread."""
     precision, shape = recipe.precision, recipe.shape
     # No measured step stands behind float8: it is planned as what it is built upon.
     compute = "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
     sizes = _sizes(recipe.parallelism.engine, compute, precision.accumulate)
-    return Job(
+    return TrainingJob(
         shape=shape,
         layout=layout_of(
             recipe.parallelism,
@@ -110,8 +110,8 @@ def _sizes(engine: str, compute: str, accumulate: str) -> dict[str, int]:
     """Count bytes of each number as our two engines hold it.
 
     On the mesh, weights, gradients and state stay float32; each microbatch casts the weights
-    for itself, and its graph keeps them (``components.train.compute``). DeepSpeed computes with
-    rounded weights beside its own float32 copy.
+    for itself, and its graph keeps them (`components.engine.microbatch_forward`). DeepSpeed
+    computes with rounded weights beside its own float32 copy.
     """
     exact = max(BYTES[compute], BYTES["float32"])
     low = BYTES[compute] < exact
@@ -136,9 +136,9 @@ def _sizes(engine: str, compute: str, accumulate: str) -> dict[str, int]:
 
 def layout_of(
     degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int
-) -> Layout:
+) -> ParallelLayout:
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
-    return Layout(
+    return ParallelLayout(
         data=degrees.data,
         data_shard=degrees.data_shard,
         tensor=degrees.tensor,

@@ -1,7 +1,7 @@
 """Every legal layout of a recipe on a number of ranks.
 
-What may stand in a layout is asked of the recipe's own rules (`components.spec`); here only the
-values are listed that are worth asking about. Two kinds are left out, unless the user names
+What may stand in a layout is asked of the recipe's own rules (`components.config`); here only
+the values are listed that are worth asking about. Two kinds are left out, unless the user names
 them, because the plan's formulas never prefer them: GPipe, which waits as long as 1F1B and
 keeps more, and tensor ranks that could be sequence parallel and are not.
 """
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from components.errors import RecipeError
-from components.spec.layout_rules import (
+from components.config.microbatches import microbatch_sizes
+from components.config.relayout import check_mathematics
+from components.config.rules.layout import (
     check_degrees,
     check_schedule,
     sequence_divisor,
     tensor_fits,
 )
-from components.spec.microbatches import microbatch_sizes
-from components.spec.recipe import Recipe
-from components.spec.relayout import check_mathematics
-from components.spec.sections import Parallelism
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
+from components.errors import RecipeError
 
 SEARCHED = (
     *("data", "tensor", "pipeline", "expert", "context", "zero", "sequence_parallel"),
@@ -32,7 +32,7 @@ Places = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Family:
+class LayoutFamily:
     """Legal layouts that differ in the sequences of a microbatch alone."""
 
     degrees: Parallelism
@@ -51,7 +51,7 @@ class Layouts:
         self._sizes: dict[tuple[int, int, str], tuple[int, ...]] = {}
         self.considered = self.legal = 0
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[LayoutFamily]:
         """List all legal layouts, those of like degrees together."""
         for places in self._places():
             for degrees in self._settings(places):
@@ -59,7 +59,7 @@ class Layouts:
                 self.considered += max(len(sizes), 1)
                 if sizes and self._is_legal(degrees):
                     self.legal += len(sizes)
-                    yield Family(degrees, sizes)
+                    yield LayoutFamily(degrees, sizes)
 
     def _places(self) -> Iterator[Places]:
         """List tensor, pipeline, expert and context degrees that divide ranks and model."""

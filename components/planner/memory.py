@@ -7,22 +7,25 @@ and the optimizer's step, with states and its own temporary copies.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from components.config.schema.cluster import Hardware
 from components.planner.activations import (
     full_layer_bytes_per_token,
     gathered_bytes_per_token,
     layer_bytes_per_token,
     microbatches_kept,
 )
-from components.planner.job import Job, Layout
-from components.planner.parameters import (
-    Held,
+from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.software import SoftwareMemory
+from components.planner.states import (
+    DeviceParameters,
+    States,
+    earlier_gradients,
     end_matrix,
     largest_in_layer,
     rank_parameters,
+    states,
+    step_bytes,
 )
-from components.planner.software import SoftwareMemory
-from components.planner.states import States, earlier_gradients, states, step_bytes
-from components.spec.hardware import Hardware
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 # Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
@@ -109,7 +112,7 @@ def verdict_of(peak_bytes: float, usable_bytes: int) -> Verdict:
     return "fits" if peak_bytes <= TIGHT_FRACTION * usable_bytes else "tight"
 
 
-def plan_memory(job: Job, hardware: Hardware, software: SoftwareMemory) -> Memory:
+def plan_memory(job: TrainingJob, hardware: Hardware, software: SoftwareMemory) -> Memory:
     """Predict the peak of each pipeline rank."""
     ranks = tuple(rank_memory(job, rank, software) for rank in range(job.layout.pipeline))
     return Memory(ranks=ranks, usable_bytes=usable_bytes(hardware))
@@ -122,7 +125,7 @@ def usable_bytes(hardware: Hardware) -> int:
     return hardware.memory_bytes - (hardware.context_bytes or 0)
 
 
-def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
+def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMemory:
     """Add up the stages that one pipeline rank holds."""
     parameters = rank_parameters(job, rank)
     held = states(job, parameters)
@@ -135,7 +138,7 @@ def rank_memory(job: Job, rank: int, software: SoftwareMemory) -> RankMemory:
     )
 
 
-def deciding_ranks(layout: Layout) -> tuple[int, ...]:
+def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
     """Choose pipeline ranks among which the fullest is: of equal ones the first keeps most."""
     first: dict[tuple[int, bool, bool], int] = {}
     for rank in range(layout.pipeline):
@@ -145,14 +148,14 @@ def deciding_ranks(layout: Layout) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def pass_bytes(job: Job, rank: int, software: SoftwareMemory) -> float:
+def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
     """Add up what the passes need beside the states of one pipeline rank."""
     passes = _passes(job, rank, rank_parameters(job, rank), software)
     return sum(passes.values())
 
 
 def _passes(
-    job: Job, rank: int, parameters: Held, software: SoftwareMemory
+    job: TrainingJob, rank: int, parameters: DeviceParameters, software: SoftwareMemory
 ) -> dict[str, float]:
     layout = job.layout
     stages = range(rank, len(layout.layers), layout.pipeline)
@@ -170,7 +173,7 @@ def _passes(
     }
 
 
-def _casts(job: Job, rank: int, parameters: Held) -> float:
+def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
     """Count cast weights that graphs in flight keep; a layer that is recomputed keeps none.
 
     Embeddings are looked up as they are, and the loss forgets its cast of the head.
@@ -184,7 +187,7 @@ def _casts(job: Job, rank: int, parameters: Held) -> float:
     return total * kept * job.cast_bytes * microbatches_kept(job, rank)
 
 
-def _activations(job: Job, rank: int, layers: int, software: SoftwareMemory) -> float:
+def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
     layout, gathered = job.layout, gathered_bytes_per_token(job, software)
     a_layer = layer_bytes_per_token(job) + gathered * (job.recompute == "none")
     microbatches = microbatches_kept(job, rank)
@@ -197,7 +200,7 @@ def _activations(job: Job, rank: int, layers: int, software: SoftwareMemory) -> 
     return kept * job.microbatch_tokens
 
 
-def _loss(job: Job, software: SoftwareMemory) -> float:
+def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     """Count the logits that exist at once: 2205.05198, section 4.3, has all at 4 bytes."""
     rows = job.shape.padded_vocab_size / job.layout.tensor
     block = min(job.microbatch_tokens, software.block_tokens)
@@ -207,7 +210,7 @@ def _loss(job: Job, software: SoftwareMemory) -> float:
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 
-def _gradient(job: Job, rank: int, layers: int, kept: float) -> float:
+def _gradient(job: TrainingJob, rank: int, layers: int, kept: float) -> float:
     """Count the largest gradient that is there beside the sum that it is added to.
 
     Within the layers, while all that is ``kept`` of microbatches is there; the embedding's once
@@ -220,7 +223,7 @@ def _gradient(job: Job, rank: int, layers: int, kept: float) -> float:
     return max(within, end_matrix(job) * job.gradient_bytes - freed)
 
 
-def _buffers(job: Job, software: SoftwareMemory) -> float:
+def _buffers(job: TrainingJob, software: SoftwareMemory) -> float:
     if job.layout.tensor == 1:
         return 0.0
     pipelined = job.layout.pipeline > 1

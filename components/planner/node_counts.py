@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 from components.planner.layouts import Layouts
-from components.spec.recipe import Recipe
-from components.spec.sections import Cluster
 
 # The largest machine of a profile has 127,488 devices.
 MOST_DEVICES = 131_072
@@ -16,7 +16,7 @@ GAIN = 0.9
 
 
 @dataclass(frozen=True)
-class Tried:
+class NodeCountResult:
     """The days of a run with the best layout on so many nodes; null where none fits."""
 
     nodes: int
@@ -64,13 +64,13 @@ def fewest_nodes(
     Raises:
         RecipeError: no number of nodes reaches it; the nearest is named.
     """
-    tried: list[Tried] = []
+    tried: list[NodeCountResult] = []
     nodes, most = 1, most_nodes(template.cluster)
     while nodes <= most:
         days = days_on(nodes) if has_layout(template, nodes, fixed) else None
         if days is not None and days <= within_days:
             return nodes
-        tried.append(Tried(nodes, days))
+        tried.append(NodeCountResult(nodes, days))
         if days is not None and _is_flat(tried):
             break
         spent = min((one.nodes * one.days for one in tried if one.days), default=0.0)
@@ -78,14 +78,16 @@ def fewest_nodes(
     raise _unreached(tried, within_days, template.cluster)
 
 
-def _is_flat(tried: list[Tried]) -> bool:
+def _is_flat(tried: list[NodeCountResult]) -> bool:
     """Whether eight times the nodes of the quickest so far were no quicker."""
     timed = [one for one in tried if one.days is not None]
     quickest = min(timed, key=lambda one: one.days or 0.0)
     return tried[-1].nodes >= 8 * quickest.nodes
 
 
-def _unreached(tried: list[Tried], within_days: float, cluster: Cluster) -> RecipeError:
+def _unreached(
+    tried: list[NodeCountResult], within_days: float, cluster: Cluster
+) -> RecipeError:
     timed = [one for one in tried if one.days is not None]
     if not timed:
         return RecipeError(

@@ -7,7 +7,7 @@ deals them.
 
 from dataclasses import dataclass
 
-from components.planner.job import Layout
+from components.planner.job import ParallelLayout
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 
@@ -32,7 +32,7 @@ class Node:
     devices: tuple[Device, ...]
 
 
-def coordinates(layout: Layout, rank: int) -> dict[str, int]:
+def coordinates(layout: ParallelLayout, rank: int) -> dict[str, int]:
     """Return the place of a rank on each axis."""
     places = {}
     for axis in reversed(layout.rank_order):
@@ -40,7 +40,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     return {axis: places[axis] for axis in AXES}
 
 
-def nodes_of_first_copy(layout: Layout) -> tuple[Node, ...]:
+def nodes_of_first_copy(layout: ParallelLayout) -> tuple[Node, ...]:
     """List the nodes that hold ranks of the first copy; other copies may share them."""
     per_node = layout.devices_per_node
     numbers = sorted({rank // per_node for rank in _first_copy(layout)})
@@ -56,7 +56,7 @@ def nodes_of_first_copy(layout: Layout) -> tuple[Node, ...]:
     )
 
 
-def _first_copy(layout: Layout) -> list[int]:
+def _first_copy(layout: ParallelLayout) -> list[int]:
     """Go through one rank in as many as there are copies, instead of through all."""
     ranks = [0]
     stride = 1
@@ -68,13 +68,13 @@ def _first_copy(layout: Layout) -> list[int]:
     return ranks
 
 
-def label(device: Device, layout: Layout, between: str) -> str:
+def label(device: Device, layout: ParallelLayout, between: str) -> str:
     """Write the coordinates on the axes that the layout uses, by their first letters."""
     used = [axis for axis in AXES if getattr(layout, axis) > 1]
     return between.join(f"{axis[0]}{device.coordinates[axis]}" for axis in used) or "all"
 
 
-def meaning(layout: Layout) -> str:
+def meaning(layout: ParallelLayout) -> str:
     """Say what the letters mean and how many of each there are."""
     used = [axis for axis in AXES if getattr(layout, axis) > 1]
     return ", ".join(f"{axis[0]} {axis} of {getattr(layout, axis):,}" for axis in used)

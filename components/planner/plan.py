@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, replace
 
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.planner.bill import Bill, bill
 from components.planner.calibrated import Calibration, calibration_of
-from components.planner.course import plan_course
-from components.planner.job import Job, job_of
+from components.planner.cost import Bill, bill
+from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
 from components.planner.rates import Rates, rates
-from components.planner.software import OURS, Software, read_software
+from components.planner.run_time import plan_course
+from components.planner.software import OURS, SoftwareModel, read_software
 from components.planner.time import StepTime, plan_time
-from components.spec.hardware import Hardware
-from components.spec.recipe import Recipe
 
 # Nine of ten measured steps lie within a third of the prediction on up to 16 nodes whose links
 # are measured; where a figure is missing, nobody knows, and twice that is said.
@@ -28,9 +28,9 @@ class Plan:
     the ``software``.
     """
 
-    job: Job
+    job: TrainingJob
     hardware: Hardware
-    software: Software
+    software: SoftwareModel
     calibration: Calibration | None
     memory: Memory
     time: StepTime | None
@@ -89,7 +89,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
     )
 
 
-def missing_figures(hardware: Hardware, job: Job) -> tuple[RecipeError, ...]:
+def missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError, ...]:
     """Name the figures that the plan went on without, and how to measure each."""
     path, layout = "cluster.hardware", job.layout
     found = []

@@ -8,10 +8,10 @@ User's Guide", sections 4.1 to 4.3). The same guide asks for multiples of 64 num
 from dataclasses import dataclass
 from math import ceil
 
+from components.config.schema.cluster import Hardware
 from components.planner.activations import full_layer_bytes_per_token
-from components.planner.job import Job
+from components.planner.job import TrainingJob
 from components.planner.software import SoftwareSpeed
-from components.spec.hardware import Hardware
 
 TILE_ROWS, TILE_COLUMNS = 128, 128
 ALIGNED = 64
@@ -44,7 +44,7 @@ def filled_fraction(product: Product, units: int) -> float:
     return min(1.0, filled) * (1.0 if aligned else UNALIGNED_FRACTION)
 
 
-def layer_products(job: Job) -> tuple[Product, ...]:
+def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     """List the products of one layer on one tensor and expert rank."""
     shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
     attention = shape.attention
@@ -58,7 +58,7 @@ def layer_products(job: Job) -> tuple[Product, ...]:
     )
 
 
-def _mlp_products(job: Job) -> tuple[Product, ...]:
+def _mlp_products(job: TrainingJob) -> tuple[Product, ...]:
     """Two products, or a pair for each expert held, whose tokens are spread evenly."""
     shape, tokens = job.shape, job.microbatch_tokens
     width = shape.mlp.ffn_dim / job.layout.tensor
@@ -80,7 +80,7 @@ def product_seconds(
 
 
 def attention_seconds(
-    job: Job, teraflops: float, hardware: Hardware, speed: SoftwareSpeed
+    job: TrainingJob, teraflops: float, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
     """Take queries times keys and weights times values, of which a causal mask leaves half.
 
@@ -97,19 +97,19 @@ def attention_seconds(
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
-def traffic_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def traffic_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
     """Move what a layer keeps through memory as often as its pointwise parts do."""
     moved = full_layer_bytes_per_token(job) * job.microbatch_tokens * speed.traffic
     return moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 
-def head_product(job: Job) -> Product:
+def head_product(job: TrainingJob) -> Product:
     """Return the product of hidden states and vocabulary rows."""
     rows = job.shape.padded_vocab_size / job.layout.tensor
     return Product(rows=job.microbatch_tokens, columns=rows, depth=job.shape.dim)
 
 
-def head_traffic_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def head_traffic_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
     """Move the logits as often as a layer's activations, at 12 bytes each."""
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
     return 12.0 * logits * speed.traffic / (hardware.memory_gigabytes_per_second * 1e9)

@@ -1,4 +1,6 @@
-"""The order in which each rank of a pipeline computes forward and backward passes.
+"""Pipeline schedules: the order of passes on each rank, and the bubble.
+
+p ranks, m microbatches, v stages a rank; the backward pass takes twice the forward pass.
 
 The orders are those that torch.distributed.pipelining makes, which the mesh engine runs; tests
 compare them action by action. Where a rank has several stages, stage s is on rank s % p.
@@ -6,6 +8,28 @@ compare them action by action. Where a rank has several stages, stage s is on ra
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
+
+
+def bubble_fraction(*, schedule: str, pipeline: int, microbatches: int, stages: int) -> float:
+    """Return the ideal bubble of a schedule.
+
+    (p - 1) / m for GPipe (Huang et al. 2019, arXiv 1811.06965, section 2.3) and 1F1B, which
+    only keeps less (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1); divided by v
+    interleaved (section 2.2.2). Zero bubble fills two thirds of the rest with weight gradients:
+    (p - 1) / 3 m (Qi et al. 2023, arXiv 2401.10241, table 2, ZB-H1, with t_F = t_B = t_W).
+    """
+    if pipeline == 1:
+        return 0.0
+    fraction = (pipeline - 1) / microbatches
+    if schedule == "interleaved":
+        return fraction / stages
+    return fraction / (3 * stages) if schedule == "zero_bubble" else fraction
+
+
+def naive_bubble(pipeline: int) -> float:
+    """One microbatch at a time: p - 1 (Ultra-Scale Playbook, "Splitting layers")."""
+    return float(pipeline - 1)
+
 
 Kind = Literal["forward", "backward", "weights"]
 

@@ -12,10 +12,14 @@ from heapq import nsmallest
 from operator import attrgetter
 from time import perf_counter
 
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
+from components.config.stages import Balance, stage_layers
 from components.errors import RecipeError
 from components.planner.calibrated import software_of
-from components.planner.job import Job, job_of, layout_of
-from components.planner.layouts import SEARCHED, Family, Layouts
+from components.planner.job import TrainingJob, job_of, layout_of
+from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import (
     TIGHT_FRACTION,
     Moments,
@@ -24,13 +28,15 @@ from components.planner.memory import (
     pass_bytes,
     usable_bytes,
 )
-from components.planner.parameters import Held, rank_parameters
-from components.planner.states import States, earlier_gradients, states, step_bytes
+from components.planner.states import (
+    DeviceParameters,
+    States,
+    earlier_gradients,
+    rank_parameters,
+    states,
+    step_bytes,
+)
 from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
-from components.spec.hardware import Hardware
-from components.spec.recipe import Recipe
-from components.spec.sections import Parallelism
-from components.spec.stages import Balance, stage_layers
 
 # Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.
@@ -39,11 +45,11 @@ BEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """One layout with its fullest rank, its step, and what it is ranked by."""
 
     degrees: Parallelism
-    job: Job
+    job: TrainingJob
     peak: float
     verdict: Verdict
     time: StepTime
@@ -55,7 +61,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class LayoutSearch:
     """What was looked at, in how many seconds, and the best, best first.
 
     ``nearest`` needs the least memory of all legal layouts.
@@ -67,14 +73,14 @@ class Search:
     fitting: int
     seconds: float
     usable_bytes: int
-    best: tuple[Choice, ...]
+    best: tuple[LayoutChoice, ...]
     nearest: tuple[Parallelism, float] | None
 
 
 @dataclass(frozen=True)
 class _Fitting:
     bound: float
-    job: Job
+    job: TrainingJob
     busy: tuple[float, ...]
     degrees: Parallelism
     peak: float
@@ -104,7 +110,7 @@ def hardware_of(template: Recipe) -> Hardware:
     return hardware
 
 
-def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> Search:
+def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> LayoutSearch:
     """Rank the legal layouts of ``template`` on ``ranks``; keys in ``fixed`` keep their values.
 
     Nothing is refused where no layout is legal or fits: ``best`` is empty then.
@@ -117,7 +123,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> Se
     prices = Prices(template)
     found = [one for family in layouts.families() for one in prices.fitting(family)]
     best = prices.best(found)
-    return Search(
+    return LayoutSearch(
         ranks=ranks,
         considered=layouts.considered,
         legal=layouts.legal,
@@ -140,7 +146,7 @@ class Prices:
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
         self._devices = template.cluster.devices_per_node
-        self._held: dict[object, tuple[tuple[int, ...], list[Held]]] = {}
+        self._held: dict[object, tuple[tuple[int, ...], list[DeviceParameters]]] = {}
         self._shared: dict[object, list[tuple[States, float]]] = {}
         self._passes: dict[object, tuple[float, ...]] = {}
         self._busy: dict[object, tuple[float, ...]] = {}
@@ -148,7 +154,7 @@ class Prices:
         self.usable = usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
 
-    def fitting(self, family: Family) -> Iterator[_Fitting]:
+    def fitting(self, family: LayoutFamily) -> Iterator[_Fitting]:
         """Yield the layouts that fit; larger microbatches than one that does not are left."""
         base = self.job(family.degrees, 1)
         ranks, held = self._states(base)
@@ -166,24 +172,24 @@ class Prices:
                 return
             yield self._bounded(job, family.degrees, peak)
 
-    def best(self, found: list[_Fitting]) -> list[Choice]:
+    def best(self, found: list[_Fitting]) -> list[LayoutChoice]:
         """Add what the bound leaves out, until no other can be among the best."""
-        best: list[Choice] = []
+        best: list[LayoutChoice] = []
         for one in sorted(found, key=attrgetter("bound")):
             if len(best) >= BEST and one.bound > best[-1].cost:
                 break
             best = self._keep([*best, self._choice(one)])
         return best
 
-    def _bounded(self, job: Job, degrees: Parallelism, peak: float) -> _Fitting:
+    def _bounded(self, job: TrainingJob, degrees: Parallelism, peak: float) -> _Fitting:
         verdict: Verdict = "fits" if peak <= TIGHT_FRACTION * self.usable else "tight"
         busy = self._busy_seconds(job)
         bound = weighed(sum(passes_seconds(job, busy)), verdict)
         return _Fitting(bound, job, busy, degrees, peak, verdict)
 
-    def _choice(self, one: _Fitting) -> Choice:
+    def _choice(self, one: _Fitting) -> LayoutChoice:
         size = {"microbatch_sequences": one.job.microbatch_sequences}
-        return Choice(
+        return LayoutChoice(
             degrees=one.degrees.model_copy(update=size),
             job=one.job,
             peak=one.peak,
@@ -196,7 +202,7 @@ class Prices:
             chosen = degrees.model_copy(update={"microbatch_sequences": size})
             self.nearest = chosen, peak
 
-    def job(self, degrees: Parallelism, size: int) -> Job:
+    def job(self, degrees: Parallelism, size: int) -> TrainingJob:
         """Put a layout into the job of the recipe."""
         stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
         layers = self._layers(stages, degrees.stage_balance)
@@ -204,7 +210,7 @@ class Prices:
         job = replace(self._base, layout=layout, recompute=degrees.recompute)
         return self._with_size(job, size)
 
-    def _with_size(self, job: Job, size: int) -> Job:
+    def _with_size(self, job: TrainingJob, size: int) -> TrainingJob:
         count = self._samples // (job.layout.data * job.layout.expert * size)
         return replace(job, microbatch_sequences=size, microbatches=count)
 
@@ -212,7 +218,7 @@ class Prices:
         cut = stage_layers(self._base.shape.num_layers, stages, balance)
         return tuple(len(layers) for layers in cut)
 
-    def _states(self, job: Job) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
+    def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
         """Return the deciding ranks, and of each its state and what its step adds."""
         layout = job.layout
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
@@ -228,34 +234,34 @@ class Prices:
             ]
         return ranks, self._shared[shared]
 
-    def _peak(self, job: Job, held: tuple[States, float], passes: float) -> float:
+    def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
         software, (state, step) = self._software.memory, held
         earlier = earlier_gradients(job, state, software)
         moments = Moments(passes=passes + earlier, update=state.gradients + step)
         return moments.peak(state, software.base_bytes)
 
-    def _pass_bytes(self, job: Job, ranks: tuple[int, ...]) -> tuple[float, ...]:
+    def _pass_bytes(self, job: TrainingJob, ranks: tuple[int, ...]) -> tuple[float, ...]:
         key = _pass_key(job)
         if key not in self._passes:
             software = self._software.memory
             self._passes[key] = tuple(pass_bytes(job, rank, software) for rank in ranks)
         return self._passes[key]
 
-    def _busy_seconds(self, job: Job) -> tuple[float, ...]:
+    def _busy_seconds(self, job: TrainingJob) -> tuple[float, ...]:
         key = job.layout.data, *_shared_key(job)
         if key not in self._busy:
             seconds = busy_seconds(job, self._hardware, self._software.speed)
             self._busy[key] = tuple(seconds)
         return self._busy[key]
 
-    def _keep(self, choices: list[Choice]) -> list[Choice]:
+    def _keep(self, choices: list[LayoutChoice]) -> list[LayoutChoice]:
         """Sort; of layouts that cost the same, keep the one that is most like the recipe's."""
-        different: dict[float, Choice] = {}
+        different: dict[float, LayoutChoice] = {}
         for choice in sorted(choices, key=self._strangeness):
             different.setdefault(round(choice.cost, 9), choice)
         return nsmallest(BEST, different.values(), key=lambda one: one.cost)
 
-    def _strangeness(self, choice: Choice) -> tuple[int, float]:
+    def _strangeness(self, choice: LayoutChoice) -> tuple[int, float]:
         return len(changes(self._kept, choice.degrees)), choice.peak
 
 
@@ -264,7 +270,7 @@ def changes(before: Parallelism, after: Parallelism) -> tuple[str, ...]:
     return tuple(key for key in SEARCHED if getattr(before, key) != getattr(after, key))
 
 
-def _shared_key(job: Job) -> tuple[object, ...]:
+def _shared_key(job: TrainingJob) -> tuple[object, ...]:
     """Name what one microbatch's passes through one rank depend on, whatever the data ranks."""
     layout = job.layout
     return (
@@ -274,7 +280,7 @@ def _shared_key(job: Job) -> tuple[object, ...]:
     )
 
 
-def _pass_key(job: Job) -> tuple[object, ...]:
+def _pass_key(job: TrainingJob) -> tuple[object, ...]:
     """Add what says how many microbatches a rank keeps: 1F1B has as many as it has ranks."""
     schedule = job.layout.schedule
     return schedule, 0 if schedule == "1f1b" else job.microbatches, *_shared_key(job)

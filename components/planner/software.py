@@ -6,8 +6,8 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from components.spec.recipe import read_section
-from components.spec.section import Section
+from components.config.schema.recipe import read_section
+from components.config.schema.types import Section
 
 
 class SoftwareMemory(Section):
@@ -86,7 +86,7 @@ class SoftwareRun(Section):
     copy_gigabytes_per_second: Annotated[float, Field(gt=0)]
 
 
-class Software(Section):
+class SoftwareModel(Section):
     """One training program, as far as the planner knows it; without ``run`` only its steps."""
 
     memory: SoftwareMemory
@@ -94,13 +94,13 @@ class Software(Section):
     run: SoftwareRun | None
 
 
-def read_software(file: Path) -> Software:
+def read_software(file: Path) -> SoftwareModel:
     """Load the figures of one training program.
 
     Raises:
         RecipeError: a figure is missing, unknown or no number.
     """
-    return read_section(Software, yaml.safe_load(file.read_text("utf-8")), str(file))
+    return read_section(SoftwareModel, yaml.safe_load(file.read_text("utf-8")), str(file))
 
 
 OURS = Path(__file__).with_name("software.yaml")

@@ -1,4 +1,4 @@
-"""Weights, gradients, master copy and optimizer state on one device, by ZeRO stage.
+"""Parameters of one device, with gradients, master copy and optimizer state by ZeRO stage.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054, section 3.1): with P parameters and k bytes of
 optimizer state, stage 1 shards k, stage 2 the gradients too, stage 3 also the weights. The
@@ -7,9 +7,81 @@ Ultra-Scale Playbook (Tazi et al. 2025, "ZeRO") adds 4 bytes where gradients add
 
 from dataclasses import dataclass
 
-from components.planner.job import Job
-from components.planner.parameters import Held
+from components.planner.job import TrainingJob
 from components.planner.software import SoftwareMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceParameters:
+    """Parameters on one device; the two kinds are replicated over different ranks.
+
+    ``ends`` of the dense ones are looked up or belong to the head, ``largest`` are in one
+    weight.
+    """
+
+    dense: float
+    expert: float
+    ends: float
+    largest: float
+
+
+def held(job: TrainingJob, stage: int) -> DeviceParameters:
+    """Count the parameters of one of the stages on one tensor and expert rank.
+
+    Matrices are cut by the tensor degree, norms and router are not; tied ends are held by both
+    the first and the last stage of a pipeline.
+    """
+    shape, layout = job.shape, job.layout
+    layers, tensor = layout.layers[stage], layout.tensor
+    experts = (shape.mlp.num_experts or 0) * shape.mlp.expert_parameters(shape.dim)
+    whole = 2 * shape.norm.parameters(shape.dim) + shape.mlp.router_parameters(shape.dim)
+    if shape.attention.qk_norm is not None:
+        whole += shape.attention.qk_norm.parameters(shape.attention.head_dim)
+    cut = shape.layer_parameters - experts - whole
+    ends = _ends(job, stage)
+    return DeviceParameters(
+        dense=layers * (cut / tensor + whole) + ends,
+        expert=layers * experts / tensor / layout.expert,
+        ends=ends,
+        largest=max(end_matrix(job) if ends else 0.0, largest_in_layer(job) if layers else 0.0),
+    )
+
+
+def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
+    """Add up the parameters of all stages of one pipeline rank."""
+    layout = job.layout
+    counts = [held(job, s) for s in range(rank, len(layout.layers), layout.pipeline)]
+    return DeviceParameters(
+        dense=sum(count.dense for count in counts),
+        expert=sum(count.expert for count in counts),
+        ends=sum(count.ends for count in counts),
+        largest=max(count.largest for count in counts),
+    )
+
+
+def _ends(job: TrainingJob, stage: int) -> float:
+    """Count the embedding on the first stage and the head on its own."""
+    shape, layout = job.shape, job.layout
+    matrix = end_matrix(job)
+    count = 0.0
+    if stage == 0:
+        count += matrix + shape.position_parameters
+    alone = layout.head_stage == 0 and shape.tied_embeddings
+    if stage == layout.head_stage and not alone:
+        count += matrix
+    return count
+
+
+def end_matrix(job: TrainingJob) -> float:
+    """Count a rank's part of the embedding, or of the head."""
+    return job.shape.padded_vocab_size * job.shape.dim / job.layout.tensor
+
+
+def largest_in_layer(job: TrainingJob) -> float:
+    """Count the map into the MLP, or the stack of all experts' such maps."""
+    shape, layout = job.shape, job.layout
+    experts = (shape.mlp.num_experts or 1) / layout.expert
+    return experts * shape.mlp.ffn_dim * shape.dim / layout.tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +106,7 @@ class States:
         )
 
 
-def states(job: Job, parameters: Held) -> States:
+def states(job: TrainingJob, parameters: DeviceParameters) -> States:
     """Divide each family's state among the ranks that share it.
 
     Dense parameters are shared by the whole shard, experts by the replicas of each; where the
@@ -49,7 +121,7 @@ def states(job: Job, parameters: Held) -> States:
     return dense.plus(sharded(job, parameters.expert, of_experts * layout.context))
 
 
-def sharded(job: Job, parameters: float, ranks: int) -> States:
+def sharded(job: TrainingJob, parameters: float, ranks: int) -> States:
     """Count the state of ``parameters`` of which ``ranks`` ranks hold what ZeRO divides."""
     zero = job.layout.zero
 
@@ -65,7 +137,9 @@ def sharded(job: Job, parameters: float, ranks: int) -> States:
     )
 
 
-def step_bytes(job: Job, parameters: Held, software: SoftwareMemory) -> float:
+def step_bytes(
+    job: TrainingJob, parameters: DeviceParameters, software: SoftwareMemory
+) -> float:
     """Count what the optimizer's step adds for a moment to the state.
 
     The released H100 layouts hold 10 + 14 / data bytes a parameter after a step of ZeRO-1, 2
@@ -80,7 +154,7 @@ def step_bytes(job: Job, parameters: Held, software: SoftwareMemory) -> float:
     return added
 
 
-def earlier_gradients(job: Job, here: States, software: SoftwareMemory) -> float:
+def earlier_gradients(job: TrainingJob, here: States, software: SoftwareMemory) -> float:
     """Count the gradients that are there while activations are.
 
     Of a step's only microbatch the two do not meet: what the backward pass makes of one, it

@@ -7,12 +7,17 @@ slowest stage sets the pace of a pipeline; then gradients are averaged and weigh
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.bubble import bubble_fraction
-from components.planner.communication import group_of, latency, reduce_bandwidth
-from components.planner.exchanges import context_seconds, expert_seconds, tensor_seconds
-from components.planner.job import Job
-from components.planner.parameters import rank_parameters
+from components.planner.communication import (
+    context_seconds,
+    expert_seconds,
+    group_of,
+    latency,
+    reduce_bandwidth,
+    tensor_seconds,
+)
+from components.planner.job import TrainingJob
 from components.planner.products import (
     attention_seconds,
     head_product,
@@ -21,9 +26,9 @@ from components.planner.products import (
     product_seconds,
     traffic_seconds,
 )
+from components.planner.schedule import bubble_fraction
 from components.planner.software import SoftwareSpeed
-from components.planner.states import states
-from components.spec.hardware import Hardware
+from components.planner.states import rank_parameters, states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class StepTime:
         }
 
 
-def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
+def plan_time(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
     """Predict one step.
 
     Raises:
@@ -58,7 +63,7 @@ def plan_time(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
 
 
 def step_time(
-    job: Job, busy: Sequence[float], hardware: Hardware, speed: SoftwareSpeed
+    job: TrainingJob, busy: Sequence[float], hardware: Hardware, speed: SoftwareSpeed
 ) -> StepTime:
     """Predict one step from what a microbatch keeps each pipeline rank busy."""
     layout = job.layout
@@ -76,7 +81,7 @@ def step_time(
     )
 
 
-def passes_seconds(job: Job, busy: Sequence[float]) -> tuple[float, float]:
+def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, float]:
     """Return how long the slowest rank computes in a step, and how long it waits."""
     layout, slowest = job.layout, max(busy)
     fraction = bubble_fraction(
@@ -90,7 +95,7 @@ def passes_seconds(job: Job, busy: Sequence[float]) -> tuple[float, float]:
     return slowest * job.microbatches, fraction * job.microbatches * others
 
 
-def busy_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
     layout, known, busy = job.layout, dict[tuple[int, int, bool], float](), []
     for rank in range(layout.pipeline):
@@ -103,7 +108,7 @@ def busy_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[flo
     return busy
 
 
-def reached_teraflops(job: Job, hardware: Hardware) -> float:
+def reached_teraflops(job: TrainingJob, hardware: Hardware) -> float:
     """Return what large products reach in the recipe's type.
 
     Raises:
@@ -125,7 +130,9 @@ def reached_teraflops(job: Job, hardware: Hardware) -> float:
     return hardware.gemm_teraflops[job.compute]
 
 
-def rank_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def rank_seconds(
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
     """Take one microbatch forward and backward through the stages of one rank."""
     layout = job.layout
     stages = range(rank, len(layout.layers), layout.pipeline)
@@ -137,7 +144,7 @@ def rank_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) 
     return max(device, layers * host_seconds(job, speed)) + messages
 
 
-def host_seconds(job: Job, speed: SoftwareSpeed) -> float:
+def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
         return speed.layer_seconds
@@ -147,11 +154,11 @@ def host_seconds(job: Job, speed: SoftwareSpeed) -> float:
     return seconds
 
 
-def _layer_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def _layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
     return sum(layer_parts(job, hardware, speed).values())
 
 
-def layer_parts(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
+def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
     """Name what a layer's passes consist of, forward once and backward twice, in seconds."""
     teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
     products = layer_products(job)
@@ -171,7 +178,7 @@ def layer_parts(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> dict[str,
     }
 
 
-def again_fraction(job: Job) -> tuple[float, float]:
+def again_fraction(job: TrainingJob) -> tuple[float, float]:
     """Return the parts of the forward products, and of attention, that are computed twice."""
     if job.recompute == "none":
         return 0.0, 0.0
@@ -186,14 +193,14 @@ def again_fraction(job: Job) -> tuple[float, float]:
     return parts, 1.0 if "attention" in job.recompute else 0.0
 
 
-def _head_seconds(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def _head_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
     rate = reached_teraflops(job, hardware)
     product = product_seconds((head_product(job),), rate, speed, hardware.compute_units)
     return 3 * product + head_traffic_seconds(job, hardware, speed)
 
 
 def reduction_seconds(
-    job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
 ) -> float:
     """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
     layout, parameters = job.layout, rank_parameters(job, rank)
@@ -212,7 +219,7 @@ def reduction_seconds(
     return seconds + speed.step_latencies * latency(hardware, where)
 
 
-def reduced_bytes(job: Job, parameters: float, size: int) -> float:
+def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
     """Scatter gradients and gather them, or the weights instead.
 
     From stage 2 on every microbatch's gradients are scattered, at stage 3 the weights gathered
@@ -227,7 +234,9 @@ def reduced_bytes(job: Job, parameters: float, size: int) -> float:
     return parameters * each * (size - 1) / size
 
 
-def optimizer_seconds(job: Job, rank: int, hardware: Hardware, speed: SoftwareSpeed) -> float:
+def optimizer_seconds(
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
     """Read and write the state of this rank once, ``step_traffic`` times over."""
     state = states(job, rank_parameters(job, rank))
     moved = 2 * (state.master + state.optimizer) + state.gradients + state.weights

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from components.planner.job import Job
+from components.config.schema.cluster import Hardware
+from components.planner.job import TrainingJob
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
 from components.planner.software import SoftwareSpeed
 from components.planner.time import rank_seconds
-from components.spec.hardware import Hardware
 
 
-class Block(NamedTuple):
+class TimelineBlock(NamedTuple):
     """One pass on the clock of the step, in seconds from its start."""
 
     kind: Kind
@@ -42,7 +42,7 @@ class PassSeconds:
 class RankLine:
     """One pipeline rank; ``in_flight`` is the most microbatches whose graphs it keeps."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TimelineBlock, ...]
     in_flight: float
 
     @property
@@ -65,7 +65,7 @@ class Timeline:
         return 1 - self.ranks[rank].busy_seconds / self.seconds
 
 
-def timeline_of(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:
+def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:
     """Simulate one step from the predicted seconds of each stage.
 
     Raises:
@@ -87,7 +87,7 @@ def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timelin
     ``listed`` has the order of each rank, ``seconds`` those of each stage.
     """
     ended: dict[Action, float] = {}
-    blocks: list[list[Block]] = [[] for _ in listed]
+    blocks: list[list[TimelineBlock]] = [[] for _ in listed]
     lines = list(zip(listed, blocks, strict=True))
     left = sum(len(order) for order in listed)
     while left:
@@ -107,7 +107,7 @@ def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timelin
 
 def _advance(
     order: Order,
-    line: list[Block],
+    line: list[TimelineBlock],
     ended: dict[Action, float],
     seconds: Sequence[PassSeconds],
 ) -> int:
@@ -121,7 +121,7 @@ def _advance(
             break
         start = max(ready, free)
         free = ended[action] = start + seconds[action.stage].of(action.kind)
-        line.append(Block(*action, start, free))
+        line.append(TimelineBlock(*action, start, free))
     return len(line) - before
 
 
@@ -138,7 +138,7 @@ def _ready(action: Action, ended: Mapping[Action, float], *, last: int) -> float
 
 
 def stage_seconds(
-    job: Job, hardware: Hardware, speed: SoftwareSpeed
+    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[PassSeconds, ...]:
     """Divide each rank's seconds among its stages, and those into forward and backward.
 
@@ -159,7 +159,7 @@ def stage_seconds(
     return tuple(parts)
 
 
-def _shares(job: Job, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """Weigh the stages of each rank as though each stage had a rank of its own."""
     layout = job.layout
     count = len(layout.layers)

@@ -1,17 +1,78 @@
-"""Are the devices there, is their memory free, and how fast is the slowest of them?"""
+"""Devices of a node: there, free, and how fast; short measurements of products and links."""
 
 import os
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from components.config.schema.cluster import Preflight
+from components.config.schema.sections import Cluster
+from components.distributed.devices import (
+    check_devices,
+    count_devices,
+    device_type,
+    misses_profile,
+)
 from components.errors import RecipeError
-from components.preflight.rates import large_rows, product_teraflops
-from components.preflight.verdict import Finding, refused
-from components.spec.preflight import Preflight
-from components.spec.sections import Cluster
-from components.train.devices import check_devices, count_devices, device_type, misses_profile
+from components.preflight.verdict import NodeFinding, refused
+
+ROUNDS, WARM_UP = 10, 3
+# Large enough that starting costs nothing: of products (rows), copies and messages (bytes).
+_LARGE_ROWS = {"cpu": 512}
+_LARGE_BYTES = {"cpu": 1 << 24}
+_ROWS, _BYTES = 8_192, 1 << 28
+
+
+def large_rows(kind: str) -> int:
+    """Return the rows of a product whose rate is the device's best."""
+    return _LARGE_ROWS.get(kind, _ROWS)
+
+
+def large_bytes(kind: str) -> int:
+    """Return the bytes of a copy or message whose rate is the link's best."""
+    return _LARGE_BYTES.get(kind, _BYTES)
+
+
+def product_teraflops(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Measure a product of ``rows`` x ``depth`` and ``depth`` x ``columns``."""
+    left = torch.randn(rows, depth, device=device).to(dtype)
+    right = torch.randn(depth, columns, device=device).to(dtype)
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+    seconds = median_seconds(lambda: torch.mm(left, right, out=out), device)
+    return 2e-12 * rows * columns * depth / seconds
+
+
+def bus_bandwidth(kind: str, ranks: int, size: int, seconds: float) -> float:
+    """Return bytes a second past each rank, of a message of ``size`` bytes in whole.
+
+    2 (n - 1) / n for an all-reduce, (n - 1) / n for an all-gather: NVIDIA, nccl-tests,
+    doc/PERFORMANCE.md.
+    """
+    return size / seconds * (ranks - 1) / ranks * (2 if kind == "all_reduce" else 1)
+
+
+def median_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Time a call that may be over on the host before it is on the device."""
+
+    def settle() -> None:
+        if device.type != "cpu":
+            torch.get_device_module(device.type).synchronize(device)
+
+    times = []
+    for number in range(WARM_UP + ROUNDS):
+        settle()
+        began = time.perf_counter()
+        call()
+        settle()
+        if number >= WARM_UP:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
 
 GIB = 2**30
 
@@ -27,7 +88,7 @@ def devices_here(cluster: Cluster) -> list[torch.device]:
     return [torch.device(kind, number) for number in range(seen)]
 
 
-def check_count(cluster: Cluster) -> Finding:
+def check_count(cluster: Cluster) -> NodeFinding:
     """Compare the devices that torch sees with those of the profile."""
     kind = device_type(cluster.device)
     wanted = "GPUs" if misses_profile(cluster) else kind
@@ -38,7 +99,7 @@ def check_count(cluster: Cluster) -> Finding:
         return refused("devices", error).model_copy(update={"expected": expected})
     cores = len(os.sched_getaffinity(0))
     found = f"{cores} cores" if kind == "cpu" else f"{count_devices(kind)} {kind}"
-    return Finding(
+    return NodeFinding(
         check="devices",
         found=found,
         expected=expected,
@@ -50,7 +111,7 @@ def check_count(cluster: Cluster) -> Finding:
 
 def check_memory(
     cluster: Cluster, rules: Preflight, devices: Sequence[torch.device]
-) -> Finding:
+) -> NodeFinding:
     """Find the device with the least free memory, and compare it with the profile.
 
     A CPU's memory is its node's: without a profile nobody knows how much of it is meant.
@@ -69,7 +130,7 @@ def check_memory(
         known *= cluster.devices_per_node
     whole = known or (total if on_device else None)
     needed = rules.memory_fraction * (whole or 0)
-    return Finding(
+    return NodeFinding(
         check="memory",
         found=f"{free / GIB:.1f} GiB free",
         expected=f"at least {needed / GIB:.1f} GiB" if whole else "no figure",
@@ -79,9 +140,9 @@ def check_memory(
     )
 
 
-def _broken(device: torch.device, error: RuntimeError) -> Finding:
+def _broken(device: torch.device, error: RuntimeError) -> NodeFinding:
     """Torch counts by the driver's list, in which a device stays that no longer answers."""
-    return Finding(
+    return NodeFinding(
         check="memory",
         found=f"{device}: {str(error).partition(chr(10))[0]}",
         expected="an answer of each device",

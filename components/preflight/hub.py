@@ -8,12 +8,12 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.preflight.clock import telling_time
+from components.config.schema.recipe import Recipe
 from components.preflight.judge import judge
 from components.preflight.links import Rates, rounds_of_pairs
 from components.preflight.node import rules_of
-from components.preflight.verdict import Report, Verdict
-from components.spec.recipe import Recipe
+from components.preflight.node_checks import telling_time
+from components.preflight.verdict import NodeReport, PreflightVerdict
 
 _LOOK_SECONDS = 0.05
 _STORE_SECONDS = 10.0  # this process keeps the store: it answers at once
@@ -26,12 +26,12 @@ class Hub:
         self._store = store
         self.port = store.port
 
-    def gather(self, recipe: Recipe, names: Sequence[str], *, needed: int) -> Verdict:
+    def gather(self, recipe: Recipe, names: Sequence[str], *, needed: int) -> PreflightVerdict:
         """Wait for the nodes ``names``, let the good ones meet in pairs, and judge all."""
         began, rules = time.monotonic(), rules_of(recipe)
         self._store.set("names", json.dumps(list(names)))
         said = self._collect("report", names, rules.answer_seconds)
-        reports = {name: Report.model_validate_json(text) for name, text in said.items()}
+        reports = {name: NodeReport.model_validate_json(text) for name, text in said.items()}
         roster = [name for name in names if name in reports and not reports[name].bad]
         self._store.set("roster", json.dumps(roster))
         links: dict[str, Rates] = {}

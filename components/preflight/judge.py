@@ -3,10 +3,16 @@
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 
+from components.config.schema.cluster import Preflight
+from components.config.schema.sections import Cluster
 from components.preflight.links import Rates
-from components.preflight.verdict import ANSWER, Finding, Judged, Report, Verdict
-from components.spec.preflight import Preflight
-from components.spec.sections import Cluster
+from components.preflight.verdict import (
+    ANSWER,
+    NodeFinding,
+    NodeReport,
+    NodeVerdict,
+    PreflightVerdict,
+)
 
 FEWEST = 3  # of two that differ nobody knows which is wrong
 
@@ -15,31 +21,31 @@ def judge(
     cluster: Cluster,
     rules: Preflight,
     names: Sequence[str],
-    reports: Mapping[str, Report],
+    reports: Mapping[str, NodeReport],
     links: Mapping[str, Rates],
     *,
     needed: int,
     seconds: float,
-) -> Verdict:
+) -> PreflightVerdict:
     """Put each node's own findings and those of the comparison together."""
     own = list(reports.values())
     product, ahead = _product_limit(cluster, rules, own), _common_clock(names, reports)
     nodes = []
     for name in names:
         if (report := reports.get(name)) is None:
-            nodes.append(Judged(node=name, findings=(_silent(rules),)))
+            nodes.append(NodeVerdict(node=name, findings=(_silent(rules),)))
             continue
         found = [*report.findings, _cores(report, own), _product(report, *product)]
         if report.clock is not None:
             found.append(_clock(report, ahead, rules))
         if name in links:
             found.append(_link(cluster, rules, links[name]))
-        nodes.append(Judged(node=name, findings=tuple(found)))
-    return Verdict(needed=needed, nodes=tuple(nodes), seconds=seconds)
+        nodes.append(NodeVerdict(node=name, findings=tuple(found)))
+    return PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=seconds)
 
 
-def _silent(rules: Preflight) -> Finding:
-    return Finding(
+def _silent(rules: Preflight) -> NodeFinding:
+    return NodeFinding(
         check=ANSWER,
         found="silent",
         expected=f"an answer within {rules.answer_seconds:g} s",
@@ -49,11 +55,11 @@ def _silent(rules: Preflight) -> Finding:
     )
 
 
-def _cores(report: Report, reports: Sequence[Report]) -> Finding:
+def _cores(report: NodeReport, reports: Sequence[NodeReport]) -> NodeFinding:
     """Expect as many cores as half of the nodes have: a profile says of none how many."""
     usual = median_low(one.cores for one in reports)
     known, enough = len(reports) >= FEWEST, report.cores >= usual
-    return Finding.model_validate({
+    return NodeFinding.model_validate({
         "check": "cores",
         "found": f"{report.cores}",
         "expected": f"{usual}, the nodes' median" if known else "no figure",
@@ -64,7 +70,7 @@ def _cores(report: Report, reports: Sequence[Report]) -> Finding:
 
 
 def _product_limit(
-    cluster: Cluster, rules: Preflight, reports: Sequence[Report]
+    cluster: Cluster, rules: Preflight, reports: Sequence[NodeReport]
 ) -> tuple[float | None, str]:
     """Return the least rate and its reason: the profile's figure, or else the nodes' median."""
     fraction = rules.product_fraction
@@ -78,13 +84,13 @@ def _product_limit(
     return fraction * median(rates), f"{fraction:g} of the nodes' median {median(rates):.3g}"
 
 
-def _product(report: Report, limit: float | None, reason: str) -> Finding:
+def _product(report: NodeReport, limit: float | None, reason: str) -> NodeFinding:
     rate = report.product_teraflops
     if rate is None:
         verdict = "bad"
     else:
         verdict = "unknown" if limit is None else "ok" if rate >= limit else "bad"
-    return Finding.model_validate({
+    return NodeFinding.model_validate({
         "check": "product",
         "found": "none could be made" if rate is None else f"{rate:.3g} TFLOP/s {report.dtype}",
         "expected": reason if limit is None else f"at least {limit:.3g}, {reason}",
@@ -94,18 +100,18 @@ def _product(report: Report, limit: float | None, reason: str) -> Finding:
     })
 
 
-def _common_clock(names: Sequence[str], reports: Mapping[str, Report]) -> float:
+def _common_clock(names: Sequence[str], reports: Mapping[str, NodeReport]) -> float:
     """Return what most clocks agree on; of two the first node's is believed."""
     clocks = [reports[name].clock for name in names if name in reports]
     ahead = [clock.ahead_seconds for clock in clocks if clock is not None]
     return median(ahead) if len(ahead) >= FEWEST else ahead[0] if ahead else 0.0
 
 
-def _clock(report: Report, common: float, rules: Preflight) -> Finding:
+def _clock(report: NodeReport, common: float, rules: Preflight) -> NodeFinding:
     assert report.clock is not None
     behind = report.clock.ahead_seconds - common  # as far as the others are ahead of it
     sure = abs(behind) - report.clock.uncertain_seconds
-    return Finding(
+    return NodeFinding(
         check="clock",
         found=f"{-behind:+.3f} s from the others",
         expected=f"within {rules.clock_seconds:g} s",
@@ -115,7 +121,7 @@ def _clock(report: Report, common: float, rules: Preflight) -> Finding:
     )
 
 
-def _link(cluster: Cluster, rules: Preflight, rates: Rates) -> Finding:
+def _link(cluster: Cluster, rules: Preflight, rates: Rates) -> NodeFinding:
     """Judge a node by the better of its two links: a slow other is that one's fault."""
     best = max((rate for rate in rates.values() if rate is not None), default=None)
     limit, reason = _link_limit(cluster, rules)
@@ -123,7 +129,7 @@ def _link(cluster: Cluster, rules: Preflight, rates: Rates) -> Finding:
         verdict = "bad"
     else:
         verdict = "unknown" if limit is None else "ok" if best >= limit else "bad"
-    return Finding.model_validate({
+    return NodeFinding.model_validate({
         "check": "link",
         "found": f"{best:.3g} GB/s" if best is not None else f"no answer of {', '.join(rates)}",
         "expected": reason if limit is None else f"at least {limit:.3g}, {reason}",

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its __all__
 
-from components.preflight.rates import bus_bandwidth, large_bytes, median_seconds
-from components.spec.sections import Cluster
-from components.train.devices import device_type, group_backend
+from components.config.schema.sections import Cluster
+from components.distributed.devices import device_type, group_backend
+from components.preflight.devices import bus_bandwidth, large_bytes, median_seconds
 
 Pair = tuple[int, int]
 Rates = dict[str, float | None]  # gigabytes a second, by the other node; None: no answer

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
+from components.config.schema.cluster import Preflight
+from components.config.schema.recipe import Recipe, read_recipe
+from components.distributed.devices import compute_dtype
 from components.errors import RecipeError
-from components.life.place import node_name
-from components.preflight.clock import ask_time
-from components.preflight.copies import check_copies
-from components.preflight.data import check_data
+from components.preflight.contents import check_data, check_packages, check_versions
 from components.preflight.devices import (
     check_count,
     check_memory,
@@ -23,17 +23,13 @@ from components.preflight.devices import (
 )
 from components.preflight.judge import judge
 from components.preflight.links import link_device, measure_links
-from components.preflight.network import check_network
-from components.preflight.packages import check_packages, check_versions
-from components.preflight.places import check_places
-from components.preflight.verdict import Clock, Finding, Report, Verdict
-from components.spec.preflight import Preflight
-from components.spec.recipe import Recipe, read_recipe
+from components.preflight.node_checks import ask_time, check_copies, check_network, check_places
+from components.preflight.verdict import ClockOffset, NodeFinding, NodeReport, PreflightVerdict
+from components.run.event_log import node_name
+from components.run.folder import RunFolder
+from components.run.provenance import parts_of
 from components.terminal import say
-from components.train.devices import compute_dtype
 from components.train.ranks import task_number
-from components.train.run_folder import RunFolder
-from components.train.software import parts_of
 
 
 def short_name(seen: Mapping[str, str]) -> str:
@@ -66,7 +62,7 @@ def rules_of(recipe: Recipe) -> Preflight:
     return rules
 
 
-def look_here(recipe: Recipe, folder: RunFolder, name: str) -> Report:
+def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
     """Make every check that this node can make alone."""
     began, rules = time.monotonic(), rules_of(recipe)
     findings = list(_findings(recipe, rules, folder, name))
@@ -78,7 +74,7 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> Report:
         rate = slowest_teraflops(devices, dtype) if devices else None
     except RuntimeError as error:  # whatever a broken device raises
         say(f"no product: {error}")
-    return Report(
+    return NodeReport(
         node=name,
         findings=tuple(findings),
         cores=len(os.sched_getaffinity(0)),
@@ -91,7 +87,7 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> Report:
 
 def _findings(
     recipe: Recipe, rules: Preflight, folder: RunFolder, name: str
-) -> Iterator[Finding]:
+) -> Iterator[NodeFinding]:
     yield check_count(recipe.cluster)
     yield check_memory(recipe.cluster, rules, devices_here(recipe.cluster))
     yield from check_places(recipe, rules, folder.path)
@@ -111,7 +107,7 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
         host, port, is_master=False, timeout=timedelta(seconds=rules.longest_seconds)
     )
     name = name_among(json.loads(store.get("names")), seen)
-    clock: Clock = ask_time(host, int(store.get("clock")))
+    clock: ClockOffset = ask_time(host, int(store.get("clock")))
     report = look_here(recipe, folder, name).model_copy(update={"clock": clock})
     store.set(f"report/{name}", report.model_dump_json())
     roster = json.loads(store.get("roster"))
@@ -123,7 +119,7 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
         store.set(f"links/{name}", json.dumps(found))
 
 
-def look_alone(recipe: Recipe, folder: RunFolder) -> Verdict:
+def look_alone(recipe: Recipe, folder: RunFolder) -> PreflightVerdict:
     """Judge this node by itself: no clock and no link, which take two."""
     name = short_name(os.environ)
     report = look_here(recipe, folder, name)

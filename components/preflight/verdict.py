@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.config.schema.types import Section
 from components.errors import RecipeError
-from components.spec.section import Section
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 
 FOLDER = "preflight"  # below the run's folder: a file a node, and these
 VERDICT = f"{FOLDER}/verdict.json"
@@ -19,7 +19,7 @@ HOSTS, CHOSEN = (
 ANSWER = "answer"  # the check that a silent node fails
 
 
-class Finding(Section):
+class NodeFinding(Section):
     """One check on one node; ``unknown`` is what nobody has a figure to compare with.
 
     ``rule`` is the key that says where the limit is, or the file that holds what is expected.
@@ -33,14 +33,14 @@ class Finding(Section):
     remedy: str
 
 
-class Clock(Section):
+class ClockOffset(Section):
     """How far another node's clock is ahead of ours, give or take half a round trip."""
 
     ahead_seconds: float
     uncertain_seconds: float
 
 
-class Report(Section):
+class NodeReport(Section):
     """What a node says of itself; cores and rates are compared once all are known.
 
     ``cores`` are those that a process may use there. ``product_teraflops`` is the slowest
@@ -48,11 +48,11 @@ class Report(Section):
     """
 
     node: str
-    findings: Annotated[tuple[Finding, ...], Field(strict=False)]
+    findings: Annotated[tuple[NodeFinding, ...], Field(strict=False)]
     cores: int
     product_teraflops: float | None
     dtype: str
-    clock: Clock | None
+    clock: ClockOffset | None
     seconds: float
 
     @property
@@ -60,22 +60,22 @@ class Report(Section):
         return any(one.verdict == "bad" for one in self.findings)
 
 
-class Judged(Section):
+class NodeVerdict(Section):
     """All findings of one node."""
 
     node: str
-    findings: Annotated[tuple[Finding, ...], Field(strict=False)]
+    findings: Annotated[tuple[NodeFinding, ...], Field(strict=False)]
 
     @property
-    def bad(self) -> tuple[Finding, ...]:
+    def bad(self) -> tuple[NodeFinding, ...]:
         return tuple(one for one in self.findings if one.verdict == "bad")
 
 
-class Verdict(Section):
+class PreflightVerdict(Section):
     """All nodes in the order of the job; ``needed`` of them must be good."""
 
     needed: int
-    nodes: Annotated[tuple[Judged, ...], Field(strict=False)]
+    nodes: Annotated[tuple[NodeVerdict, ...], Field(strict=False)]
     seconds: float
 
     @property
@@ -111,7 +111,7 @@ def list_hosts(folder: RunFolder, name: str, hosts: Iterable[str]) -> Path:
     return folder.path / name
 
 
-def write_verdict(folder: RunFolder, verdict: Verdict) -> None:
+def write_verdict(folder: RunFolder, verdict: PreflightVerdict) -> None:
     """Write a file a node, and the whole."""
     (folder.path / FOLDER).mkdir(exist_ok=True)
     for one in verdict.nodes:
@@ -119,11 +119,11 @@ def write_verdict(folder: RunFolder, verdict: Verdict) -> None:
     folder.write_json(VERDICT, verdict.model_dump(mode="json"))
 
 
-def read_verdict(folder: RunFolder) -> Verdict | None:
+def read_verdict(folder: RunFolder) -> PreflightVerdict | None:
     """Read the verdict of the job that is running, if its nodes were looked at."""
     if not (folder.path / VERDICT).exists():
         return None
-    return folder.read(VERDICT, Verdict)
+    return folder.read(VERDICT, PreflightVerdict)
 
 
 def forget_verdict(run: Path) -> None:
@@ -132,9 +132,9 @@ def forget_verdict(run: Path) -> None:
         file.unlink()
 
 
-def refused(check: str, error: RecipeError) -> Finding:
+def refused(check: str, error: RecipeError) -> NodeFinding:
     """Report what a check of the house itself refuses."""
-    return Finding(
+    return NodeFinding(
         check=check,
         found=error.problem,
         expected="nothing to mend",

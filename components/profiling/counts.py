@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import addmm_flop, flop_registry
 
-from components.profiling.trace import Event
+from components.profiling.trace import TraceEvent
 from components.torch_internals import operators
 
 aten = torch.ops.aten
@@ -77,28 +77,28 @@ _ITEM_BYTES = {
 }
 
 
-class Counted(NamedTuple):
+class OperatorCounts(NamedTuple):
     """What one operator computes, and what it moves at least."""
 
     flops: int
     bytes: int
 
 
-def has_formula(event: Event) -> bool:
+def has_formula(event: TraceEvent) -> bool:
     """Whether an event is an operator that is counted, with the shapes to do it."""
     return event.name in _BY_NAME and "Input Dims" in event.args
 
 
-def count(event: Event) -> Counted:
+def count(event: TraceEvent) -> OperatorCounts:
     """Count an operator that has a formula."""
     shapes = _operands(event)
     flops = _BY_NAME[event.name](*(torch.empty(shape, device="meta") for shape in shapes))
     item_bytes = [_ITEM_BYTES.get(kind, 1) for kind in event.args["Input type"]]  # 1: float8
     read = sum(prod(shape) * item for shape, item in zip(shapes, item_bytes, strict=False))
-    return Counted(flops, read + _outputs(event.name, shapes, flops) * item_bytes[0])
+    return OperatorCounts(flops, read + _outputs(event.name, shapes, flops) * item_bytes[0])
 
 
-def _operands(event: Event) -> list[Sequence[int]]:
+def _operands(event: TraceEvent) -> list[Sequence[int]]:
     """List the shapes of the tensors that an operator begins with; the formulas ask no other.
 
     Of a product written to a given place that place is left out.

@@ -1,17 +1,83 @@
-"""The parts of a step, and to which of them each call in a trace belongs.
+"""Parts of a step, the ranges that name them, and to which part each call of a trace belongs.
+
+They are hooks on modules, put there when a profile begins and taken away at its end: a run that
+is not profiled has none.
 
 An operator belongs to the range around it; a matrix product within a layer is one of the
 ``products``, whichever module has it. The operators of a backward pass belong where the
 forward operator does that autograd differentiates: both have its sequence number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from torch import nn
+from torch.profiler import record_function
+
+from components.model.attention import Attention, AttentionCore
+from components.model.decoder import Decoder, Layer
+from components.model.mlp import MLP
+from components.model.moe import Experts
+from components.model.norms import Norm
 from components.profiling.counts import has_formula
-from components.profiling.ranges import PREFIX
-from components.profiling.trace import Event, Trace
+from components.profiling.trace import Trace, TraceEvent
+
+PREFIX = "part:"  # of a range's name: part:KIND PATH
+_KINDS: Sequence[tuple[type[nn.Module], str]] = (
+    (AttentionCore, "core"),
+    (Attention, "attention"),
+    (Experts, "experts"),
+    (MLP, "mlp"),
+    (Norm, "norm"),
+    (Layer, "model"),
+    (Decoder, "model"),
+)
+
+
+class Ranges:
+    """Open a range around each call of a part of ``decoders``, until they are removed."""
+
+    def __init__(self, decoders: Sequence[Decoder]) -> None:
+        self._handles = [
+            handle
+            for decoder in decoders
+            for path, module in decoder.named_modules()
+            if (kind := _kind(path, module)) is not None
+            for handle in _hook(module, f"{PREFIX}{kind} {path or 'decoder'}")
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _kind(path: str, module: nn.Module) -> str | None:
+    """Know a part by its type; what stands for a readout may be of any."""
+    if path.rpartition(".")[2] == "readout":
+        return "loss"
+    return next((name for kind, name in _KINDS if isinstance(module, kind)), None)
+
+
+def _hook(module: nn.Module, name: str) -> Iterator[Any]:
+    """Enter before the call and leave after it, also where a recomputation ends in its middle.
+
+    Calls nest, so those that are open are a stack.
+    """
+    opened: list[ExitStack] = []
+
+    def enter(*_: object) -> None:
+        opened.append(ExitStack())
+        opened[-1].enter_context(record_function(name))
+
+    def leave(*_: object) -> None:
+        opened.pop().close()
+
+    before: Callable[..., None] = enter
+    yield module.register_forward_pre_hook(before)
+    yield module.register_forward_hook(leave, always_call=True)
+
 
 ATTENTION, PRODUCTS = "attention", "products"
 EXPERT_PRODUCTS, ROUTING = "experts: products", "experts: routing"
@@ -25,7 +91,7 @@ PARTS = (
 Direction = Literal["forward", "backward", "recomputed", ""]
 
 
-class Scope(NamedTuple):
+class RangeScope(NamedTuple):
     """To which part the products inside a range belong, and to which all else."""
 
     products: str
@@ -34,47 +100,47 @@ class Scope(NamedTuple):
 
 # What is in no range of the model and not the update: sums, norm and clipping of gradients,
 # scaling of losses, figures that ranks agree on.
-_OUTSIDE = Scope(GRADIENTS, GRADIENTS)
-_SCOPES: Mapping[str, Scope] = {
-    "core": Scope(ATTENTION, ATTENTION),
-    "attention": Scope(PRODUCTS, ATTENTION),  # heads, rotation
-    "experts": Scope(EXPERT_PRODUCTS, ROUTING),
-    "mlp": Scope(PRODUCTS, POINTWISE),
-    "norm": Scope(POINTWISE, POINTWISE),
-    "model": Scope(PRODUCTS, REST),  # embedding, residual sums
-    "loss": Scope(LOSS, LOSS),
+_OUTSIDE = RangeScope(GRADIENTS, GRADIENTS)
+_SCOPES: Mapping[str, RangeScope] = {
+    "core": RangeScope(ATTENTION, ATTENTION),
+    "attention": RangeScope(PRODUCTS, ATTENTION),  # heads, rotation
+    "experts": RangeScope(EXPERT_PRODUCTS, ROUTING),
+    "mlp": RangeScope(PRODUCTS, POINTWISE),
+    "norm": RangeScope(POINTWISE, POINTWISE),
+    "model": RangeScope(PRODUCTS, REST),  # embedding, residual sums
+    "loss": RangeScope(LOSS, LOSS),
 }
 _ENGINE = "autograd::engine::evaluate_function"
 _COMMUNICATION = ("c10d::", "_c10d_functional", "fsdp::", "record_param_comms", "nccl:")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallPlace:
     """Where a call stands; ``counted`` is the operator around it whose FLOPs are known."""
 
-    scope: Scope = _OUTSIDE
+    scope: RangeScope = _OUTSIDE
     path: str = ""
     direction: Direction = ""
     in_step: bool = False
-    counted: Event | None = None
+    counted: TraceEvent | None = None
 
     @property
     def part(self) -> str:
         return self.scope.others if self.counted is None else self.scope.products
 
 
-def is_operator(event: Event) -> bool:
+def is_operator(event: TraceEvent) -> bool:
     """Whether a call's own time is an operator's: else it is Python's, or the engine's."""
     named = "::" in event.name and not event.name.startswith("autograd::")
     return event.category == "cpu_op" and (named or _communicates(event))
 
 
-def places_of(trace: Trace) -> dict[Event, Place]:
+def places_of(trace: Trace) -> dict[TraceEvent, CallPlace]:
     """Find the place of every call on the host, the forward passes first."""
-    places: dict[Event, Place] = {}
-    forwards: dict[int, Place] = {}
+    places: dict[TraceEvent, CallPlace] = {}
+    forwards: dict[int, CallPlace] = {}
     for event in (*trace.main, *trace.others):
-        above = Place() if event.parent is None else places[event.parent]
+        above = CallPlace() if event.parent is None else places[event.parent]
         places[event] = here = _enter(event, above, forwards)
         number = event.args.get("Sequence number")
         if number is not None and here.direction in {"forward", ""}:
@@ -82,13 +148,13 @@ def places_of(trace: Trace) -> dict[Event, Place]:
     return places
 
 
-def _enter(event: Event, above: Place, forwards: Mapping[int, Place]) -> Place:
+def _enter(event: TraceEvent, above: CallPlace, forwards: Mapping[int, CallPlace]) -> CallPlace:
     if event.is_step:
         return replace(above, in_step=True)
     if event.name.startswith("enumerate(DataLoader)"):
-        return Place(scope=Scope(DATA, DATA), in_step=True)
+        return CallPlace(scope=RangeScope(DATA, DATA), in_step=True)
     if event.name.startswith("Optimizer.step#"):
-        return replace(above, scope=Scope(OPTIMIZER, OPTIMIZER))
+        return replace(above, scope=RangeScope(OPTIMIZER, OPTIMIZER))
     if event.name.startswith(PREFIX):
         kind, _, path = event.name.removeprefix(PREFIX).partition(" ")
         again = above.direction in {"backward", "recomputed"}
@@ -97,18 +163,18 @@ def _enter(event: Event, above: Place, forwards: Mapping[int, Place]) -> Place:
     if event.name.startswith(_ENGINE):
         return _differentiate(event, forwards)
     if _communicates(event):
-        return replace(above, scope=Scope(COMMUNICATION, COMMUNICATION))
+        return replace(above, scope=RangeScope(COMMUNICATION, COMMUNICATION))
     if above.counted is None and has_formula(event):
         return replace(above, counted=event)
     return above
 
 
-def _differentiate(event: Event, forwards: Mapping[int, Place]) -> Place:
+def _differentiate(event: TraceEvent, forwards: Mapping[int, CallPlace]) -> CallPlace:
     """Stand where the forward operator did; a thread of autograd's own is in the step, too."""
-    forward = forwards.get(event.args.get("Sequence number", -1), Place())
+    forward = forwards.get(event.args.get("Sequence number", -1), CallPlace())
     direction: Direction = "backward" if forward.path else ""
     return replace(forward, direction=direction, in_step=True, counted=None)
 
 
-def _communicates(event: Event) -> bool:
+def _communicates(event: TraceEvent) -> bool:
     return event.name.startswith(_COMMUNICATION)

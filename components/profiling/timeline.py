@@ -12,26 +12,33 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from components.profiling.parts import COMMUNICATION, DATA, HOST, Direction, Place, is_operator
-from components.profiling.trace import Event, Trace
+from components.profiling.parts import (
+    COMMUNICATION,
+    DATA,
+    HOST,
+    CallPlace,
+    Direction,
+    is_operator,
+)
+from components.profiling.trace import Trace, TraceEvent
 
 Interval = tuple[int, int]
 Times = Counter[tuple[str, Direction]]  # nanoseconds by part and direction
 _COLLECTIVE_KERNELS = ("nccl", "oneccl")
 
 
-def times_of(trace: Trace, places: Mapping[Event, Place]) -> Times:
+def times_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     """Deal the time of the steps in a trace, and of the reading before each of them."""
     return _on_device(trace, places) if trace.device else _on_host(trace, places)
 
 
-def total_of(trace: Trace, places: Mapping[Event, Place]) -> int:
+def total_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> int:
     """Add up the nanoseconds of the steps and of the reading before them."""
     reading = sum(event.end - event.begin for event in _readings(trace, places))
     return reading + length(_steps(trace))
 
 
-def _on_host(trace: Trace, places: Mapping[Event, Place]) -> Times:
+def _on_host(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     times: Times = Counter()
     idle: list[Interval] = []
     for event, begin, end in own_times(trace.main):
@@ -49,12 +56,12 @@ def _on_host(trace: Trace, places: Mapping[Event, Place]) -> Times:
     return times
 
 
-def own_times(calls: Sequence[Event]) -> Iterator[tuple[Event, int, int]]:
+def own_times(calls: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, int, int]]:
     """Give the stretches in which each call of a thread runs itself; ``calls`` by begin."""
-    stack: list[Event] = []
+    stack: list[TraceEvent] = []
     now = calls[0].begin if calls else 0
 
-    def end_before(time: float) -> Iterator[tuple[Event, int, int]]:
+    def end_before(time: float) -> Iterator[tuple[TraceEvent, int, int]]:
         nonlocal now
         while stack and stack[-1].end <= time:
             ended = stack.pop()
@@ -71,7 +78,7 @@ def own_times(calls: Sequence[Event]) -> Iterator[tuple[Event, int, int]]:
     yield from end_before(math.inf)
 
 
-def _on_device(trace: Trace, places: Mapping[Event, Place]) -> Times:
+def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     times: Times = Counter()
     steps, launches = _steps(trace), launches_of(trace)
     computed: list[Interval] = []
@@ -93,25 +100,27 @@ def _on_device(trace: Trace, places: Mapping[Event, Place]) -> Times:
     return times
 
 
-def launches_of(trace: Trace) -> dict[int, Event]:
+def launches_of(trace: Trace) -> dict[int, TraceEvent]:
     """Find the call that started what a device did, by their common number."""
     calls = (*trace.main, *trace.others)
     return {e.args["correlation"]: e for e in calls if "correlation" in e.args}
 
 
 def place_of_kernel(
-    kernel: Event, launches: Mapping[int, Event], places: Mapping[Event, Place]
-) -> Place:
+    kernel: TraceEvent,
+    launches: Mapping[int, TraceEvent],
+    places: Mapping[TraceEvent, CallPlace],
+) -> CallPlace:
     """Stand where the call does that started the kernel."""
     launch = launches.get(kernel.args.get("correlation", -1))
-    return Place() if launch is None else places[launch]
+    return CallPlace() if launch is None else places[launch]
 
 
 def _steps(trace: Trace) -> list[Interval]:
     return [(event.begin, event.end) for event in trace.main if event.is_step]
 
 
-def _readings(trace: Trace, places: Mapping[Event, Place]) -> Iterator[Event]:
+def _readings(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Iterator[TraceEvent]:
     """Give the calls that read a batch, which is done between steps."""
     for event in trace.main:
         if places[event].part == DATA and event.parent is None:

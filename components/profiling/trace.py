@@ -22,7 +22,7 @@ _ASYNCHRONOUS = "gloo:"  # lasts until its collective is over, whatever its thre
 
 
 @dataclass(eq=False, slots=True)
-class Event:
+class TraceEvent:
     """A call on the host, or what a device did; times in nanoseconds."""
 
     name: str
@@ -31,7 +31,7 @@ class Event:
     begin: int
     end: int
     args: Mapping[str, Any]
-    parent: "Event | None" = None
+    parent: "TraceEvent | None" = None
 
     @property
     def is_step(self) -> bool:
@@ -42,7 +42,7 @@ class Event:
         """Whether it is a call of the device's driver."""
         return self.category in _RUNTIME
 
-    def callers(self) -> Iterator["Event"]:
+    def callers(self) -> Iterator["TraceEvent"]:
         """Give who called it, the innermost first."""
         above = self.parent
         while above is not None:
@@ -58,18 +58,18 @@ class Trace:
     that opens it.
     """
 
-    main: list[Event]
-    others: list[Event]
-    frames: list[Event]
-    device: list[Event]
-    collectives: list[Event]
+    main: list[TraceEvent]
+    others: list[TraceEvent]
+    frames: list[TraceEvent]
+    device: list[TraceEvent]
+    collectives: list[TraceEvent]
 
     @property
     def steps(self) -> list[int]:
         """Number the steps that are in the trace whole."""
         return [int(event.name.removeprefix(STEP)) for event in self.main if event.is_step]
 
-    def frame_at(self, time: int) -> Event | None:
+    def frame_at(self, time: int) -> TraceEvent | None:
         """Find the innermost frame of Python on the main thread at a ``time``."""
         place = bisect_right(self.frames, time, key=lambda frame: frame.begin)
         frame = self.frames[place - 1] if place else None
@@ -87,8 +87,8 @@ def read_trace(file: Path) -> Trace:
 
 def trace_of(entries: Iterable[Mapping[str, Any]]) -> Trace:
     """Sort out the entries of a trace; the main thread is the one that takes steps."""
-    threads: dict[int, list[Event]] = defaultdict(list)
-    frames: dict[int, list[Event]] = defaultdict(list)
+    threads: dict[int, list[TraceEvent]] = defaultdict(list)
+    frames: dict[int, list[TraceEvent]] = defaultdict(list)
     device, collectives = [], []
     for entry in entries:
         category = entry.get("cat")
@@ -114,9 +114,9 @@ def trace_of(entries: Iterable[Mapping[str, Any]]) -> Trace:
     )
 
 
-def _event(entry: Mapping[str, Any]) -> Event:
+def _event(entry: Mapping[str, Any]) -> TraceEvent:
     begin = round(entry["ts"] * 1_000)
-    return Event(
+    return TraceEvent(
         name=entry["name"],
         category=entry["cat"],
         thread=entry["tid"],
@@ -126,10 +126,10 @@ def _event(entry: Mapping[str, Any]) -> Event:
     )
 
 
-def _nest(events: list[Event]) -> None:
+def _nest(events: list[TraceEvent]) -> None:
     """Sort the calls of a thread and find each one's caller; a child ends with it at latest."""
     events.sort(key=lambda event: (event.begin, -event.end))
-    calls: list[Event] = []
+    calls: list[TraceEvent] = []
     for event in events:
         while calls and calls[-1].end <= event.begin:
             calls.pop()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from components.report import numbers
-from components.report.outcome import Entry, Outcome
+from components.report.outcome import ReportEntry, RunOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Card:
     warning: str = ""
 
 
-def key_figures(entry: Entry) -> tuple[Card, ...]:
+def key_figures(entry: ReportEntry) -> tuple[Card, ...]:
     """Choose what a reader asks first: how good, how much, how fast, how large."""
     return (
         _held_out(entry.outcome),
@@ -28,7 +28,7 @@ def key_figures(entry: Entry) -> tuple[Card, ...]:
     )
 
 
-def _held_out(out: Outcome) -> Card:
+def _held_out(out: RunOutcome) -> Card:
     notes = []
     if out.unigram is not None:
         notes.append(f"smoothed unigram {numbers.loss(out.unigram)}")
@@ -44,7 +44,7 @@ def _held_out(out: Outcome) -> Card:
     )
 
 
-def _training(entry: Entry) -> Card:
+def _training(entry: ReportEntry) -> Card:
     return Card(
         title="training loss",
         value=numbers.loss(entry.outcome.training_loss),
@@ -52,7 +52,7 @@ def _training(entry: Entry) -> Card:
     )
 
 
-def _tokens(entry: Entry) -> Card:
+def _tokens(entry: ReportEntry) -> Card:
     total = entry.run.recipe["budget"]["total_tokens"]
     seen = entry.outcome.tokens
     return Card(
@@ -62,7 +62,7 @@ def _tokens(entry: Entry) -> Card:
     )
 
 
-def _throughput(entry: Entry) -> Card:
+def _throughput(entry: ReportEntry) -> Card:
     out = entry.outcome
     ranks = entry.run.derived["ranks"]
     devices = f"{ranks:,} rank{'s' * (ranks > 1)} on {out.device or 'an unknown device'}"
@@ -77,14 +77,14 @@ def _throughput(entry: Entry) -> Card:
     )
 
 
-def _steps(entry: Entry) -> Card:
+def _steps(entry: ReportEntry) -> Card:
     notes = [f"of {entry.run.derived['steps']:,} planned"]
     if entry.outcome.seconds is not None:
         notes.append(f"in {numbers.duration(entry.outcome.seconds)}")
     return Card(title="steps", value=f"{entry.outcome.steps:,}", notes=tuple(notes))
 
 
-def _parameters(entry: Entry) -> Card:
+def _parameters(entry: ReportEntry) -> Card:
     parameters = entry.run.derived["parameters"]
     total, active = parameters["total"], parameters.get("active")
     notes = [f"{total:,}"]

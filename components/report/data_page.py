@@ -11,7 +11,7 @@ from components.report import numbers
 from components.report.cards import Card
 from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.figures import colour, empty_figure
-from components.report.tables import Grid, Row
+from components.report.tables import Grid, TableRow
 
 Tree = Mapping[str, Any]
 _ROW_PIXELS, _FRAME_PIXELS = 22, 110
@@ -94,7 +94,7 @@ def sources_grid(sources: Tree) -> Grid:
     """Lay out what there is of each source, and where it is from."""
     columns = ("source", "tokens", "held out", "documents", "language", "licence", "origin")
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 name,
                 f"{source['train_tokens']:,}",
@@ -119,7 +119,7 @@ def _language(source: Tree) -> str:
 
 def _mixture(sources: Tree) -> Grid:
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 name,
                 f"{source['mixture']['promised_share']:.4%}",
@@ -136,7 +136,7 @@ def _mixture(sources: Tree) -> Grid:
 
 def _stages(stages: Tree) -> Grid:
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 stage,
                 name,
@@ -161,7 +161,7 @@ def _listed(counts: Tree) -> str:
 
 def _fertility(fertility: Tree) -> Grid:
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 language,
                 f"{one['tokens_per_word']:.3f}",
@@ -177,7 +177,7 @@ def _fertility(fertility: Tree) -> Grid:
 
 def _inputs(sources: Tree) -> Grid:
     rows = tuple(
-        Row(cells=(name, one["name"], f"{one['bytes']:,}", one["sha256"]))
+        TableRow(cells=(name, one["name"], f"{one['bytes']:,}", one["sha256"]))
         for name, source in sources.items()
         for one in source["inputs"]
     )

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from components.report import numbers
-from components.report.outcome import Entry
-from components.report.run_folder import Tree
-from components.report.tables import Grid, Row, row_labels, run_column
+from components.report.outcome import ReportEntry, Tree
+from components.report.tables import Grid, TableRow, row_labels, run_column
 from components.run.records import read_checked
-from components.run.reported import Evaluation
+from components.run.reported import EvaluationRecord
 
 _TEXTS = ("text", "loss", "perplexity", "bits/byte", "tokens", "documents")
 _TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
@@ -17,7 +16,7 @@ Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # results, each behind the cells that lead its rows
 
 
-def evaluation_grids(entries: Sequence[Entry]) -> dict[str, Grid]:
+def evaluation_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     """Lay out every checkpoint that was evaluated, those of a run in the order of tokens.
 
     Raises:
@@ -38,7 +37,7 @@ def evaluation_grids(entries: Sequence[Entry]) -> dict[str, Grid]:
 def text_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out a row a source, language or text."""
     rows = [
-        Row(cells=(*before, name, *_figures(figures)))
+        TableRow(cells=(*before, name, *_figures(figures)))
         for before, tree in found
         for name, figures in _texts(tree)
     ]
@@ -48,7 +47,7 @@ def text_grid(found: Found, *, lead: Cells) -> Grid:
 def task_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out a row a metric of each task."""
     rows = [
-        Row(cells=(*before, name, *cells))
+        TableRow(cells=(*before, name, *cells))
         for before, tree in found
         for name, task in tree.get("tasks", {}).items()
         for cells in _metrics(task)
@@ -58,7 +57,7 @@ def task_grid(found: Found, *, lead: Cells) -> Grid:
 
 def _results(run: Path) -> Iterator[Tree]:
     for file in sorted((run / "evaluation").glob("*.json")):
-        yield read_checked(file, Evaluation, finite=False, remedy=AGAIN)
+        yield read_checked(file, EvaluationRecord, finite=False, remedy=AGAIN)
 
 
 def _texts(tree: Tree) -> Iterator[tuple[str, Tree]]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from components.report.journal import Step
-from components.report.outcome import Entry
+from components.report.outcome import ReportEntry
+from components.run.history import StepMetrics
 
-Quantity = Callable[[Step], float]
+Quantity = Callable[[StepMetrics], float]
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"
@@ -27,7 +27,7 @@ def colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def loss_figure(entries: Sequence[Entry]) -> go.Figure:
+def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     """Draw training (thin) and held-out loss (points) against tokens, unigram as dots."""
     figure = empty_figure("tokens", "loss, nats per token", height=420)
     for index, entry in enumerate(entries):
@@ -42,7 +42,7 @@ def loss_figure(entries: Sequence[Entry]) -> go.Figure:
     return figure
 
 
-def _add_losses(figure: go.Figure, entry: Entry, index: int, *, alone: bool) -> None:
+def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: bool) -> None:
     """One run alone has a colour a curve; of several, each has one colour."""
     name, journal = html.escape(entry.label), entry.run.journal
     tokens, losses = _series(journal.steps, lambda step: step.loss)
@@ -62,7 +62,7 @@ def _add_losses(figure: go.Figure, entry: Entry, index: int, *, alone: bool) -> 
         figure.add_vline(x=resume.tokens, line=line)
 
 
-def sources_figure(entries: Sequence[Entry]) -> go.Figure | None:
+def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
     """Draw the held-out loss of each source, in the order of the first run's losses.
 
     ``None`` if no run has such a measurement.
@@ -92,7 +92,9 @@ def sources_figure(entries: Sequence[Entry]) -> go.Figure | None:
     return figure
 
 
-def _add_baselines(figure: go.Figure, entries: Sequence[Entry], labels: dict[str, str]) -> None:
+def _add_baselines(
+    figure: go.Figure, entries: Sequence[ReportEntry], labels: dict[str, str]
+) -> None:
     """First losses of a run alone (of several they would only crowd), and the unigram's."""
     unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
     first = entries[0].outcome.first_by_source if len(entries) == 1 else {}
@@ -108,24 +110,24 @@ def _add_baselines(figure: go.Figure, entries: Sequence[Entry], labels: dict[str
             )  # fmt: skip
 
 
-def rate_figure(entries: Sequence[Entry]) -> go.Figure:
+def rate_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     """Draw the learning rate against tokens."""
     return _step_figure(entries, lambda step: step.lr)
 
 
-def gradient_figure(entries: Sequence[Entry]) -> go.Figure:
+def gradient_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     """Draw the norm of the gradient, before clipping, against tokens."""
     return _step_figure(entries, lambda step: step.gradient_norm)
 
 
-def throughput_figure(entries: Sequence[Entry]) -> go.Figure:
+def throughput_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     """Draw the tokens per second of each step against tokens."""
     figure = _step_figure(entries, lambda step: step.tokens_per_second)
     figure.update_yaxes(exponentformat="B")
     return figure
 
 
-def _step_figure(entries: Sequence[Entry], of: Quantity) -> go.Figure:
+def _step_figure(entries: Sequence[ReportEntry], of: Quantity) -> go.Figure:
     """Draw one quantity of the steps; the page's heading names it."""
     figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)
@@ -139,7 +141,7 @@ def _step_figure(entries: Sequence[Entry], of: Quantity) -> go.Figure:
     return figure
 
 
-def _series(steps: Sequence[Step], of: Quantity) -> tuple[list[int], list[float | None]]:
+def _series(steps: Sequence[StepMetrics], of: Quantity) -> tuple[list[int], list[float | None]]:
     kept = thinned([of(step) for step in steps], _MOST_POINTS)
     # JSON has no NaN; plotly leaves a gap at null.
     values = [of(steps[i]) if math.isfinite(of(steps[i])) else None for i in kept]

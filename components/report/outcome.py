@@ -1,4 +1,4 @@
-"""What came out of a run, whether it finished or was killed.
+"""Run folders as the report sees them: what was asked, what happened, what came out.
 
 A finished run says it in ``results.json``. For any other the journal has to do: its last
 loss, and the median step's throughput. What neither holds is ``None``, never a guess.
@@ -9,17 +9,93 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from pydantic import BaseModel
 
 from components.errors import RecipeError
-from components.report.journal import Journal
-from components.report.run_folder import Run, Tree, load_run, short_labels
+from components.run.history import RunHistory, read_journal
+from components.run.records import DerivedRecord, StatedResults, read_checked
+from components.run.reported import RecipeRecord, Surroundings
+
+Tree = Mapping[str, Any]
+
+_SAME_VERSION = "the run and this report must be of the same version"
+_ALWAYS = "every run writes it at its start: was the folder copied whole?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, read once; ``results`` is absent while it trains, or if it was killed."""
+
+    folder: Path
+    recipe: Tree
+    derived: Tree
+    environment: Tree
+    journal: RunHistory
+    results: Tree | None
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RecipeError: the folder is no run, or one of its files cannot be read.
+    """
+    if not (folder / "recipe.json").is_file():
+        problem = "is no run folder: it has no recipe.json"
+        raise RecipeError(str(folder), problem, "name a folder that a run wrote")
+    results = folder / "results.json"
+    stated = read_checked(results, StatedResults, finite=False) if results.exists() else None
+    return Run(
+        folder=folder,
+        recipe=_tree(folder / "recipe.json", RecipeRecord),
+        derived=_tree(folder / "derived.json", DerivedRecord),
+        environment=_tree(folder / "environment.json", Surroundings),
+        journal=read_journal(folder),
+        results=stated,
+    )
+
+
+def _tree(file: Path, kind: type[BaseModel]) -> Tree:
+    """Read a file that heads the page or a table, with all that these need."""
+    if not file.exists():
+        raise RecipeError(str(file), "is missing", _ALWAYS)
+    return read_checked(file, kind, remedy=_SAME_VERSION)
+
+
+def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Name each folder by its last part, or by as many as tell it from the others.
+
+    Not by its whole path: a report is shown to others, and paths name people.
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    longest = max((len(p) for p in parts), default=1)
+    for depth in range(1, longest + 1):
+        labels = tuple("/".join(p[-depth:]) for p in parts)
+        if len(set(labels)) == len(set(parts)):
+            break
+    return labels
+
+
+def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to dotted keys; an empty mapping stays a value."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{name}.")
+        else:
+            leaves[name] = value
+    return leaves
+
 
 UNFINISHED = "unfinished"
 _HOUR_SECONDS = 3_600
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The results of one run; losses in nats per token, ``None`` where nobody knows.
 
     ``seconds`` are those of all processes of the run together, not of its last one alone.
@@ -45,15 +121,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ReportEntry:
     """A run in a report: the name that tells it from the others, and what came out."""
 
     label: str
     run: Run
-    outcome: Outcome
+    outcome: RunOutcome
 
 
-def load_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
+def load_entries(folders: Sequence[Path]) -> tuple[ReportEntry, ...]:
     """Load the runs of a report, in the order given.
 
     Raises:
@@ -67,19 +143,19 @@ def load_entries(folders: Sequence[Path]) -> tuple[Entry, ...]:
             raise RecipeError("runs", f"names {folder} twice", "name each run folder once")
     runs = [load_run(folder) for folder in folders]
     return tuple(
-        Entry(label=label, run=run, outcome=outcome_of(run))
+        ReportEntry(label=label, run=run, outcome=outcome_of(run))
         for label, run in zip(short_labels(folders), runs, strict=True)
     )
 
 
-def outcome_of(run: Run) -> Outcome:
+def outcome_of(run: Run) -> RunOutcome:
     """Take the results as the run stated them, else as its journal shows them."""
     results: Tree = run.results or {}
     held_out: Tree = results.get("held_out") or {}
     journal = run.journal
     measured, rate = journal.held_out, results.get("tokens_per_second", _median_rate(journal))
     held_seconds = journal.goodput.held_seconds or None  # none before the first record
-    return Outcome(
+    return RunOutcome(
         status=results.get("status", UNFINISHED),
         steps=results.get("steps", journal.steps[-1].step if journal.steps else 0),
         tokens=results.get("tokens", journal.steps[-1].tokens if journal.steps else 0),
@@ -102,7 +178,7 @@ def outcome_of(run: Run) -> Outcome:
     )
 
 
-def _median_rate(journal: Journal) -> float | None:
+def _median_rate(journal: RunHistory) -> float | None:
     rates = [step.tokens_per_second for step in journal.steps]
     return median(rates) if rates else None
 
@@ -114,6 +190,6 @@ def _flops_per_second(run: Run, rate: float | None) -> dict[str, float]:
     return {convention: flops * rate for convention, flops in per_token.items()}
 
 
-def non_finite_steps(journal: Journal) -> int:
+def non_finite_steps(journal: RunHistory) -> int:
     """Count the steps whose loss is no number: the run has diverged."""
     return sum(not math.isfinite(step.loss) for step in journal.steps)

@@ -5,9 +5,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from components.planner.sheets import GIB, PARTS
-from components.planner.timeline import Block, Timeline
+from components.planner.timeline import Timeline, TimelineBlock
 from components.report.figures import colour, empty_figure
+from components.report.plan_tables import GIB, PARTS
 
 _KINDS = (
     ("forward", "forward"),
@@ -41,7 +41,7 @@ def _add_bars(
     figure: go.Figure,
     name: str,
     shade: str,
-    chosen: list[tuple[int, Block]],
+    chosen: list[tuple[int, TimelineBlock]],
     *,
     numbered: bool,
 ) -> None:
@@ -62,7 +62,7 @@ def _add_bars(
     )
 
 
-def drawn_blocks(timeline: Timeline) -> list[tuple[int, Block]]:
+def drawn_blocks(timeline: Timeline) -> list[tuple[int, TimelineBlock]]:
     """Pair each block with its rank; from both ends of the step where they are too many."""
     every = [(rank, b) for rank, line in enumerate(timeline.ranks) for b in line.blocks]
     if len(every) <= MOST_BLOCKS:

@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.planner import sheets
-from components.planner.picture import Picture
 from components.planner.placement import label
-from components.planner.search_sheet import search_sheet
 from components.planner.timeline import Timeline
-from components.report import numbers
+from components.report import numbers, plan_tables
 from components.report.cards import Card
 from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.plan_figures import cut_microbatches, memory_figure, timeline_figure
-from components.report.tables import Grid, Row
+from components.report.plan_tables import Picture
+from components.report.search_table import search_sheet
+from components.report.tables import Grid, TableRow
 
 Tree = Mapping[str, Any]
 
@@ -83,9 +82,9 @@ def _memory_card(memory: Tree) -> Card:
     said = memory["verdict"].replace("_", " ")
     return Card(
         title="memory of the fullest rank",
-        value=f"{memory['peak_bytes'] / sheets.GIB:.1f} GiB",
+        value=f"{memory['peak_bytes'] / plan_tables.GIB:.1f} GiB",
         notes=(
-            f"of {memory['usable_bytes'] / sheets.GIB:.1f} GiB usable",
+            f"of {memory['usable_bytes'] / plan_tables.GIB:.1f} GiB usable",
             *((said,) if fits else ()),
         ),
         warning="" if fits else said,
@@ -103,23 +102,25 @@ def _tables(tree: Tree, timeline: Timeline | None) -> dict[str, Grid]:
     empty = Grid(columns=(), rows=())
     return {
         "search": _grid(search_sheet(tree)) if "search" in tree else empty,
-        "memory": _grid(sheets.memory_sheet(tree)),
-        "time": _grid(sheets.time_sheet(tree, now=None)),
-        "published": _grid(sheets.published_sheet(tree)),
-        "assumed": _grid(sheets.assumed_sheet(tree)),
-        "missing": _grid(sheets.missing_sheet(tree)),
+        "memory": _grid(plan_tables.memory_sheet(tree)),
+        "time": _grid(plan_tables.time_sheet(tree, now=None)),
+        "published": _grid(plan_tables.published_sheet(tree)),
+        "assumed": _grid(plan_tables.assumed_sheet(tree)),
+        "missing": _grid(plan_tables.missing_sheet(tree)),
         "ranks": _ranks(timeline) if timeline else empty,
     }
 
 
-def _grid(sheet: sheets.Sheet) -> Grid:
-    return Grid(columns=sheet.columns, rows=tuple(Row(cells=cells) for cells in sheet.rows))
+def _grid(sheet: plan_tables.Sheet) -> Grid:
+    return Grid(
+        columns=sheet.columns, rows=tuple(TableRow(cells=cells) for cells in sheet.rows)
+    )
 
 
 def _ranks(timeline: Timeline) -> Grid:
     """Lay out how long each pipeline rank computes and waits, and what it keeps."""
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 str(rank),
                 f"{line.busy_seconds:.4g} s",

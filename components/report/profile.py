@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from components.report import numbers
-from components.report.outcome import Entry
-from components.report.run_folder import Tree
-from components.report.tables import Grid, Row, row_labels, run_column
+from components.report.outcome import ReportEntry, Tree
+from components.report.tables import Grid, TableRow, row_labels, run_column
 from components.run.records import read_checked
 from components.run.reported import Profile
 
@@ -19,7 +18,7 @@ Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # profiles, each behind the cells that lead its rows
 
 
-def profile_grids(entries: Sequence[Entry]) -> dict[str, Grid]:
+def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     """Lay out the profiles of all runs, rank by rank.
 
     Raises:
@@ -53,14 +52,16 @@ def read_profiles(run: Path) -> list[Tree]:
 
 def parts_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out a row a part that took any time, and their sum."""
-    rows = [Row(cells=(*before, *cells)) for before, tree in found for cells in _parts(tree)]
+    rows = [
+        TableRow(cells=(*before, *cells)) for before, tree in found for cells in _parts(tree)
+    ]
     return _grid(lead, _PARTS, rows)
 
 
 def products_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out what products and attention reach, beside what the machine allows them."""
     rows = [
-        Row(cells=(*before, part, *_reached(figures)))
+        TableRow(cells=(*before, part, *_reached(figures)))
         for before, tree in found
         for part, figures in tree["products"].items()
     ]
@@ -70,12 +71,14 @@ def products_grid(found: Found, *, lead: Cells) -> Grid:
 def waits_grid(found: Found, *, lead: Cells) -> Grid:
     """Lay out what makes the host wait for its device, or would on a device."""
     rows = [
-        Row(cells=(*before, *_wait(wait))) for before, tree in found for wait in tree["waits"]
+        TableRow(cells=(*before, *_wait(wait)))
+        for before, tree in found
+        for wait in tree["waits"]
     ]
     return _grid(lead, _WAITS, rows, text_columns=3)
 
 
-def _grid(lead: Cells, own: Cells, rows: list[Row], *, text_columns: int = 1) -> Grid:
+def _grid(lead: Cells, own: Cells, rows: list[TableRow], *, text_columns: int = 1) -> Grid:
     """Head the rows; ``text_columns`` are those of ``own``."""
     columns = (*lead, *own)
     return Grid(columns=columns, rows=tuple(rows), text_columns=len(lead) + text_columns)

@@ -8,9 +8,8 @@ from statistics import median
 from typing import Any
 
 from components.report import numbers
-from components.report.outcome import Entry
-from components.report.run_folder import Tree, flat
-from components.report.tables import Grid, Row, column_labels
+from components.report.outcome import ReportEntry, Tree, flat
+from components.report.tables import Grid, TableRow, column_labels
 
 _DAY_SECONDS = 86_400
 Published = tuple[str, str, str, str]  # quantity, value, unit, source
@@ -32,12 +31,12 @@ _UNITS = (
 )
 
 
-def is_miniature(entry: Entry) -> bool:
+def is_miniature(entry: ReportEntry) -> bool:
     """Say whether the run is the recipe made small, so that no figure compares directly."""
     return isinstance(entry.run.recipe["scale"].get("shrink"), Mapping)
 
 
-def published_grid(entries: Sequence[Entry]) -> Grid:
+def published_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out every published figure beside what each run measured of the same quantity."""
     own = [_with_parts(_named(entry.run.recipe["published"], "")) for entry in entries]
     measured = [measured_quantities(entry) for entry in entries]
@@ -48,7 +47,7 @@ def published_grid(entries: Sequence[Entry]) -> Grid:
             _beside(name, quantities) if key in figures else numbers.ABSENT
             for figures, quantities in zip(own, measured, strict=True)
         )
-        rows.append(Row(cells=(_title(name), f"{value} {unit}".strip(), source, *cells)))
+        rows.append(TableRow(cells=(_title(name), f"{value} {unit}".strip(), source, *cells)))
     heads = (
         f"{label}, miniature" if is_miniature(entry) else label
         for label, entry in zip(column_labels(entries), entries, strict=True)
@@ -56,7 +55,7 @@ def published_grid(entries: Sequence[Entry]) -> Grid:
     return Grid(columns=("quantity", "published", "source", *heads), rows=tuple(rows))
 
 
-def assumed_grid(entries: Sequence[Entry]) -> Grid:
+def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out every assumed value with its reason and, of several runs, who assumes it."""
     several = len(entries) > 1
     holders: dict[tuple[str, str, str], list[str]] = {}
@@ -67,7 +66,7 @@ def assumed_grid(entries: Sequence[Entry]) -> Grid:
     rows = []
     for key, labels in holders.items():
         who = "all runs" if len(labels) == len(entries) else ", ".join(labels)
-        rows.append(Row(cells=(*key, *((who,) if several else ()))))
+        rows.append(TableRow(cells=(*key, *((who,) if several else ()))))
     columns = ("key", "value", "reason", *(("assumed by",) if several else ()))
     return Grid(columns=columns, rows=tuple(rows))
 
@@ -101,7 +100,7 @@ def _title(name: str) -> str:
     return name.replace("_", " ").replace(".", ": ")
 
 
-def measured_quantities(entry: Entry) -> dict[str, float]:
+def measured_quantities(entry: ReportEntry) -> dict[str, float]:
     """Collect what the run itself can state, under the names a recipe would publish it."""
     run, out = entry.run, entry.outcome
     named: dict[str, Any] = {

@@ -14,8 +14,7 @@ import plotly.graph_objects as go
 
 from components.report import numbers
 from components.report.figures import colour, empty_figure
-from components.report.outcome import Entry
-from components.report.run_folder import flat
+from components.report.outcome import ReportEntry, flat
 
 # Words that say where and how, not what.
 _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "force"})
@@ -29,7 +28,7 @@ class Result:
     """A number that came out of a run, what its axis is called, and whether that has a zero."""
 
     title: str
-    of: Callable[[Entry], float | None]
+    of: Callable[[ReportEntry], float | None]
     from_zero: bool
 
 
@@ -65,7 +64,7 @@ class Sweep:
         return _numeric(self.values)
 
 
-def sweep_of(entries: Sequence[Entry]) -> Sweep | None:
+def sweep_of(entries: Sequence[ReportEntry]) -> Sweep | None:
     """Find what the runs sweep over; ``None`` where fewer than three runs differ by words.
 
     The key with the most values is the axis, numbers before names; the others tell series
@@ -83,7 +82,7 @@ def sweep_of(entries: Sequence[Entry]) -> Sweep | None:
     return Sweep(key=key, values=swept[key], series=series)
 
 
-def _swept_values(entries: Sequence[Entry]) -> dict[str, tuple[Any, ...]]:
+def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
     words = [_words(entry) for entry in entries]
     differing = {
         key: None
@@ -105,13 +104,15 @@ def _can_be_swept(key: str) -> bool:
     return key not in _NOT_SWEPT and not key.startswith(_OBSERVING)
 
 
-def _words(entry: Entry) -> Mapping[str, str]:
+def _words(entry: ReportEntry) -> Mapping[str, str]:
     command = entry.run.environment.get("command", [])
     pairs = (str(word).partition("=") for word in command)
     return {key: value for key, equals, value in pairs if equals}
 
 
-def named_by_values(entries: Sequence[Entry], sweep: Sweep | None) -> Sequence[Entry]:
+def named_by_values(
+    entries: Sequence[ReportEntry], sweep: Sweep | None
+) -> Sequence[ReportEntry]:
     """Label each run of a sweep by its values, where these tell all runs apart."""
     if sweep is None:
         return entries
@@ -124,7 +125,9 @@ def named_by_values(entries: Sequence[Entry], sweep: Sweep | None) -> Sequence[E
     return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
 
 
-def sweep_figure(entries: Sequence[Entry], sweep: Sweep, result: Result) -> go.Figure | None:
+def sweep_figure(
+    entries: Sequence[ReportEntry], sweep: Sweep, result: Result
+) -> go.Figure | None:
     """Draw one result over the swept key, a colour a series; ``None`` if no run has it."""
     results = [result.of(entry) for entry in entries]
     if all(value is None for value in results):

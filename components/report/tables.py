@@ -11,10 +11,9 @@ from typing import Literal
 
 from rich.table import Table
 
+from components.config.key_groups import without_profile
 from components.report import numbers
-from components.report.outcome import Entry, load_entries, non_finite_steps
-from components.report.run_folder import Tree, flat
-from components.spec.groups import without_profile
+from components.report.outcome import ReportEntry, Tree, flat, load_entries, non_finite_steps
 
 # Prose and sources: when they differ, the recipes' names say so already.
 _NOT_OVERRIDES = ("why", "published", "assumed")
@@ -26,7 +25,7 @@ _SUMMARY_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """One row of text cells; ``differs`` marks one whose runs do not agree."""
 
     cells: tuple[str, ...]
@@ -38,7 +37,7 @@ class Grid:
     """A table with a heading for each column; the first ``text_columns`` are no numbers."""
 
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     text_columns: int = 1
 
 
@@ -62,7 +61,7 @@ def terminal_table(grid: Grid) -> Table:
     return table
 
 
-def summary_grid(entries: Sequence[Entry]) -> Grid:
+def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row a run: what differs in its recipe, and what came out."""
     differing = differing_keys(entries)
     shown = without_profile(differing)
@@ -80,16 +79,16 @@ def summary_grid(entries: Sequence[Entry]) -> Grid:
             _goodput(entry),
             out.status,
         )
-        rows.append(Row(cells=cells))
+        rows.append(TableRow(cells=cells))
     return Grid(columns=_SUMMARY_COLUMNS, rows=tuple(rows), text_columns=2)
 
 
-def _goodput(entry: Entry) -> str:
+def _goodput(entry: ReportEntry) -> str:
     part = entry.run.journal.goodput.fraction
     return numbers.ABSENT if part is None else f"{part:.0%}"
 
 
-def differing_keys(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
+def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, tuple[str, ...]]:
     """Map each dotted key on which the runs' recipes disagree to its value in each run."""
     trees = [flat(_overridable(entry.run.recipe)) for entry in entries]
     keys = dict.fromkeys(key for tree in trees for key in tree)
@@ -113,7 +112,7 @@ def _text(key: str, value: object) -> str:
     return numbers.exact(value)
 
 
-def environment_grid(entries: Sequence[Entry]) -> Grid:
+def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out command, commit and versions of each run, and the recipe's fingerprint."""
     hashes = [{"recipe fingerprint": e.run.derived.get("fingerprint")} for e in entries]
     own = zip(entries, hashes, strict=True)
@@ -122,11 +121,11 @@ def environment_grid(entries: Sequence[Entry]) -> Grid:
     for key in dict.fromkeys(key for tree in trees for key in tree):
         values = tuple(_cell(tree, key) for tree in trees)
         label = key.replace("_", " ").removeprefix("versions.")
-        rows.append(Row(cells=(label, *values), differs=len(set(values)) > 1))
+        rows.append(TableRow(cells=(label, *values), differs=len(set(values)) > 1))
     return Grid(columns=("", *column_labels(entries)), rows=tuple(rows))
 
 
-def flops_grid(entries: Sequence[Entry]) -> Grid:
+def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out the FLOP of a token and the rates, each under every convention of attention."""
     named = (convention for e in entries for convention in e.run.derived["flops_per_token"])
     conventions = tuple(dict.fromkeys(named))
@@ -141,18 +140,20 @@ def flops_grid(entries: Sequence[Entry]) -> Grid:
             ("one device", per_device, "FLOP/s"),
         ):
             cells = (numbers.rate(values.get(c), unit) for c in conventions)
-            rows.append(Row(cells=(f"{name}{title}", *cells)))
+            rows.append(TableRow(cells=(f"{name}{title}", *cells)))
     return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=tuple(rows))
 
 
-def incidents_grid(entries: Sequence[Entry]) -> Grid:
+def incidents_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out what befell each run: kills, resumes, losses that are no number."""
     columns = [_incidents(entry) for entry in entries]
-    rows = [Row(cells=(title, *(column[title] for column in columns))) for title in columns[0]]
+    rows = [
+        TableRow(cells=(title, *(column[title] for column in columns))) for title in columns[0]
+    ]
     return Grid(columns=("", *column_labels(entries)), rows=tuple(rows))
 
 
-def _incidents(entry: Entry) -> dict[str, str]:
+def _incidents(entry: ReportEntry) -> dict[str, str]:
     journal = entry.run.journal
     resumes = journal.events_of("resume")
     places = ", ".join(f"step {event.step:,}" for event in resumes)
@@ -166,16 +167,16 @@ def _incidents(entry: Entry) -> dict[str, str]:
     }
 
 
-def column_labels(entries: Sequence[Entry]) -> tuple[str, ...]:
+def column_labels(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
     """Head the column of each run; one run alone needs no name."""
     return tuple(e.label for e in entries) if len(entries) > 1 else (_ONE_RUN,)
 
 
-def row_labels(entries: Sequence[Entry]) -> tuple[tuple[str, ...], ...]:
+def row_labels(entries: Sequence[ReportEntry]) -> tuple[tuple[str, ...], ...]:
     """Give the cells that say of which run a row is; one run alone needs no such column."""
     return tuple((e.label,) if len(entries) > 1 else () for e in entries)
 
 
-def run_column(entries: Sequence[Entry]) -> tuple[str, ...]:
+def run_column(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
     """Head the column of `row_labels`, if there is one."""
     return ("run",) if len(entries) > 1 else ()

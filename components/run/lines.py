@@ -11,7 +11,7 @@ from typing import Any
 
 from components.errors import RecipeError
 from components.json_file import COPY_AGAIN, open_regular, parse_json
-from components.run.records import Finite, Natural, Record, check_record
+from components.run.records import Finite, Natural, RunRecord, check_record
 
 FILES = ("metrics.jsonl", "journal.jsonl")
 BEGINS = ("start", "resume")
@@ -40,7 +40,7 @@ class RunLines:
     half_written: int
 
 
-class _Any(Record):
+class _Any(RunRecord):
     kind: str
     time: Finite
 
@@ -61,7 +61,7 @@ class _HeldOut(_Any):
     seconds: Finite
 
 
-class _Counted(Record):
+class _Counted(RunRecord):
     joules: Finite | None
     counted_seconds: Finite
     passed_seconds: Finite
@@ -80,7 +80,7 @@ class _Event(_Any):
     evidence: Mapping[str, Any]
 
 
-class _Restarted(Record):
+class _Restarted(RunRecord):
     restart: Natural
 
 

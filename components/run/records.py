@@ -22,40 +22,40 @@ Place = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 _SHOWN_ERRORS, _SHOWN_LETTERS = 8, 60
 
 
-class Record(BaseModel):
+class RunRecord(BaseModel):
     """Strict and frozen; unknown fields are a newer version's."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class DataFolder(Record):
+class DataFolder(RunRecord):
     """``data.json`` as ranks read it: where the prepared data lie, a unigram model's losses."""
 
     folder: Place
     unigram: Mapping[str, float] = {}
 
 
-class Data(DataFolder):
+class DataRecord(DataFolder):
     """``data.json``: the prepared data that the run reads, by their key."""
 
     key: str
 
 
-class Environment(Record):
+class EnvironmentRecord(RunRecord):
     """``environment.json``: what made the run; ``command`` is data, never anybody's words."""
 
     command: Texts
     commit: str | None = None
 
 
-class Parameters(Record):
+class Parameters(RunRecord):
     """Counts of parameters."""
 
     total: Annotated[int, Field(gt=0)]
     active: int | None = None
 
 
-class Derived(Record):
+class DerivedRecord(RunRecord):
     """``derived.json``: numbers that follow from the recipe."""
 
     parameters: Parameters
@@ -66,7 +66,7 @@ class Derived(Record):
     fingerprint: str | None = None
 
 
-class HeldOut(Record):
+class HeldOutRecord(RunRecord):
     """Held-out losses at the end of a run; empty where none was taken."""
 
     first: float | None = None
@@ -77,26 +77,26 @@ class HeldOut(Record):
     unigram_by_source: Mapping[str, float] = {}
 
 
-class Ending(Record):
+class Ending(RunRecord):
     """``results.json`` for who asks only how a run ended."""
 
     status: Literal["finished", "stopped"]
 
 
-class Counter(Record):
+class EnergyCounterRecord(RunRecord):
     """Who counted the energy of devices, or of hosts."""
 
     source: str
 
 
-class Energy(Record):
+class Energy(RunRecord):
     """Who counted what."""
 
-    devices: Counter = Counter(source="")
-    hosts: Counter = Counter(source="")
+    devices: EnergyCounterRecord = EnergyCounterRecord(source="")
+    hosts: EnergyCounterRecord = EnergyCounterRecord(source="")
 
 
-class Drawn(Record):
+class DrawnRecord(RunRecord):
     """What a run drew of a source."""
 
     promised_share: Finite
@@ -104,7 +104,7 @@ class Drawn(Record):
     epochs: Finite
 
 
-class Stated(Ending):
+class StatedResults(Ending):
     """``results.json`` as the report reads it, also of versions that stated less."""
 
     steps: Natural = 0
@@ -116,28 +116,28 @@ class Stated(Ending):
     flops_per_second: Mapping[str, Finite] = {}
     device: str = ""
     peak_memory_bytes: Finite | None = None
-    held_out: HeldOut = HeldOut()
+    held_out: HeldOutRecord = HeldOutRecord()
     energy: Energy | None = None
-    mixture: Mapping[str, Drawn] = {}
+    mixture: Mapping[str, DrawnRecord] = {}
     compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
 
 
-class Timed(Stated):
+class TimedResults(StatedResults):
     """``results.json`` for who takes its rate."""
 
     tokens_per_second: Finite
     device: str
 
 
-class Results(Timed):
+class Results(TimedResults):
     """``results.json`` of this version: how a run ended, with its figures."""
 
     steps: Natural
     tokens: Natural
-    held_out: HeldOut
+    held_out: HeldOutRecord
 
 
-class Submission(Record):
+class Submission(RunRecord):
     """One hand-over to the scheduler."""
 
     chain: str
@@ -146,13 +146,13 @@ class Submission(Record):
     jobs: Natural
 
 
-class Submitted(Record):
+class SubmissionsRecord(RunRecord):
     """``jobs/submitted.json``: all hand-overs, oldest first."""
 
     submissions: Annotated[tuple[Submission, ...], Field(strict=False)]
 
 
-class Job(Record):
+class JobLifeRecord(RunRecord):
     """``jobs/ID-ATTEMPT.json``: one job's life."""
 
     job: str
@@ -167,7 +167,7 @@ class Job(Record):
     bad_nodes: Texts = ()
 
 
-class FirstFailure(Record):
+class FirstFailure(RunRecord):
     """``ranks/first_failure.json``: the error that brought the ranks down."""
 
     rank: Natural
@@ -175,7 +175,7 @@ class FirstFailure(Record):
     traceback: str = ""
 
 
-class Packages(Record):
+class Packages(RunRecord):
     """``software.json`` for who compares versions of packages alone."""
 
     python: str

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from components.run.records import Finite, Natural, Record, Texts
+from components.run.records import Finite, Natural, RunRecord, Texts
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, Any]:
@@ -21,19 +21,19 @@ def _figures(tree: dict[str, Any]) -> dict[str, Any]:
 Figures = Annotated[dict[str, Any], AfterValidator(_figures)]
 
 
-class _Named(Record):
+class _Named(RunRecord):
     name: str
 
 
-class _Model(Record):
+class _Model(RunRecord):
     mlp: Mapping[str, Any] = {}
 
 
-class _Budget(Record):
+class _Budget(RunRecord):
     total_tokens: Annotated[int, Field(gt=0)]
 
 
-class Asked(Record):
+class RecipeRecord(RunRecord):
     """``recipe.json``: without these there is nothing to head the page or a table with."""
 
     name: str
@@ -47,7 +47,7 @@ class Asked(Record):
     assumed: Figures
 
 
-class Surroundings(Record):
+class Surroundings(RunRecord):
     """``environment.json``: what made the run; older versions said less."""
 
     command: Texts = ()
@@ -55,7 +55,7 @@ class Surroundings(Record):
     device: str | None = None
 
 
-class _Judged(Record):
+class _Judged(RunRecord):
     loss: float
     perplexity: float | None
     bits_per_byte: float | None
@@ -63,7 +63,7 @@ class _Judged(Record):
     documents: Natural
 
 
-class _HeldOut(Record):
+class _HeldOut(RunRecord):
     by_source: Mapping[str, _Judged] = {}
     by_language: Mapping[str, _Judged] = {}
     all: _Judged
@@ -72,13 +72,13 @@ class _HeldOut(Record):
 _NO_TEXT = _HeldOut.model_construct()
 
 
-class _Task(Record):
+class _Task(RunRecord):
     metrics: Mapping[str, float | None]
     samples: Natural
     num_fewshot: Natural
 
 
-class Evaluation(Record):
+class EvaluationRecord(RunRecord):
     """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
 
     checkpoint: str
@@ -87,7 +87,7 @@ class Evaluation(Record):
     tasks: Mapping[str, _Task] = {}
 
 
-class _Reached(Record):
+class _Reached(RunRecord):
     flops: Finite
     flops_per_second: Finite | None
     flops_per_byte: Finite
@@ -95,7 +95,7 @@ class _Reached(Record):
     limit_fraction: Finite | None = None
 
 
-class _Wait(Record):
+class _Wait(RunRecord):
     call: str
     part: str
     direction: str
@@ -104,14 +104,14 @@ class _Wait(Record):
     line: str
 
 
-class _Times(Record):
+class _Times(RunRecord):
     seconds: Finite
     forward_seconds: Finite | None = None
     backward_seconds: Finite | None = None
     recomputed_seconds: Finite | None = None
 
 
-class Profile(Record):
+class Profile(RunRecord):
     """``profile/rank-N.json``: where the time of profiled steps went."""
 
     rank: Natural
@@ -125,27 +125,27 @@ class Profile(Record):
     machine: Mapping[str, Any] | None = None
 
 
-class _Tokenizer(Record):
+class _Tokenizer(RunRecord):
     settings: dict[str, Any]
     vocab_size: Natural
 
 
-class _Totals(Record):
+class _Totals(RunRecord):
     train_tokens: Natural
     held_out_tokens: Natural
     documents: Natural
     input_bytes: Natural
 
 
-class _Removed(Record):
+class _Removed(RunRecord):
     removed: Mapping[str, Natural]
 
 
-class _Stage(Record):
+class _Stage(RunRecord):
     sources: Mapping[str, _Removed]
 
 
-class _Source(Record):
+class _Source(RunRecord):
     train_tokens: Natural
     held_out_tokens: Natural
     documents: Natural
@@ -154,7 +154,7 @@ class _Source(Record):
     origin: str | None
 
 
-class DataCard(Record):
+class DataCard(RunRecord):
     """``card.json`` beside prepared data, as far as a run's report shows it."""
 
     key: str

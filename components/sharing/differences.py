@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.sharing.lock import Lock, Prepared
-from components.spec.groups import PLACES, Group, split
-from components.train.software import COMPUTING, Software
+from components.config.key_groups import PLACES, KeyGroup, split
+from components.run.provenance import COMPUTING, Software
+from components.sharing.lock import Lock, PreparedHashes
 
 MISSING = None  # a key that one side does not have
 Leaves = Mapping[str, Any]
-Found = dict[Group, dict[str, tuple[Any, Any]]]
+Found = dict[KeyGroup, dict[str, tuple[Any, Any]]]
 # Each rank draws the masks of what it holds: with these, others of the same kind.
 MASKS = tuple(f"parallelism.{key}" for key in ("tensor", "context", "microbatch_sequences"))
 
@@ -25,7 +25,7 @@ class Side:
     label: str
     tree: Mapping[str, Any]
     software: Software | None = None
-    data: Prepared | None = None
+    data: PreparedHashes | None = None
     damage: Mapping[str, str] = field(default_factory=dict)
     losses: Mapping[str, Any] | None = None
 
@@ -36,7 +36,7 @@ def side_of(lock: Lock, label: str) -> Side:
         label=label,
         tree=lock.model_dump(mode="json")["settled"],
         software=lock.software,
-        data=lock.data if isinstance(lock.data, Prepared) else None,
+        data=lock.data if isinstance(lock.data, PreparedHashes) else None,
         losses=None if isinstance(lock.losses, str) else lock.losses.model_dump(),
     )
 
@@ -44,13 +44,13 @@ def side_of(lock: Lock, label: str) -> Side:
 def compare(a: Side, b: Side) -> Found:
     """Collect each key that differs, with the value of either side, by group."""
     left, right = split(a.tree), split(b.tree)
-    found = {group: _differing(left[group], right[group]) for group in Group}
+    found = {group: _differing(left[group], right[group]) for group in KeyGroup}
     _settle_degrees(found)
-    computes = found[Group.MATHEMATICS]
+    computes = found[KeyGroup.MATHEMATICS]
     if a.data and b.data:
         if a.data == b.data:
             for key in [key for key in computes if _is_place(key)]:
-                found[Group.RECORD][key] = computes.pop(key)
+                found[KeyGroup.RECORD][key] = computes.pop(key)
         computes |= _differing(_data_leaves(a.data), _data_leaves(b.data))
     for name, problem in {**a.damage, **b.damage}.items():
         computes[f"data: {name}"] = ("as it was prepared", problem)
@@ -58,8 +58,10 @@ def compare(a: Side, b: Side) -> Found:
         for group, keys in _software(a.software, b.software).items():
             found[group] |= keys
     unknown = not (a.data and b.data) and any(map(_reads_library, (a.tree, b.tree)))
-    if unknown and "python" in found[Group.MACHINE]:  # its library is text that is trained on
-        computes["python"] = found[Group.MACHINE].pop("python")
+    if (
+        unknown and "python" in found[KeyGroup.MACHINE]
+    ):  # its library is text that is trained on
+        computes["python"] = found[KeyGroup.MACHINE].pop("python")
     if a.losses and b.losses:
         computes |= _differing(_named(a.losses, "losses"), _named(b.losses, "losses"))
     return found
@@ -78,18 +80,18 @@ def notes(a: Side, b: Side, found: Found) -> list[str]:
                 f"not compared: {what}, of which nothing is known in {', '.join(silent)}"
             )
     drops = [
-        key for key, value in split(a.tree)[Group.MATHEMATICS].items() if _drops(key, value)
+        key for key, value in split(a.tree)[KeyGroup.MATHEMATICS].items() if _drops(key, value)
     ]
-    if drops and any(key in found[Group.LAYOUT] for key in MASKS):
+    if drops and any(key in found[KeyGroup.LAYOUT] for key in MASKS):
         said.append(
             f"{drops[0]} is above 0: the other layout draws other masks, as good as these"
         )
     automatic = [side.tree["precision"]["compute"] == "auto" for side in (a, b)]
-    if any(automatic) and any(key.startswith("cluster.") for key in found[Group.MACHINE]):
+    if any(automatic) and any(key.startswith("cluster.") for key in found[KeyGroup.MACHINE]):
         said.append(
             "precision.compute is auto: it follows the device, bfloat16 where there is one"
         )
-    if any(key.startswith("packages.") for key in found[Group.MACHINE]):
+    if any(key.startswith("packages.") for key in found[KeyGroup.MACHINE]):
         said.append(
             "other versions of packages compute the same up to rounding, not to the bit"
         )
@@ -99,9 +101,9 @@ def notes(a: Side, b: Side, found: Found) -> list[str]:
 def as_json(found: Found) -> dict[str, Any]:
     """Return the verdicts and the differences, as ``output=json`` promises them."""
     return {
-        "same_mathematics": not found[Group.MATHEMATICS],
-        "same_layout": not found[Group.LAYOUT],
-        "same_machine": not found[Group.MACHINE],
+        "same_mathematics": not found[KeyGroup.MATHEMATICS],
+        "same_layout": not found[KeyGroup.LAYOUT],
+        "same_machine": not found[KeyGroup.MACHINE],
         "differences": {
             group.value: [{"key": key, "a": a, "b": b} for key, (a, b) in keys.items()]
             for group, keys in found.items()
@@ -119,14 +121,14 @@ def _differing(a: Leaves, b: Leaves) -> dict[str, tuple[Any, Any]]:
 
 def _settle_degrees(found: Found) -> None:
     """A degree that computes on one side alone is in two groups: the weightier one keeps it."""
-    for key in found[Group.MATHEMATICS].keys() & found[Group.LAYOUT].keys():
-        a, b = found[Group.MATHEMATICS][key], found[Group.LAYOUT].pop(key)
-        found[Group.MATHEMATICS][key] = (
+    for key in found[KeyGroup.MATHEMATICS].keys() & found[KeyGroup.LAYOUT].keys():
+        a, b = found[KeyGroup.MATHEMATICS][key], found[KeyGroup.LAYOUT].pop(key)
+        found[KeyGroup.MATHEMATICS][key] = (
             a[0] if a[0] is not MISSING else b[0],
             a[1] if a[1] is not MISSING else b[1],
         )
-        if found[Group.MATHEMATICS][key][0] == found[Group.MATHEMATICS][key][1]:
-            del found[Group.MATHEMATICS][key]
+        if found[KeyGroup.MATHEMATICS][key][0] == found[KeyGroup.MATHEMATICS][key][1]:
+            del found[KeyGroup.MATHEMATICS][key]
 
 
 def _is_place(key: str) -> bool:
@@ -142,7 +144,7 @@ def _drops(key: str, value: object) -> bool:
     return key.endswith("dropout") and value != 0
 
 
-def _data_leaves(data: Prepared) -> Leaves:
+def _data_leaves(data: PreparedHashes) -> Leaves:
     tree = data.model_dump(mode="json")
     return {
         "data: key": tree["key"],
@@ -158,9 +160,9 @@ def _software(a: Software, b: Software) -> Found:
     other = {"code.commit": b.code.commit, "code.changes": b.code.changes}
     packages = [{"python": one.python, **_named(one.packages, "packages")} for one in (a, b)]
     return {
-        Group.MATHEMATICS: {key: pair for key, pair in rooms.items() if key in computing},
-        Group.MACHINE: _differing(*packages),
-        Group.RECORD: {
+        KeyGroup.MATHEMATICS: {key: pair for key, pair in rooms.items() if key in computing},
+        KeyGroup.MACHINE: _differing(*packages),
+        KeyGroup.RECORD: {
             **_differing(code, other),
             **{key: pair for key, pair in rooms.items() if key not in computing},
         },

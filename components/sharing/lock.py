@@ -1,4 +1,4 @@
-"""A lock: one file that says what a run was, down to the bytes it read.
+"""Locks: one file that says what a run was, down to the bytes it read.
 
 A bundle is a lock that also carries the composed recipe of full size, so that it can be run
 where nobody has the first one's files.
@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Literal
 
-from components.spec.frozen import FrozenMapping, Node
-from components.spec.groups import Group
-from components.spec.recipe import read_section
-from components.spec.recipe_text import recipe_lines
-from components.spec.section import Count, Section
-from components.train.software import Software
+from components.config.key_groups import KeyGroup
+from components.config.recipe_text import recipe_lines
+from components.config.schema.recipe import read_section
+from components.config.schema.types import Count, FrozenMapping, Node, Section
+from components.run.provenance import Software
 
 FORMAT = 1
 SEAL = re.compile(r"# sha256 of all lines below: ([0-9a-f]{64})\n")
 HASH_DIGITS = 6  # of the fingerprint, in a file's name
 
 
-class Asked(Section):
+class RecipeRequest(Section):
     """What the command line chose: a recipe, options of groups, values of keys."""
 
     recipe: str
@@ -29,7 +28,7 @@ class Asked(Section):
     values: Node
 
 
-class Prepared(Section):
+class PreparedHashes(Section):
     """Hashes of what training reads; ``key`` is of all that went in."""
 
     key: str
@@ -54,7 +53,7 @@ class Fingerprints(Section):
     machine: str
     record: str
 
-    def of(self, group: Group) -> str:
+    def of(self, group: KeyGroup) -> str:
         return str(getattr(self, group.value))
 
 
@@ -62,10 +61,10 @@ class Lock(Section):
     """What was asked, what it settled to, and on what it rests."""
 
     lock: Literal[1]
-    asked: Asked
+    asked: RecipeRequest
     fingerprint: Fingerprints
     software: Software
-    data: Prepared | Literal["none"]
+    data: PreparedHashes | Literal["none"]
     losses: Losses | Literal["none"]
     settled: Node
     composed: Node | Literal["none"]

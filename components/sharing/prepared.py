@@ -8,15 +8,19 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from components.config.key_groups import KeyGroup, split
+from components.config.schema.recipe import Recipe
 from components.data.files import FileRecord, replace_atomically, verify_file
 from components.data.manifest import Manifest, SourceRecord
 from components.errors import RecipeError
-from components.sharing.lock import Prepared
-from components.spec.groups import Group, split
-from components.spec.recipe import Recipe
+from components.sharing.lock import PreparedHashes
 
 NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
+
+
 STAGED = ".staged_for"  # the same of data that came without their raw text
+
+
 SECTIONS = ("data.", "tokenizer.")
 
 
@@ -54,14 +58,14 @@ def _read_note(recipe: Recipe, notes: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def describe_prepared(folder: Path) -> Prepared:
+def describe_prepared(folder: Path) -> PreparedHashes:
     """Give the hashes that the manifest of a prepared folder lists.
 
     Raises:
         RecipeError: the folder has no readable manifest.
     """
     manifest = Manifest.read(folder)
-    return Prepared(
+    return PreparedHashes(
         key=manifest.key,
         tokenizer={file.name: file.sha256 for file in manifest.tokenizer.files},
         sources={name: _hash_source(source) for name, source in manifest.sources.items()},
@@ -85,6 +89,6 @@ def _hash_source(source: SourceRecord) -> str:
 
 def _digest(recipe: Recipe) -> str:
     """Hash the keys that decide what the data are."""
-    computing = split(recipe.model_dump(mode="json"))[Group.MATHEMATICS]
+    computing = split(recipe.model_dump(mode="json"))[KeyGroup.MATHEMATICS]
     own = sorted((key, repr(one)) for key, one in computing.items() if key.startswith(SECTIONS))
     return sha256(repr(own).encode()).hexdigest()[:16]

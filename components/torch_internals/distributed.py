@@ -1,12 +1,22 @@
-"""Shards, meshes and records of `torch.distributed` that have no public name."""
+"""Private names of torch.distributed: shards, meshes, records, pipeline stages.
 
-from collections.abc import Sequence
+Torch has no public way to say where a stage receives. It is done by the two methods below that
+make the memory of its messages: ``_setup_forward_recv_info``, seen in 2.13 to 2.15, and
+``_create_grad_recv_info``, seen in 2.10 to 2.15.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import _C, Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from typing_extensions import override
 
 StridedShard = _StridedShard
 """A shard of what another axis of the mesh has split before, in rows with strides.
@@ -51,3 +61,66 @@ def flight_record(*, of_nccl: bool) -> bytes:
     dump = groups._dump_nccl_trace_json if of_nccl else groups._dump_fr_trace_json
     record: bytes = dump()
     return record
+
+
+NOWHERE = torch.device("meta")
+
+
+def _with_memory(infos: Iterable[Any]) -> Iterator[Any]:
+    """Leave out a model's own inputs, which nobody sends; torch before 2.13 lacks the name."""
+    return (info for info in infos if getattr(info, "buffer", None) is not None)
+
+
+def _like(buffer: Tensor, device: torch.device) -> Tensor:
+    """Make memory like another's; torch before 2.13 says once that it wants a gradient."""
+    return torch.empty_like(buffer, device=device).requires_grad_(buffer.requires_grad)
+
+
+class LeanStage(PipelineStage):
+    """Receive into memory that lives from the message to the end of its backward pass.
+
+    Torch's own stage makes what it receives into for all microbatches of a step at once, and
+    keeps it, with the gradient of each: three tensors of hidden states a microbatch, however
+    few are in flight. Here they are on ``meta`` in between. Its releases before 2.13 make them
+    elsewhere: there memory is taken first and given back from the first step on.
+    """
+
+    @override
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._place(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    @override
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()))
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    @override
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        given = self.args_recv_info[bwd_chunk_id], self.grad_recv_info.get(bwd_chunk_id, ())
+        for info in _with_memory(chain.from_iterable(given)):
+            info.buffer = _like(info.buffer, NOWHERE)
+
+    def _place(self, infos: Any) -> None:
+        for info in _with_memory(infos):
+            if info.buffer.device == NOWHERE:
+                info.buffer = _like(info.buffer, self.device)
+
+    @override
+    def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
+        with self._nowhere():
+            super()._setup_forward_recv_info(*args, **kwargs)
+
+    @override
+    def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
+        with self._nowhere():
+            return super()._create_grad_recv_info(*args, **kwargs)
+
+    @contextmanager
+    def _nowhere(self) -> Iterator[None]:
+        device, self.device = self.device, NOWHERE
+        try:
+            yield
+        finally:
+            self.device = device

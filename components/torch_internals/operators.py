@@ -1,8 +1,17 @@
-"""Operators of torch by the names they are registered under, and on many tensors at once.
+"""Private names of torch's operators: their registered names, and seeing them dispatched.
 
 An operator that `torch.ops` has under a private name is what a public function calls in the
 end; who counts or replaces operators meets them under these names. All were seen in 2.10 to
 2.15.
+
+TorchDispatchMode   sees operators as they leave the dispatcher, after autograd and DTensor;
+                        `torch.overrides.TorchFunctionMode` sees calls of Python alone
+    FakeTensorMode      makes tensors without values that know their device; `meta` does not
+    active_fake_mode    the one that is on
+    FakeStore           what the process group `fake` meets at, whose collectives return at once
+    tree_leaves         the tensors in an operator's arguments or results
+
+All were seen in 2.10 to 2.15.
 """
 
 from collections.abc import Sequence
@@ -10,6 +19,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 
@@ -66,3 +80,37 @@ def multiply_(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
 def divide_(tensors: Sequence[Tensor], divisor: float) -> None:
     """Divide every tensor in place; in public there is one tensor at a time."""
     torch._foreach_div_(list(tensors), divisor)
+
+
+__all__ = [
+    "FakeStore",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "active_fake_mode",
+    "packet_of",
+    "qualified_name",
+    "storage_key",
+    "tree_leaves",
+]
+
+
+def packet_of(operator: Any) -> Any:
+    """Return what all overloads of an operator belong to, as `torch.ops` has it.
+
+    A dispatch mode is given an overload; formulas are by packet.
+    """
+    return operator._overloadpacket
+
+
+def qualified_name(operator: Any) -> str:
+    """Name an overload ``namespace.operator``; its public name drags the overload's along."""
+    return f"{operator.namespace}.{operator._opname}"
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that tensors on one storage share, and no other while it lives.
+
+    The public address of its memory is 0 for every fake tensor.
+    """
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from components.config.schema.recording import Mlflow
 from components.errors import RecipeError
-from components.report.run_folder import flat
-from components.spec.tracking import Mlflow
-from components.tracking.story import Row, Told
+from components.report.outcome import flat
+from components.tracking.run_export import MetricsRow, RunExport
 
 PREFIX = "kochbuch."  # of our tags
 ID, SENT = f"{PREFIX}run", f"{PREFIX}sent_until"
@@ -22,10 +22,10 @@ ID, SENT = f"{PREFIX}run", f"{PREFIX}sent_until"
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1_000, 100, 6_000
 _REFUSED = re.compile(r"[^\w\-. /]")  # in the name of a figure or a parameter
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "unfinished": "RUNNING"}
-Batch = list[tuple[Row, list[Any]]]
+Batch = list[tuple[MetricsRow, list[Any]]]
 
 
-def send(told: Told, section: Mlflow, server: str) -> str:
+def send(told: RunExport, section: Mlflow, server: str) -> str:
     """Send what ``server``, a tracking URI of MLflow, does not have; return the run's id there.
 
     Raises:
@@ -45,7 +45,7 @@ def send(told: Told, section: Mlflow, server: str) -> str:
         ) from None
 
 
-def _send(client: Any, told: Told, section: Mlflow) -> str:
+def _send(client: Any, told: RunExport, section: Mlflow) -> str:
     from mlflow.entities import RunTag
 
     run = _find(client, told, section)
@@ -67,7 +67,7 @@ def _send(client: Any, told: Told, section: Mlflow) -> str:
     return str(key)
 
 
-def _find(client: Any, told: Told, section: Mlflow) -> Any:
+def _find(client: Any, told: RunExport, section: Mlflow) -> Any:
     """Find the run in the experiment, or make both."""
     experiment = client.get_experiment_by_name(section.experiment)
     place = experiment.experiment_id if experiment else None
@@ -81,7 +81,7 @@ def _find(client: Any, told: Told, section: Mlflow) -> Any:
     )
 
 
-def _send_recipe(client: Any, run: Any, told: Told) -> None:
+def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
     """Send the recipe as parameters; one that has changed since is a tag, they never change."""
     from mlflow.entities import Param
 
@@ -104,7 +104,7 @@ def _text(value: object) -> str:
     return text[:MOST_CHARACTERS]
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[Batch]:
+def _batches(rows: Sequence[MetricsRow]) -> Iterator[Batch]:
     """Group rows into requests; none is parted, so that what was sent ends with a row."""
     from mlflow.entities import Metric
 

@@ -10,16 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from components.config.schema.recording import Wandb
 from components.errors import RecipeError
-from components.spec.tracking import Wandb
-from components.tracking.story import Told
+from components.tracking.run_export import RunExport
 
 FOLDER = "wandb"  # below the run folder; W&B chooses the name
 TAG_DIGITS = 12  # of fingerprint and commit; a tag has 64 characters at most
 SYNCED = "*.wandb.synced"  # left where an upload is complete; the status is 0 in any case
 
 
-def write(told: Told, section: Wandb, folder: Path) -> Path:
+def write(told: RunExport, section: Wandb, folder: Path) -> Path:
     """Write the offline run below ``folder`` in place of an earlier one; no network is used."""
     import wandb
 
@@ -73,7 +73,7 @@ def upload(written: Path) -> None:
         )
 
 
-def _tags(told: Told, section: Wandb) -> tuple[str, ...]:
+def _tags(told: RunExport, section: Wandb) -> tuple[str, ...]:
     facts = told.facts
     names = (facts["recipe"], facts["scale"], facts["cluster"])
     hashes = (f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit"))

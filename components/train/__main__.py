@@ -11,15 +11,14 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
-from components.life.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
-from components.spec.recipe import read_recipe
+from components.fault_tolerance.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
+from components.run.folder import RunFolder
+from components.run.single_writer import rank_holds
 from components.terminal import say
-from components.train.caches import make_cache_folders
 from components.train.fit import fit
-from components.train.ranks import rank_variables
-from components.train.run_folder import RunFolder
-from components.train.writing import rank_holds
+from components.train.ranks import make_cache_folders, rank_variables
 
 
 def be_a_rank(path: Path) -> None:

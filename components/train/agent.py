@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.life.failures import (
+from components.fault_tolerance.failures import (
     AGENT_BEGAN,
     MENDABLE,
     error_file,
@@ -31,7 +31,7 @@ from components.life.failures import (
     message_of,
     read_errors,
 )
-from components.life.hang import WAITING
+from components.fault_tolerance.hang import WAITING
 from components.terminal import say
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33

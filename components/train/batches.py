@@ -1,18 +1,65 @@
-"""Batches of one data rank: what a step reads is a function of the step alone."""
+"""Batches of one data rank as a function of the step, over samples that are left out.
+
+The order gives every number a sample; without windows the run's first sample is number 0, its
+second number 1, and so on. What a step reads is so still a function of the step alone.
+"""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import sub
 from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
-from components.data.order import Drawn, SampleId
+from components.data.order import SampleId, SourceDraws
 from components.data.samples import PackedSamples, step_positions
-from components.data.skipped import Skipped, Window
-from components.spec.recipe import Recipe
-from components.train.mixture import make_order
+from components.train.sample_order import make_order
+
+Window = tuple[int, int]  # the first number, and how many
+
+
+class SampleSkipper:
+    """Tell the number of each sample that is trained on; windows may overlap, in any order."""
+
+    def __init__(self, windows: Iterable[Window]) -> None:
+        self.windows = tuple(_merged(windows))
+        # Samples left out before each window and after the last, and trained on before each.
+        self._left_out = list(accumulate((count for _, count in self.windows), initial=0))
+        firsts = [first for first, _ in self.windows]
+        self._trained = list(map(sub, firsts, self._left_out))
+
+    def number(self, place: int) -> int:
+        """Find the number of the sample that is trained on at ``place``, counted from 0."""
+        return place + self._left_out[bisect_right(self._trained, place)]
+
+    def window(self, first_place: int, end_place: int) -> Window:
+        """Name the numbers from one place up to another, and what was left out between them."""
+        first = self.number(first_place)
+        return first, self.number(end_place - 1) + 1 - first
+
+    def before(self, number: int) -> Iterator[Window]:
+        """Give the windows, or their parts, below ``number``."""
+        for first, count in self.windows:
+            if first < number:
+                yield first, min(count, number - first)
+
+
+def _merged(windows: Iterable[Window]) -> Iterator[Window]:
+    start, end = 0, 0
+    for first, count in sorted(windows):
+        if first > end:
+            if end > start:
+                yield start, end - start
+            start = first
+        end = max(end, first + count)
+
+    if end > start:
+        yield start, end - start
 
 
 class StepsToTake(Sampler[int]):
@@ -50,11 +97,11 @@ class StepBatches(Dataset[torch.Tensor]):
         self._microbatch = recipe.parallelism.microbatch_sequences
         self._ranks = recipe.parallelism.data * recipe.parallelism.expert
         self._rank = rank
-        self._skipped = Skipped(())
+        self._skipped = SampleSkipper(())
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Leave these numbers of the order out, and no others, from the next step on."""
-        self._skipped = Skipped(windows)
+        self._skipped = SampleSkipper(windows)
 
     def __getitem__(self, step: int) -> torch.Tensor:
         rows = torch.stack([self._samples[position] for position in self.positions(step)])
@@ -80,7 +127,7 @@ class StepBatches(Dataset[torch.Tensor]):
             self._ramp.consumed_after(first_step), self._ramp.consumed_after(end_step)
         )
 
-    def drawn_before(self, step: int) -> dict[str, Drawn]:
+    def drawn_before(self, step: int) -> dict[str, SourceDraws]:
         """Sum up per source what all ranks trained on in the first ``step`` steps."""
         places = self._ramp.consumed_after(step)
         end = self._skipped.number(places - 1) + 1 if places else 0

@@ -3,32 +3,28 @@
 import time
 from pathlib import Path
 
-from components.checkpoint.disk import explained
+from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
-from components.life.hang import HangWatch
-from components.life.journal import Journal
+from components.fault_tolerance.hang import HangWatch
+from components.run.disk import explained
+from components.run.event_log import EventLog
+from components.run.folder import RunFolder
 from components.run.records import DataFolder
-from components.spec.recipe import Recipe, read_recipe
 from components.terminal import console
 from components.train.batches import StepBatches
-from components.train.checkpoints import Checkpoints, StopOnRequest
-from components.train.curves import Curves
-from components.train.display import Display
-from components.train.graph_count import GraphCount
-from components.train.guarding import Guarding
-from components.train.held_out import HeldOutLoss
-from components.train.metering import Metering
-from components.train.metrics import Metrics
+from components.train.callbacks.bad_step_guard import Guarding
+from components.train.callbacks.checkpoints import Checkpoints, StopOnRequest
+from components.train.callbacks.display import Display
+from components.train.callbacks.energy_monitor import Metering
+from components.train.callbacks.held_out import HeldOutLoss
+from components.train.callbacks.lifecycle_events import Rehearsing, Story
+from components.train.callbacks.metrics_logger import Curves, Metrics
+from components.train.callbacks.profiler import Profiling
+from components.train.callbacks.watchdog import Watching, watch_for_hangs
 from components.train.module import Pretraining
-from components.train.profiling import Profiling
-from components.train.rehearsing import Rehearsing
-from components.train.results import summarize
-from components.train.run_folder import RunFolder
-from components.train.story import Story
-from components.train.strategy import rank_here
-from components.train.trainer import interrupts_pass, make_trainer
-from components.train.watching import Watching, watch_for_hangs
+from components.train.results import GraphCount, summarize
+from components.train.trainer import interrupts_pass, make_trainer, rank_here
 
 SYSFS = Path("/sys")  # where Linux keeps its counters
 
@@ -59,7 +55,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     metrics = Metrics(
         file=folder.metrics, curves=curves, retry_seconds=retry_seconds, stopped=stop.is_asked
     )
-    journal = Journal(
+    journal = EventLog(
         file=folder.journal,
         writes=rank_here() == 0,
         retry_seconds=retry_seconds,

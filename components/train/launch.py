@@ -12,16 +12,16 @@ from pathlib import Path
 from types import FrameType
 
 from components.build import build
+from components.config.rules.engine import FLOAT8
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
 from components.errors import RecipeError
-from components.life.failures import MENDABLE, recipe_error
+from components.fault_tolerance.failures import MENDABLE, recipe_error
+from components.run.folder import RunFolder
 from components.run.records import FirstFailure
+from components.run.single_writer import SHARES
 from components.run.writer_lock import sign
-from components.spec.float8_rules import FLOAT8
-from components.spec.frozen import thaw
-from components.spec.recipe import Recipe
 from components.terminal import say
-from components.train.run_folder import RunFolder
-from components.train.writing import SHARES
 
 OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def check_builds(recipe: Recipe) -> None:
 
         check_torchao()
     if recipe.parallelism.pipeline > 1:
-        from components.parallelism.microbatches import check_schedule  # imports torch
+        from components.distributed.pipeline import check_schedule
 
         check_schedule(recipe.parallelism.schedule)
     build(recipe.tokenizer, "tokenizer")

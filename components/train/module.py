@@ -10,24 +10,23 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from components.build import build
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
+from components.config.schema.recipe import Recipe
 from components.data.samples import samples_digest
-from components.life.guard import Guard, Verdict
-from components.life.rank_figures import RankFigures
+from components.distributed.devices import compute_dtype
+from components.distributed.dropout_streams import seed_layers
+from components.distributed.mesh import Mesh
+from components.distributed.pipeline import Microbatches
+from components.engine.factory import make_engine, make_microbatches
+from components.engine.mesh_engine import Engine
+from components.engine.microbatch_forward import StageCompute
+from components.engine.parallelize import RankModel, build_rank_model
+from components.fault_tolerance.guards import StepGuard, StepVerdict
+from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
-from components.parallelism.dropout_streams import seed_layers
-from components.parallelism.mesh import Mesh
-from components.parallelism.microbatches import Microbatches
-from components.spec.recipe import Recipe
-from components.train.agreement import Agreed, agree
 from components.train.batches import StepBatches, StepsToTake
-from components.train.compute import StageCompute
-from components.train.devices import compute_dtype
-from components.train.engine import Engine
-from components.train.engines import make_engine, make_microbatches
-from components.train.pour import RankModel, build_rank_model
-from components.train.record import StepRecord
-from components.train.strategy import MeshStrategy
+from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
+from components.train.trainer import MeshStrategy
 
 
 class Pretraining(LightningModule):
@@ -40,7 +39,7 @@ class Pretraining(LightningModule):
     stages: nn.ModuleList
     compute: StageCompute
     engine: Engine
-    _agreed: Agreed
+    _agreed: ReducedMetrics
 
     def __init__(
         self, *, recipe: Recipe, batches: Callable[[int], StepBatches], eod_id: int
@@ -48,13 +47,13 @@ class Pretraining(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.recipe = recipe
-        self.progress = Progress(step=0, tokens=0)
+        self.progress = RunProgress(step=0, tokens=0)
         self._tokens_before = 0
         self.stop_asked = False
         self.stopping = False
         self.last: StepRecord | None = None
-        self.verdict: Verdict | None = None  # on the step just tried: None if it was taken
-        self.guard = Guard(
+        self.verdict: StepVerdict | None = None  # on the step just tried: None if it was taken
+        self.guard = StepGuard(
             rules=recipe.guard, scales_loss=not isinstance(recipe.precision.loss_scale, str)
         )
         self.rank_figures = RankFigures(every_steps=recipe.watchdog.every_steps)
@@ -140,7 +139,7 @@ class Pretraining(LightningModule):
         """Leave out what the recipe names and what the guard has found."""
         self.batches.skip([*self.recipe.data.skip, *self.guard.skipped])
 
-    def go_on_from(self, progress: Progress) -> None:
+    def go_on_from(self, progress: RunProgress) -> None:
         """Set clock, loss scale and guard to those of a checkpoint; the engine has its own."""
         self.progress = progress
         if progress.loss_scale is not None:
@@ -199,7 +198,7 @@ class Pretraining(LightningModule):
         That the host reads them here, not after the update, is all that guards cost.
         """
         self.rank_figures.note(self.compute.own_time.take())
-        self._agreed = agreed = agree(
+        self._agreed = agreed = reduce_step_metrics(
             self.compute.share_of_means(),
             squares=squares,
             stop=self.stop_asked,
@@ -223,7 +222,7 @@ class Pretraining(LightningModule):
         samples = self.recipe.ramp.consumed_after(step)
         self.guard.took(loss=agreed.loss, gradient_norm=norm)
         self._tokens_before = self.progress.tokens
-        self.progress = Progress(
+        self.progress = RunProgress(
             step=step,
             tokens=samples * self.recipe.budget.sequence_length,
             loss_scale=self.engine.scale_state(),

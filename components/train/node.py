@@ -15,12 +15,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from components.life.place import node_name
-from components.spec.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe, read_recipe
+from components.run.event_log import node_name
+from components.run.folder import RunFolder
 from components.terminal import say
 from components.train.agent import start
 from components.train.ranks import task_number
-from components.train.run_folder import RunFolder
 
 SILENT_SECONDS = 15  # an agent that says nothing for so long is lost
 _BEATS = 3

@@ -1,4 +1,4 @@
-"""How a run ended, as data: nothing is ever read back out of a log."""
+"""Results of a run as data, with the graphs that torch's compiler made for it."""
 
 import math
 import time
@@ -9,13 +9,40 @@ from typing import Any
 
 import numpy as np
 
-from components.energy.counted import Counted
-from components.report.goodput import held_until
+from components.distributed.devices import peak_memory_bytes
+from components.energy.counters import EnergyReading
+from components.run.folder import RunFolder
+from components.run.goodput import held_until
 from components.run.lines import read_lines
-from components.train.devices import peak_memory_bytes
-from components.train.metrics import Metrics
+from components.torch_internals.autograd import count_graphs
+from components.train.callbacks.hooks import RunCallback
+from components.train.callbacks.metrics_logger import Metrics
 from components.train.module import Pretraining
-from components.train.run_folder import RunFolder
+
+_SETTLED = 2  # steps; by then every kind of layer had its batch
+
+
+class GraphCount(RunCallback):
+    """Count the graphs of this rank's process; those made after its second step are recompiles.
+
+    A recompile stops the ranks for as long as the compiler takes, tens of seconds.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._graphs = 0
+
+    def on_step(self, module: Pretraining) -> None:
+        self._steps += 1
+        if self._steps <= _SETTLED:
+            self._graphs = count_graphs()
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """``graphs`` of the process, and ``recompiles``, those of them that came late."""
+        graphs = count_graphs()
+        late = graphs - self._graphs if self._steps > _SETTLED else 0
+        return {"graphs": graphs, "recompiles": late}
 
 
 def summarize(
@@ -112,7 +139,7 @@ def summarize_held_out(
 
 
 def summarize_energy(
-    used: Mapping[str, Counted], *, tokens: int, sources: Mapping[str, str]
+    used: Mapping[str, EnergyReading], *, tokens: int, sources: Mapping[str, str]
 ) -> dict[str, Any]:
     """Give what devices and hosts took, in joules and mean watts, and who counted it.
 

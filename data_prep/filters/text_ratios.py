@@ -1,4 +1,6 @@
-"""Shares of a text that tell web noise from prose, with limits for each language.
+"""Shares of a text that tell web noise from prose; limits and word lists for each language.
+
+The format is that of stopwords-json and stopwords-iso: one JSON object, language to words.
 
 The filter of ROOTS for OSCAR: github.com/bigscience-workshop/data-preparation,
 preprocessing/training/01b_oscar_cleaning_and_filtering/filtering.py; Laurencon et al. (arXiv
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Sequence, Set
 from functools import cache
 from itertools import pairwise
 from math import isqrt
+from pathlib import Path
 from string import digits
 from typing import Literal
 
@@ -22,10 +25,38 @@ import numpy as np
 import numpy.typing as npt
 from datatrove.data import Document
 
-from components.spec.document_steps import EVERY_OTHER, Ratios, TextRatios
-from data_prep.filters.word_lists import read_word_lists
+from components.config.schema.document_steps import EVERY_OTHER, Ratios, TextRatios
+from components.errors import RecipeError
+from components.json_file import open_regular, parse_json
 from data_prep.filters.words import character_class
 from data_prep.filters.words import words as word_tokenizer
+
+REMEDY = 'give a JSON file, as {"en": ["the", "of"], "fr": ["le"]}, or none'
+
+
+def read_word_lists(file: str, where: str) -> dict[str, frozenset[str]]:
+    """Read the words of each language in lower case; nothing for ``none``.
+
+    Raises:
+        RecipeError: the file is missing, no JSON, or of another shape.
+    """
+    if file == "none":
+        return {}
+    try:
+        with open_regular(Path(file)) as stream:
+            tree = parse_json(stream.read(), finite=True)
+    except (OSError, ValueError) as error:
+        raise RecipeError(where, f"{file} cannot be read: {error}", REMEDY) from error
+    if not isinstance(tree, dict):
+        raise RecipeError(where, f"{file} holds no object", REMEDY)
+    for language, words in tree.items():
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise RecipeError(where, f"{file} has no list of words under {language!r}", REMEDY)
+    return {
+        language: frozenset(word.strip().lower() for word in words)
+        for language, words in tree.items()
+    }
+
 
 NEVER = "(?!)"
 # Odd, and the golden ratio's fraction of 2^64: Fibonacci hashing (Knuth, TAOCP 3, 6.4).

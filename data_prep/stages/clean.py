@@ -1,4 +1,4 @@
-"""The first pass: read, normalise, identify the language, filter; hash what stays.
+"""The first pass: read, normalise, identify the language, filter, hash; why a document goes.
 
 Writes a shard of clean text and, for the search for exact duplicates, 16 bytes for each of its
 documents: always, so that searching can be switched on later without cleaning again.
@@ -13,20 +13,53 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from datatrove.data import Document as Work
 
+from components.config.schema.data import Source
+from components.config.schema.document_steps import DocumentSteps
 from components.errors import RecipeError
-from components.spec.data import Source
 from data_prep.read import Document, Input, LocalFile, Text
 from data_prep.sources import find_inputs
 from data_prep.split import group_hash
 from data_prep.stages import shards
 from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import Piece, Task
-from data_prep.stages.removal import build, why_removed
+from data_prep.stages.plan import InputPiece, PassTask
 from data_prep.stages.shards import CleanText, write_shard
-from data_prep.stages.tally import Tally
+from data_prep.stages.tally import DocumentTally
 
 if TYPE_CHECKING:
     from data_prep.steps import DocumentStep
+
+WHERE = "data.preparation"
+
+
+def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
+    """Build the document steps of those sections that ``settings`` has; the others are none."""
+    if all(section == "none" for section in settings.values()):
+        return []
+    from data_prep.steps import build_steps  # slow to import: only who has steps pays
+
+    none = dict.fromkeys(DocumentSteps.model_fields, "none")
+    steps = DocumentSteps.model_validate({**none, **settings})
+    return build_steps(steps, source=source, where=WHERE)
+
+
+def why_removed(
+    document: Work, steps: "Sequence[DocumentStep]", *, longest_bytes: int | str
+) -> str | None:
+    """Apply the steps up to the first that removes; what begins or becomes empty goes, too."""
+    if isinstance(longest_bytes, int):
+        size = len(document.text.encode())
+        if size > longest_bytes:
+            return f"too long: {size:,} bytes > {longest_bytes:,}"
+    if not document.text.strip():
+        return "empty"
+    for step in steps:
+        why = step(document)
+        if why is not None:
+            return why
+        if not document.text.strip():
+            return f"empty: after {step.name}"
+    return None
+
 
 VERSION = 2  # counts changes of the document steps, too
 HASHES = ".hashes.npy"
@@ -34,7 +67,9 @@ HASH_BYTES = 16
 CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
+def work(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
     """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
     steps = build(settings["steps"], task.source)
     source = Source.model_validate(settings["sources"][task.source])
@@ -62,7 +97,7 @@ def _clean(
     steps: "Sequence[DocumentStep]",
     longest_bytes: int | str,
     source: str,
-    tally: Tally,
+    tally: DocumentTally,
 ) -> CleanText | None:
     metadata = dict(item.metadata) if isinstance(item, Text) else {}
     metadata.pop("language", None)  # only what a step of ours says counts
@@ -81,7 +116,7 @@ def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest()
 
 
-def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: Tally) -> None:
+def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: DocumentTally) -> None:
     if rule == "refuse":
         raise RecipeError(
             error.path,
@@ -91,7 +126,9 @@ def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: Tally) -
     tally.remove(source, shards.UNKNOWN, "", f"invalid: {error.problem}")
 
 
-def read_piece(name: str, source: Source, piece: Piece) -> Iterator[Document | RecipeError]:
+def read_piece(
+    name: str, source: Source, piece: InputPiece
+) -> Iterator[Document | RecipeError]:
     """Read a piece, and hold that from its beginning to its end it is what was hashed.
 
     Raises:
@@ -112,7 +149,7 @@ def read_piece(name: str, source: Source, piece: Piece) -> Iterator[Document | R
         raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
 
 
-def _open(name: str, source: Source, piece: Piece) -> Input:
+def _open(name: str, source: Source, piece: InputPiece) -> Input:
     """Find the input again by the recipe's own words, narrowed to one file."""
     if piece.path is None:
         found = find_inputs(name, source.model_copy(update={"files": ()}))

@@ -14,31 +14,31 @@ from data_prep.formats import kind_of
 from data_prep.hashes import HashFile, hash_file
 from data_prep.read import Input, LocalFile
 from data_prep.sources import OpenSource
-from data_prep.stages.plan import Piece, Task
+from data_prep.stages.plan import InputPiece, PassTask
 
 CUTTABLE = (".txt", ".jsonl")
 
 
 def cut_source(
     name: str, source: OpenSource, shard_bytes: int, hashed: HashFile = hash_file
-) -> Iterator[Task]:
+) -> Iterator[PassTask]:
     """Group whole inputs up to ``shard_bytes``; cut larger plain files into several tasks."""
-    group: list[Piece] = []
+    group: list[InputPiece] = []
     for text_input, record in zip(source.inputs, source.records, strict=True):
         pieces = list(_pieces(text_input, record, shard_bytes, hashed))
         size = sum(piece.bytes for piece in group)
         if group and size + sum(piece.bytes for piece in pieces) > shard_bytes:
-            yield Task(source=name, pieces=tuple(group))
+            yield PassTask(source=name, pieces=tuple(group))
             group = []
         for piece in pieces[:-1]:
-            yield Task(source=name, pieces=(piece,))
+            yield PassTask(source=name, pieces=(piece,))
         group.append(pieces[-1])
-    yield Task(source=name, pieces=tuple(group))
+    yield PassTask(source=name, pieces=tuple(group))
 
 
-def whole(path: Path, record: FileRecord) -> Piece:
+def whole(path: Path, record: FileRecord) -> InputPiece:
     """Take a file as one piece."""
-    return Piece(
+    return InputPiece(
         name=record.name,
         path=str(path.absolute()),
         sha256=record.sha256,
@@ -50,9 +50,9 @@ def whole(path: Path, record: FileRecord) -> Piece:
 
 def _pieces(
     text_input: Input, record: FileRecord, shard_bytes: int, hashed: HashFile
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     if not isinstance(text_input, LocalFile):
-        yield Piece(
+        yield InputPiece(
             name=record.name,
             path=None,
             sha256=record.sha256,
@@ -68,10 +68,10 @@ def _pieces(
 
 def _ranges(
     file: LocalFile, record: FileRecord, shard_bytes: int, hashed: HashFile
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     cuts = [0, *_cuts(file.path, record.bytes, shard_bytes), record.bytes]
     for start, end in pairwise(cuts):
-        yield Piece(
+        yield InputPiece(
             name=record.name,
             path=str(file.path.absolute()),
             sha256=hashed(file.path, start, end),
@@ -96,7 +96,7 @@ def _cuts(path: Path, size: int, shard_bytes: int) -> Iterator[int]:
                 yield position
 
 
-def check_piece(piece: Piece, where: str, remedy: str) -> None:
+def check_piece(piece: InputPiece, where: str, remedy: str) -> None:
     """Refuse a file that is gone, or is not what was hashed when the plan was made.
 
     Raises:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from components.spec.near_duplicates import NearDuplicates
+from components.config.schema.data import NearDuplicates
 from data_prep.near_duplicates import find_duplicates
 from data_prep.stages.clean import HASHES
 from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import Piece, Task
+from data_prep.stages.plan import InputPiece, PassTask
 from data_prep.stages.shards import write_array
 from data_prep.stages.signatures import BROKEN, SIGNATURES
 
@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 30  # of hashes in memory at a time; sorting takes about three
 Hashes = npt.NDArray[np.uint64]
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
+def work(task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
     """Write ``[documents]`` verdicts for each shard, in the order of the hash files."""
     for piece in task.pieces:
         check_piece(piece, "data.preparation.exact_duplicates", BROKEN)
@@ -73,11 +73,11 @@ def _repeated(
     return np.asarray(rows[order][1:][again], np.int64)
 
 
-def _of_kind(task: Task, suffix: str) -> list[Piece]:
+def _of_kind(task: PassTask, suffix: str) -> list[InputPiece]:
     return [piece for piece in task.pieces if piece.name.endswith(suffix)]
 
 
-def _open(piece: Piece) -> Hashes:
+def _open(piece: InputPiece) -> Hashes:
     """Map a file of hashes as ``[documents, 2]`` numbers; an empty one cannot be mapped."""
     array = np.load(Path(str(piece.path)), mmap_mode="r", allow_pickle=False)
     return np.asarray(array).view(np.dtype("<u8"))

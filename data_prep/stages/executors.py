@@ -1,4 +1,4 @@
-"""Who does the tasks of a pass: this process, a pool of them, or Ray.
+"""Executors of a pass's tasks: this process, a pool of them, or Ray; each leaves a record.
 
 datatrove's own local executor is not used: its pool waits for ever for a task whose worker was
 killed, and its workers outlive a killed parent (docs/decisions/0015-pool-of-the-library.md).
@@ -11,14 +11,47 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 
 from components.errors import RecipeError
-from data_prep.stages.lock import work_under
+from data_prep.stages.lock import full_disk_told, work_under
 from data_prep.stages.plan import read_plan
-from data_prep.stages.record import missing_tasks
-from data_prep.stages.run_task import run_task, run_task_elsewhere
+from data_prep.stages.record import (
+    missing_tasks,
+    read_record,
+    stem_of,
+    write_failure,
+    write_record,
+)
+from data_prep.stages.tally import DocumentTally
+
+
+def run_task(folder: Path, task: int) -> None:
+    """Do a task of the pass in ``folder``, unless its record says that it is done.
+
+    Raises:
+        RecipeError: its input is bad, or the disk is full.
+    """
+    plan = read_plan(folder)
+    if read_record(folder, task, plan.key) is not None:
+        return
+    work = import_module(f"data_prep.stages.{plan.work}").work
+    tally = DocumentTally()
+    with full_disk_told(folder):
+        files = work(plan.tasks[task], plan.settings, stem_of(folder, task), tally)
+        write_record(folder, task, plan.key, files, tally)
+
+
+def run_task_elsewhere(folder: Path, task: int) -> None:
+    """Do a task for a command that does not see this process: leave it what goes wrong."""
+    try:
+        run_task(folder, task)
+    except RecipeError as error:
+        write_failure(folder, task, error)
+        raise
+
 
 READING_SECONDS = 5.0
 MOST_DEATHS = 3  # of workers in a row, without a task done between
@@ -38,7 +71,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-class Progress:
+class TaskProgress:
     """Say how many tasks are done, not more often than a person reads."""
 
     def __init__(self, *, name: str, tasks: int, say: Say) -> None:
@@ -72,7 +105,7 @@ class Local:
         act = run_task_elsewhere if self.leave_failures else run_task
         workers = min(len(tasks), cores() if self.workers == "auto" else self.workers)
         if workers <= 1:
-            progress = Progress(name=folder.name, tasks=len(tasks), say=say)
+            progress = TaskProgress(name=folder.name, tasks=len(tasks), say=say)
             for task in tasks:
                 act(folder, task)
                 progress.step()
@@ -102,7 +135,7 @@ def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) 
     )
     try:
         futures = _submit(pool, act, folder, tasks)
-        progress = Progress(name=folder.name, tasks=len(tasks), say=say)
+        progress = TaskProgress(name=folder.name, tasks=len(tasks), say=say)
         for future in as_completed(futures):
             future.result()
             progress.step()

@@ -9,18 +9,20 @@ from datatrove.data import Document as Text
 
 from data_prep.split import group_hash
 from data_prep.stages import shards
+from data_prep.stages.clean import build, why_removed
 from data_prep.stages.cut import check_piece
 from data_prep.stages.duplicates import KEEP, REASONS
-from data_prep.stages.plan import Task
-from data_prep.stages.removal import build, why_removed
+from data_prep.stages.plan import PassTask
 from data_prep.stages.shards import CleanText, read_shard, write_shard
 from data_prep.stages.signatures import BROKEN
-from data_prep.stages.tally import Tally
+from data_prep.stages.tally import DocumentTally
 
 VERSION = 2
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
+def work(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
     """Write one shard; the task's pieces are a clean shard and, if searched for, verdicts."""
     for piece in task.pieces:
         check_piece(piece, task.source, BROKEN)

@@ -1,21 +1,44 @@
-"""One preparation at a time in a folder, and no worker that outlives it.
+"""One preparation at a time in a folder, no worker that outlives it; disks that are full.
 
 A worker asks the kernel to be killed with its parent, and holds the folder's lock with it:
 whoever comes next sees if somebody still works there.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
 from components.errors import RecipeError
 from components.run import writer_lock
 from components.run.writer_lock import DYING_SECONDS, Holder
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """Turn the system's error into one that says how to go on.
+
+    Raises:
+        RecipeError: the disk or the user's quota is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise RecipeError(
+            "data.folder",
+            f"no space is left in {folder} ({error.strerror})",
+            "free some, and give the same command again: what is finished stays",
+        ) from error
+
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

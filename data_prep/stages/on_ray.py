@@ -13,9 +13,8 @@ from typing import Literal
 
 from datatrove.executor.ray import RayPipelineExecutor
 
-from data_prep.stages.executors import Say, cores
+from data_prep.stages.executors import Say, cores, run_task_elsewhere
 from data_prep.stages.lock import share_lock
-from data_prep.stages.run_task import run_task_elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)

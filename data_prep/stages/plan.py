@@ -1,8 +1,9 @@
-"""What a pass does, as data: its settings, its tasks, and the hash of all that decides them.
+"""What a pass does, as data: settings, tasks, word lists, and the hash of all of them.
 
 The plan lies in the pass's folder as JSON; tasks on whatever machine read it from there.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.data.files import replace_atomically
+from components.data.files import record_file, replace_atomically
 from data_prep.formats import kind_of
+
+LISTS = ("stop_words", "flagged_words")
+
+
+def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Give ``steps`` with absolute paths of the lists, and beside it the lists' hashes."""
+    pinned = copy.deepcopy(dict(steps))
+    hashes = {}
+    filters = pinned["filters"]
+    ratios: Any = filters["text_ratios"] if isinstance(filters, dict) else "none"
+    for name in LISTS if isinstance(ratios, dict) else ():
+        path = Path(ratios[name])
+        if path.is_file():  # what is missing is refused by the step itself
+            ratios[name] = str(path.absolute())
+            hashes[name] = record_file(path).sha256
+    return {"steps": pinned, "lists": hashes}
+
 
 FILE_NAME = "plan.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class InputPiece:
     """A file, a byte range of it, or without a path an embedded corpus or a dataset."""
 
     name: str
@@ -29,15 +47,15 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class PassTask:
     """What one process works through at a time, in this order."""
 
     source: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[InputPiece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PassPlan:
     """One pass over the corpus.
 
     ``work`` is the module that does a task; its ``VERSION`` counts changes of its results.
@@ -46,7 +64,7 @@ class Plan:
     work: str
     version: int
     settings: Mapping[str, Any]
-    tasks: tuple[Task, ...]
+    tasks: tuple[PassTask, ...]
 
     @property
     def key(self) -> str:
@@ -69,15 +87,17 @@ class Plan:
             file.write(json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
 
 
-def read_plan(folder: Path) -> Plan:
-    """Read what :meth:`Plan.write` wrote."""
+def read_plan(folder: Path) -> PassPlan:
+    """Read what :meth:`PassPlan.write` wrote."""
     tree = json.loads((folder / FILE_NAME).read_bytes())
     tasks = tuple(
-        Task(source=task["source"], pieces=tuple(Piece(**piece) for piece in task["pieces"]))
+        PassTask(
+            source=task["source"], pieces=tuple(InputPiece(**piece) for piece in task["pieces"])
+        )
         for task in tree["tasks"]
     )
-    return Plan(**{**tree, "tasks": tasks})
+    return PassPlan(**{**tree, "tasks": tasks})
 
 
-def _identity(piece: Piece) -> Sequence[Any]:
+def _identity(piece: InputPiece) -> Sequence[Any]:
     return piece.sha256, kind_of(piece.name), piece.start, piece.end

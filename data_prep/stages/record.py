@@ -11,7 +11,7 @@ from typing import Any
 
 from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
-from data_prep.stages.tally import Tally, merge_tallies, tally_of
+from data_prep.stages.tally import DocumentTally, merge_tallies, tally_of
 
 MANIFEST = "manifest.json"
 
@@ -22,7 +22,7 @@ class TaskRecord:
 
     key: str
     outputs: tuple[FileRecord, ...]
-    tally: Tally
+    tally: DocumentTally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class PassManifest:
 
     key: str
     outputs: tuple[tuple[FileRecord, ...], ...]
-    tally: Tally
+    tally: DocumentTally
 
 
 def stem_of(folder: Path, task: int) -> Path:
@@ -40,7 +40,7 @@ def stem_of(folder: Path, task: int) -> Path:
 
 
 def write_record(
-    folder: Path, task: int, key: str, files: Sequence[Path], tally: Tally
+    folder: Path, task: int, key: str, files: Sequence[Path], tally: DocumentTally
 ) -> None:
     """Declare a task done: its files are on disk."""
     tally.check()

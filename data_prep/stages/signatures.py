@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.spec.near_duplicates import NearDuplicates
+from components.config.schema.data import NearDuplicates
 from data_prep.near_duplicates import write_signatures
 from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import Task
+from data_prep.stages.plan import PassTask
 from data_prep.stages.shards import read_shard
-from data_prep.stages.tally import Tally
+from data_prep.stages.tally import DocumentTally
 
 VERSION = 2  # counts changes of data_prep.near_duplicates, too
 SIGNATURES = ".signatures.npy"
@@ -25,7 +25,9 @@ def settings_of(near: NearDuplicates) -> dict[str, Any]:
     return {**near.model_dump(mode="json"), **slots}
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: Tally) -> list[Path]:
+def work(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
     """Write the signatures of one shard, a row a document."""
     near = NearDuplicates.model_validate(settings)
     (piece,) = task.pieces

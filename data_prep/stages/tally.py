@@ -35,7 +35,7 @@ class Count:
 
 
 @dataclass
-class Tally:
+class DocumentTally:
     """Counts by source and language, and the first few documents that each reason removed.
 
     ``groups`` has the lowest and highest hash of a source's groups, where a pass says them.
@@ -69,7 +69,7 @@ class Tally:
         lowest, highest = self.groups.get(source, (hashed, hashed))
         self.groups[source] = min(lowest, hashed), max(highest, hashed)
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "DocumentTally") -> None:
         """Add the tally of a task that comes after this one."""
         for source, languages in other.counts.items():
             for language, count in languages.items():
@@ -98,22 +98,22 @@ class Tally:
         return self.counts.setdefault(source, {}).setdefault(language, Count())
 
 
-def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+def merge_tallies(tallies: Iterable[DocumentTally]) -> DocumentTally:
     """Sum the tallies of tasks, in their order."""
-    total = Tally()
+    total = DocumentTally()
     for tally in tallies:
         total.merge(tally)
     return total
 
 
-def tally_of(tree: Mapping[str, Any]) -> Tally:
+def tally_of(tree: Mapping[str, Any]) -> DocumentTally:
     """Read a tally back from JSON."""
     counts = {
         source: {language: Count(**count) for language, count in languages.items()}
         for source, languages in tree["counts"].items()
     }
     groups = {source: (lowest, highest) for source, (lowest, highest) in tree["groups"].items()}
-    return Tally(counts, dict(tree["examples"]), groups)
+    return DocumentTally(counts, dict(tree["examples"]), groups)
 
 
 def _size(text: str) -> int:

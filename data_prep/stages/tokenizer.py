@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from components.build import build
-from data_prep.given_tokenizer import FILE_NAMES
-from data_prep.split import Split
+from data_prep.split import HeldOutSplit
 from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import Piece, Task
+from data_prep.stages.plan import InputPiece, PassTask
 from data_prep.stages.shards import read_shard
 from data_prep.stages.signatures import BROKEN
-from data_prep.tokenizer_sample import training_texts
+from data_prep.tokenise import FILE_NAMES, training_texts
 
 VERSION = 1  # counts changes of the classes of tokenizers, too
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
+def work(task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
     """Train on the shards, ``settings["shards"]`` of each source, and name the files."""
     for piece in task.pieces:
         check_piece(piece, "tokenizer", BROKEN)
@@ -27,11 +26,11 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> 
         name: partial(_documents, [next(pieces) for _ in range(number)])
         for name, number in settings["shards"].items()
     }
-    splits = {name: Split(**split) for name, split in settings["splits"].items()}
+    splits = {name: HeldOutSplit(**split) for name, split in settings["splits"].items()}
     tokenizer = build(settings["tokenizer"], "tokenizer")
     tokenizer.train(training_texts(sources, splits, settings["sample_bytes"]), stem.parent)
     return [path for name in FILE_NAMES if (path := stem.parent / name).is_file()]
 
 
-def _documents(pieces: list[Piece]) -> Any:
+def _documents(pieces: list[InputPiece]) -> Any:
     return chain.from_iterable(read_shard(Path(str(piece.path))) for piece in pieces)

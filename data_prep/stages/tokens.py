@@ -10,9 +10,9 @@ from components.build import build
 from components.data.files import replace_atomically
 from components.data.tokenizer import Tokenizer
 from data_prep.encode import encode
-from data_prep.split import Split
+from data_prep.split import HeldOutSplit
 from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import Task
+from data_prep.stages.plan import PassTask
 from data_prep.stages.shards import read_shard
 from data_prep.stages.signatures import BROKEN
 
@@ -21,7 +21,7 @@ SIDES = ("train", "held_out")
 COUNTS = ".counts.json"
 
 
-def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
+def work(task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
     """Write a token file for each side, and how many documents each of them has.
 
     The task's pieces are a shard of text and the tokenizer's file.
@@ -31,7 +31,7 @@ def work(task: Task, settings: Mapping[str, Any], stem: Path, tally: object) -> 
     shard, file = (Path(str(piece.path)) for piece in task.pieces)
     description = json.dumps(settings["tokenizer"], sort_keys=True)
     tokenizer = _loaded(description, file.parent, task.pieces[1].sha256)
-    split = Split(**settings["splits"][task.source])
+    split = HeldOutSplit(**settings["splits"][task.source])
     files = [stem.with_suffix(f".{side}.tokens") for side in SIDES]
     parts = (split.train_text, split.held_out_text)
     # The shard is read once for each side: reading is quick beside encoding.

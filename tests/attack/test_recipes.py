@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
-from command.data_file import MAX_BYTES, read_data
 from command.recipe_file import check_recipe_file
+from command.yaml_file import MAX_BYTES, read_data
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
 from tests.attack.composed import ATTACKS, attack
 
 INDEX: list[dict[str, Any]] = json.loads((ATTACKS / "index.json").read_text("utf-8"))
@@ -95,7 +95,7 @@ def test_without_its_guard_the_attack_is_not_refused_so(
 def test_a_resolver_that_survives_would_tell_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.spec.targets.refuse_reference", lambda *_: None)
+    monkeypatch.setattr("components.config.targets.refuse_reference", lambda *_: None)
     survived = composed(ATTACKS / "resolver_that_survives.yaml").model["init_from"]
     assert survived == "${oc.env:HOME}"  # which Hydra would fill in when it builds the model
 
@@ -124,7 +124,7 @@ def test_no_more_than_the_limit_is_read(folder: Path, monkeypatch: pytest.Monkey
     assert "huge.yaml:333334: huge.yaml is larger than 1,000,000 bytes" in attack(
         Path("huge.yaml")
     )
-    monkeypatch.setattr("command.data_file.refuse_size", lambda *_: None)
+    monkeypatch.setattr("command.yaml_file.refuse_size", lambda *_: None)
     assert "holds no mapping" in attack(Path("huge.yaml"))
 
 

@@ -1,7 +1,7 @@
 """The page of what was broken says what the results say; draws can be made again."""
 
-from benchmarks.chaos import BEGIN, END, PAGE, asked_for, kept_rows, table
-from benchmarks.chaos_cases import CASES, DRAWS, LAYOUTS, check_complete, draws
+from benchmarks.chaos.cases import CASES, DRAWS, LAYOUTS, check_complete, draws
+from benchmarks.chaos.chaos import BEGIN, END, PAGE, asked_for, kept_rows, table
 
 
 def test_the_page_has_the_rows_that_are_kept() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from benchmarks.gpu import titan
-from benchmarks.gpu.cases import Case, read_cases
+from benchmarks.gpu.cases import GpuCase, read_cases
 from benchmarks.gpu.checks import run_tests, summary_of
 from benchmarks.gpu.observing import MOST_KERNELS, table_of
 from benchmarks.gpu.one import measure
@@ -39,7 +39,7 @@ def own_world() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def needs_torchtitan(case: Case) -> bool:
+def needs_torchtitan(case: GpuCase) -> bool:
     return "titan" in str(case.settings) and find_spec("torchtitan") is None
 
 
@@ -109,4 +109,4 @@ def test_torchtitan_is_refused_a_shape_that_it_has_not(monkeypatch: pytest.Monke
     words = [word for word in TOYS["short"].settings["words"] if "tied" not in word]
     recipe = compose([*words, "model.tied_embeddings=true"])
     with pytest.raises(RecipeError, match="model: tied weights"):
-        titan.Llama(recipe, torch.device("cpu"))
+        titan.TitanLlama(recipe, torch.device("cpu"))

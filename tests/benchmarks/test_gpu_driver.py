@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.gpu import drive
-from benchmarks.gpu.cases import CPU, Case, cases_of, read_cases
+from benchmarks.gpu.cases import CPU, GpuCase, cases_of, read_cases
 from benchmarks.gpu.drive import main
 from benchmarks.gpu.ours import compose
 from command.arguments import ROOT
@@ -128,7 +128,7 @@ def test_a_device_that_is_too_small_is_spared_the_case(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write({"large": ("finds", 60)})
-    large = Case(name="large", part="A", runs="", seconds=1, least_gib=100, settings={})
+    large = GpuCase(name="large", part="A", runs="", seconds=1, least_gib=100, settings={})
     monkeypatch.setattr(drive, "read_cases", lambda *_, **__: [large])
     monkeypatch.setattr(drive, "device_here", lambda: {"name": "a small one", "gib": 79.0})
     assert main(words_for(file)) == 0

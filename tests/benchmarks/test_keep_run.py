@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.keep_run import main, row_of
-from benchmarks.ledger_proofs import MEASURED, proof_of
+from benchmarks.ledger.keep_run import main, row_of
+from benchmarks.ledger.proofs import MEASURED, proof_of
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.errors import RecipeError

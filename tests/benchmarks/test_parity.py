@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.ledger_proofs import PARITY, proof_of
-from benchmarks.parity import LAYOUTS, key_of, main, prove, row_of
+from benchmarks.ledger.parity import LAYOUTS, key_of, main, prove, row_of
+from benchmarks.ledger.proofs import PARITY, proof_of
 from command.actions.parity import layouts_of
 from command.arguments import ROOT, read_point
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from components.spec.hardware import Hardware
+from components.config.schema.cluster import Hardware
 
 SMALL = (
     *("recipe=playbook1b", "cluster=hopper", "budget.sequence_length=64", "model.dim=64"),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import wanted
-from benchmarks.measured import cut_by_cost, read_rows
-from benchmarks.planner_accuracy import DATA, main, ranks, spearman
+from benchmarks.planning.measured import cut_by_cost, read_rows
+from benchmarks.planning.planner_accuracy import DATA, main, ranks, spearman
+from benchmarks.speed import wanted
 from components.errors import RecipeError
 
 TABLE = DATA / "h100_layouts.csv"

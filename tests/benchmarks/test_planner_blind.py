@@ -4,7 +4,7 @@ from statistics import median
 
 import yaml
 
-from benchmarks.planner_blind import (
+from benchmarks.planning.planner_blind import (
     DATA,
     efficiencies,
     megatron,
@@ -14,7 +14,7 @@ from benchmarks.planner_blind import (
     tuned_rows,
     tuning_job,
 )
-from components.spec.hardware import Hardware
+from components.config.schema.cluster import Hardware
 
 SOURCE = yaml.safe_load((DATA / "published_steps.yaml").read_text("utf-8"))
 

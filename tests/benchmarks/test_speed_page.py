@@ -10,13 +10,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import speed_kept, speed_page, wanted
 from benchmarks.kept import RESULTS, circumstances
 from benchmarks.marked import split_marked
-from benchmarks.speed_claims import Axis, Claim, Finding, read_claims, read_findings
-from benchmarks.speed_figures import Figure, Row, at_least, at_most, number
-from benchmarks.speed_kept import circumstances_of, merged, read_result
-from benchmarks.speed_plots import WIDTH, draw
+from benchmarks.speed import page as speed_page
+from benchmarks.speed import results, wanted
+from benchmarks.speed.claims import Axis, Claim, ClaimFinding, read_claims, read_findings
+from benchmarks.speed.figures import SpeedFigure, SpeedRow, at_least, at_most, number
+from benchmarks.speed.plots import WIDTH, draw
+from benchmarks.speed.results import circumstances_of, merged, read_result
 from command.arguments import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -26,7 +27,7 @@ NO_SPEED = {"chaos", "dryruns", "miniatures", "parity", "versions"}
 
 
 @pytest.fixture(scope="module")
-def findings() -> list[Finding]:
+def findings() -> list[ClaimFinding]:
     return read_findings()
 
 
@@ -45,7 +46,7 @@ def section(page: str, title: str) -> str:
     return page.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def finding_of(*rows: Row, **axis: Any) -> Finding:
+def finding_of(*rows: SpeedRow, **axis: Any) -> ClaimFinding:
     claim = Claim(
         key="made",
         title="Made",
@@ -55,10 +56,10 @@ def finding_of(*rows: Row, **axis: Any) -> Finding:
         axis=Axis(title="ratio", **({"peer": "the peer"} | axis)),
         cases=[],
     )
-    return Finding(claim=claim, rows=rows, says="", after="", result={})
+    return ClaimFinding(claim=claim, rows=rows, says="", after="", result={})
 
 
-def found(key: str, result: Any) -> Finding:
+def found(key: str, result: Any) -> ClaimFinding:
     (claim,) = (claim for claim in read_claims() if claim.key == key)
     return claim.found(result)
 
@@ -68,14 +69,14 @@ def digits(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def test_page_and_plots_are_what_the_kept_results_give(findings: list[Finding]) -> None:
+def test_page_and_plots_are_what_the_kept_results_give(findings: list[ClaimFinding]) -> None:
     made = speed_page.files(findings, speed_page.PAGE.read_text("utf-8"))
     stale = [path.name for path, text in made.items() if path.read_text("utf-8") != text]
     assert stale == [], f"`{speed_page.WRITER}` writes them"
     assert set(speed_page.PLOTS.iterdir()) == set(made) - {speed_page.PAGE}
 
 
-def test_every_kept_result_of_speed_has_its_claim(findings: list[Finding]) -> None:
+def test_every_kept_result_of_speed_has_its_claim(findings: list[ClaimFinding]) -> None:
     places = [one.claim.kept_in for one in findings]
     speaking = {Path(place).stem for place in places if "results" in place}
     every = {file.stem for file in RESULTS.glob("*.json")} - NO_SPEED - {"measured"}
@@ -122,9 +123,9 @@ def test_an_interval_is_judged_by_the_end_that_was_asked_for() -> None:
     result = kept("guards")
     result["paired_ratio"] = {"median": 0.99, "low": 0.97, "high": wanted.MOST_GUARDED + 0.001}
     assert [words for words, _ in found("guards", result).misses()] == ["a guarded step"]
-    figure = Figure(value=1.1, low=0.99, high=1.2, wanted=at_most(1.0, end="low"))
+    figure = SpeedFigure(value=1.1, low=0.99, high=1.2, wanted=at_most(1.0, end="low"))
     assert figure.met
-    assert not Figure(value=1.1, low=1.01, high=1.2, wanted=at_most(1.0, end="low")).met
+    assert not SpeedFigure(value=1.1, low=1.01, high=1.2, wanted=at_most(1.0, end="low")).met
 
 
 def test_a_figure_that_not_every_result_has_is_shown_where_it_is_kept() -> None:
@@ -156,10 +157,12 @@ def test_units_scale_a_figure_and_its_bound_alike() -> None:
 
 def test_what_the_peer_betters_is_told_though_nothing_was_asked() -> None:
     rows = [
-        Row(label="asked", figures={"found": Figure(value=0.4, wanted=at_least(0.3))}),
-        Row(label="slow", figures={"found": Figure(value=0.9)}),
-        Row(label="slower", figures={"found": Figure(value=0.5)}),
-        Row(label="quick", figures={"found": Figure(value=2.0)}),
+        SpeedRow(
+            label="asked", figures={"found": SpeedFigure(value=0.4, wanted=at_least(0.3))}
+        ),
+        SpeedRow(label="slow", figures={"found": SpeedFigure(value=0.9)}),
+        SpeedRow(label="slower", figures={"found": SpeedFigure(value=0.5)}),
+        SpeedRow(label="quick", figures={"found": SpeedFigure(value=2.0)}),
     ]
     said = "- [Made](#made): 2 of 4 figures, at the worst slower: 0.500.\n"
     assert said in speed_page.summary([finding_of(*rows, better="more")])
@@ -169,34 +172,33 @@ def test_what_the_peer_betters_is_told_though_nothing_was_asked() -> None:
         assert speed_page.BEHIND not in speed_page.summary([finding_of(*rows, **axis)])
 
 
-def test_each_claim_names_a_command_that_its_script_explains(findings: list[Finding]) -> None:
+def test_each_claim_names_a_command_that_its_script_explains(
+    findings: list[ClaimFinding],
+) -> None:
     page = speed_page.PAGE.read_text("utf-8")
-    assert "python -m benchmarks.guards recipe=NAME [key=value ...], kept in" in page
+    assert "python -m benchmarks.training.guards recipe=NAME [key=value ...], kept in" in page
     for finding in findings:
         words = speed_page.usage(finding.claim.script).split()
-        assert words[:3] == ["python", "-m", f"benchmarks.{finding.claim.script}"]
+        assert words[:2] == ["python", "-m"]
+        assert words[2].rpartition(".")[2] == finding.claim.script
 
 
-def test_make_measures_every_claim_anew(findings: list[Finding]) -> None:
+def test_make_measures_every_claim_anew(findings: list[ClaimFinding]) -> None:
     lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
-    run = {
-        line.split()[2].removeprefix("benchmarks.")
-        for line in lines
-        if "-m benchmarks." in line
-    }
+    run = {line.split()[2].rpartition(".")[2] for line in lines if "-m benchmarks." in line}
     assert {one.claim.script for one in findings} <= run
 
 
 def test_bounds_themselves_are_met() -> None:
-    assert Figure(value=1.15, wanted=at_least(1.15)).met
-    assert Figure(value=12.0, wanted=at_most(12.0)).met
-    assert not Figure(value=12.1, wanted=at_most(12.0)).met
-    assert Figure(value=9e9).met
+    assert SpeedFigure(value=1.15, wanted=at_least(1.15)).met
+    assert SpeedFigure(value=12.0, wanted=at_most(12.0)).met
+    assert not SpeedFigure(value=12.1, wanted=at_most(12.0)).met
+    assert SpeedFigure(value=9e9).met
 
 
 def test_a_page_without_a_miss_names_none() -> None:
     fine = finding_of(
-        Row(label="a", figures={"found": Figure(value=2.0, wanted=at_least(1.0))})
+        SpeedRow(label="a", figures={"found": SpeedFigure(value=2.0, wanted=at_least(1.0))})
     )
     text = speed_page.summary([fine])
     assert "Of 1 figures of which something was asked, 1 reach it.\n" in text
@@ -227,7 +229,7 @@ def test_a_result_that_says_less_of_itself_is_shown_with_what_it_has(
         "versions": "torch 2.13.0",
     }
     assert missing == ["peer", "convention", "date"]
-    monkeypatch.setattr(speed_kept, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert read_result("worlds") is None
 
 
@@ -263,7 +265,7 @@ def test_every_benchmark_that_keeps_a_result_says_beside_whom_and_how() -> None:
 
 
 def test_plots_ask_for_no_other_file_and_keep_their_words_inside(
-    findings: list[Finding],
+    findings: list[ClaimFinding],
 ) -> None:
     for finding in findings:
         svg = ET.fromstring(draw(finding))
@@ -282,7 +284,9 @@ def test_plots_ask_for_no_other_file_and_keep_their_words_inside(
 
 def test_points_stand_where_their_values_are() -> None:
     """Of ratios 1, 2, 4 on a logarithmic axis the middle one is half-way, as on paper."""
-    rows = [Row(label=f"{v}", figures={"found": Figure(value=v)}) for v in (1.0, 2.0, 4.0)]
+    rows = [
+        SpeedRow(label=f"{v}", figures={"found": SpeedFigure(value=v)}) for v in (1.0, 2.0, 4.0)
+    ]
     svg = ET.fromstring(draw(finding_of(*rows, log=True)))
     _, *places = (x for x, _ in points(svg))
     assert places[1] == pytest.approx((places[0] + places[2]) / 2, abs=0.11)
@@ -298,15 +302,19 @@ def test_points_stand_where_their_values_are() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_a_plot_of_equals_has_room_around_them(log: bool) -> None:
     svg = ET.fromstring(
-        draw(finding_of(Row(label="a", figures={"found": Figure(value=1.0)}), log=log))
+        draw(
+            finding_of(SpeedRow(label="a", figures={"found": SpeedFigure(value=1.0)}), log=log)
+        )
     )
     *_, (place, _) = points(svg)
     assert 0.3 * WIDTH < place < 0.6 * WIDTH
 
 
 def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
-    figure = Figure(value=0.5, wanted=at_least(1.5))
-    svg = ET.fromstring(draw(finding_of(Row(label="a & b < c", figures={"found": figure}))))
+    figure = SpeedFigure(value=0.5, wanted=at_least(1.5))
+    svg = ET.fromstring(
+        draw(finding_of(SpeedRow(label="a & b < c", figures={"found": figure})))
+    )
     words = [text.text for text in svg.iter(f"{SVG}text")]
     assert "0.500 missed" in words
     assert "a & b < c" in words
@@ -315,7 +323,9 @@ def test_a_miss_is_seen_in_the_plot_with_what_was_asked_for() -> None:
     assert float(marks[-1].attrib["x1"]) > points(svg)[-1][0]
 
 
-def test_series_differ_in_shape_as_on_paper_without_colours(findings: list[Finding]) -> None:
+def test_series_differ_in_shape_as_on_paper_without_colours(
+    findings: list[ClaimFinding],
+) -> None:
     for finding in findings:
         drawn = [mark.attrib["d"] for mark in ET.fromstring(draw(finding)).iter(f"{SVG}path")]
         assert len(set(drawn)) == len(finding.series)

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import versions_page
-from benchmarks.versions import apart, found_by
-from benchmarks.versions_environments import ENVIRONMENTS, REFERENCE, build, chosen
-from benchmarks.versions_page import cells, holds, table, write_page
+from benchmarks.versions import page as versions_page
+from benchmarks.versions.environments import ENVIRONMENTS, REFERENCE, build, chosen
+from benchmarks.versions.page import cells, holds, table, write_page
+from benchmarks.versions.versions import apart, found_by
 from components.errors import RecipeError
 from components.versions import PYTHON, TORCH, TORCH_RELEASES, release_of
 
@@ -54,7 +54,7 @@ def test_a_python_that_is_not_here_is_told(
 def test_an_environment_that_has_these_locks_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from benchmarks.versions_environments import digest
+    from benchmarks.versions.environments import digest
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.records import Jobs
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 from tests.cluster.jobs import recipe_of
 from tests.cluster.programs import Programs
 from tests.cluster.slurm import JUWELS, LocalSlurm, local_slurm

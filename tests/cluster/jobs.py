@@ -11,7 +11,7 @@ from cluster.render import render
 from cluster.user import read_user
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.spec.recipe import Recipe
+from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))

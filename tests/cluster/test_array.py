@@ -9,8 +9,8 @@ import pytest
 from cluster.array import OnSlurm, array_settings
 from cluster.render import fill
 from cluster.user import User, read_user
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
 from data_prep.stages.array import Array, QueuedError, read_array
 from tests.cluster.jobs import CHECKOUT, recipe_of
 from tests.cluster.programs import Programs, queued

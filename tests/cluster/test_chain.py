@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from cluster.chain import OVER, begin, chain_of, end, stuck
-from cluster.records import JobRecord, Jobs, now
-from cluster.telling import WITHOUT_A_WORD
+from cluster.records import WITHOUT_A_WORD, JobRecord, Jobs, now
+from components.config.schema.recipe import read_recipe
 from components.run.lines import read_lines
-from components.spec.recipe import read_recipe
 from tests.cluster.programs import Programs, queued
 
 NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from command.arguments import ROOT
 from components.run.lines import read_lines
-from components.train.software import required
+from components.run.provenance import required
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_preflight_life import SHORT
 from tests.cluster.test_slurm_life import (

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.pbs import Pbs
 from cluster.records import Jobs, now
-from cluster.scheduler import Place, Scheduler, check_id, user_name
+from cluster.scheduler import JobPlace, Scheduler, check_id, user_name
 from cluster.slurm import Slurm
 from command.main import main
 from components.errors import RecipeError
@@ -78,7 +78,7 @@ def test_nothing_is_called_with_what_is_no_id(
 def test_a_record_of_a_job_that_is_not_that_of_its_name_is_refused(
     jobs: Jobs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.begin(Place(job="77_1", attempt=0, nodes=("n1",)))
+    jobs.begin(JobPlace(job="77_1", attempt=0, nodes=("n1",)))
     file = jobs.path / "77_1-0.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "job": "../../other/1"}))
     assert main(["action=status", f"run={jobs.folder.path}"]) == 2

@@ -13,17 +13,17 @@ from cluster.allocation import look_at_allocation
 from cluster.chain import begin, end
 from cluster.preflight import look_at_nodes
 from cluster.records import Jobs, now
+from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.preflight.verdict import (
-    Judged,
-    Report,
-    Verdict,
+    NodeReport,
+    NodeVerdict,
+    PreflightVerdict,
     read_verdict,
     write_verdict,
 )
+from components.run.folder import RunFolder
 from components.run.lines import read_lines
-from components.spec.recipe import read_recipe
-from components.train.run_folder import RunFolder
 from tests.cluster.jobs import job_of, recipe_of
 from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import free_ports
@@ -53,7 +53,7 @@ def jobs(run_on: Callable[..., Jobs], programs: Programs) -> Jobs:
     return jobs
 
 
-def speak(port: int, reports: list[Report]) -> None:
+def speak(port: int, reports: list[NodeReport]) -> None:
     """Say what nodes say, in their place; their links are all of one speed."""
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
     for one in reports:
@@ -62,7 +62,7 @@ def speak(port: int, reports: list[Report]) -> None:
         store.set(f"links/{name}", json.dumps({"other": 1.0}))
 
 
-def look(run: Path, reports: list[Report], seen: Mapping[str, str] = SEEN) -> int:
+def look(run: Path, reports: list[NodeReport], seen: Mapping[str, str] = SEEN) -> int:
     (port,) = free_ports(1)
     speaker = threading.Thread(target=speak, args=(port, reports))
     speaker.start()
@@ -72,7 +72,7 @@ def look(run: Path, reports: list[Report], seen: Mapping[str, str] = SEEN) -> in
         speaker.join()
 
 
-def with_bad(name: str, check: str) -> Report:
+def with_bad(name: str, check: str) -> NodeReport:
     return report(name).model_copy(update={"findings": (finding(check, "bad"),)})
 
 
@@ -129,7 +129,7 @@ def test_of_ranks_that_fail_the_node_is_one_of_those_that_were_chosen(jobs: Jobs
 
 
 def test_a_job_that_begins_forgets_the_verdict_of_the_one_before(jobs: Jobs) -> None:
-    write_verdict(jobs.folder, Verdict(needed=1, nodes=(), seconds=1.0))
+    write_verdict(jobs.folder, PreflightVerdict(needed=1, nodes=(), seconds=1.0))
     begin(jobs.folder.path, SEEN)
     assert read_verdict(jobs.folder) is None
     assert (jobs.folder.path / "preflight" / "hosts").read_text().split() == list(NODES)
@@ -139,8 +139,8 @@ def test_where_no_node_answers_the_next_job_may_be_luckier(
     jobs: Jobs, programs: Programs
 ) -> None:
     silent = (finding("answer", "bad"),)
-    nodes = tuple(Judged(node=name, findings=silent) for name in NODES)
-    write_verdict(jobs.folder, Verdict(needed=2, nodes=nodes, seconds=1.0))
+    nodes = tuple(NodeVerdict(node=name, findings=silent) for name in NODES)
+    write_verdict(jobs.folder, PreflightVerdict(needed=2, nodes=nodes, seconds=1.0))
     assert end(jobs.folder.path, 1) == 1
     (job,) = jobs.all()
     assert job.why.startswith("preflight: answer on every node; ")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster.records import Jobs, now, saved_tokens
-from cluster.scheduler import Place
-from components.train.run_folder import RunFolder
+from cluster.scheduler import JobPlace
+from components.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def jobs(tmp_path: Path) -> Jobs:
     return Jobs(RunFolder(tmp_path))
 
 
-def place(job: str, attempt: int = 0) -> Place:
-    return Place(job=job, attempt=attempt, nodes=("n1", "n2"))
+def place(job: str, attempt: int = 0) -> JobPlace:
+    return JobPlace(job=job, attempt=attempt, nodes=("n1", "n2"))
 
 
 def submit(jobs: Jobs, chain: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.records import JobRecord, Jobs
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 from tests.cluster import openpbs
 from tests.cluster.jobs import ROOT
 from tests.cluster.site_page import tried

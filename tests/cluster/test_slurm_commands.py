@@ -11,7 +11,7 @@ from cluster.records import Jobs
 from cluster.slurm import Slurm
 from cluster.status import status_of
 from command.main import main
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from cluster.records import Jobs, now
-from cluster.scheduler import Place
+from cluster.scheduler import JobPlace
 from cluster.slurm import Slurm
 from cluster.status import REASONS, RunStatus, explain, status_of
 from command.arguments import read_point
 from command.main import main
-from command.named_runs import named_runs
+from command.path_checks import named_runs
 from components.errors import RecipeError
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
@@ -24,6 +24,7 @@ Run = Callable[..., Jobs]
 def jobs(run_on: Run, programs: Programs) -> Jobs:
     """A run submitted as 77, of which the queue knows nothing."""
     programs.add("squeue")
+    programs.add("sbatch")  # a host without it asks no scheduler
     jobs = run_on("juwels")
     jobs.add_submission("77", at=now(), words=[], jobs=4)
     return jobs
@@ -34,7 +35,7 @@ def ask(jobs: Jobs) -> RunStatus:
 
 
 def begin(jobs: Jobs, job: str) -> None:
-    jobs.begin(Place(job=job, attempt=0, nodes=("n1",)))
+    jobs.begin(JobPlace(job=job, attempt=0, nodes=("n1",)))
 
 
 def end(jobs: Jobs, job: str, *, ended: str, why: str = "") -> None:

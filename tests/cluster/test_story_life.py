@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from command.main import main
-from components.report.run_folder import load_run
+from components.report.outcome import load_run
 from components.run.lines import read_lines
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import (

@@ -13,14 +13,14 @@ import yaml
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
 from components.planner import calibrated
 from components.planner.calibrated import corrected
 from components.planner.job import job_of
 from components.planner.memory import rank_memory
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
-from components.spec.hardware import Hardware
-from components.spec.recipe import Recipe
 
 RUNS = ("action=plan", "output=json")
 PLAN = (*RUNS, "cluster=hopper")

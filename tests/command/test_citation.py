@@ -6,8 +6,8 @@ import re
 import pytest
 import yaml
 
+from command.actions.show import WORKS, citations
 from command.arguments import ROOT, read_point
-from command.citation import WORKS, citations
 from command.compose import compose_recipe
 from command.main import main
 from components.errors import RecipeError

@@ -8,9 +8,8 @@ import pytest
 from command.actions import dryrun
 from command.main import main
 from command.outcome import Status
-from components.dryrun.drive import RoleError
-from components.dryrun.roles import roles_of
-from components.spec.recipe import Recipe
+from components.config.schema.recipe import Recipe
+from components.dryrun.drive import RoleError, roles_of
 
 GIB = 2**30
 WORDS = ["recipe=playbook3b", "cluster=hopper", "action=dryrun"]

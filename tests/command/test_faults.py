@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from command.faults import attempt
+from command.entry import attempt
 from command.main import main
-from command.outcome import Outcome
+from command.outcome import ActionResult
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Let ``action=show`` raise something."""
 
     def breaks(error: BaseException) -> None:
-        def run(arguments: object) -> Outcome:
+        def run(arguments: object) -> ActionResult:
             raise error
 
         monkeypatch.setattr("command.actions.show.run", run)
@@ -162,14 +162,14 @@ def test_what_the_system_refuses_and_a_user_can_mend_is_no_fault(
 def test_one_faulty_point_of_a_sweep_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def run(arguments: object) -> Outcome:
+    def run(arguments: object) -> ActionResult:
         seed = arguments.values["budget.seed"]  # type: ignore[attr-defined]
         if seed == 1:
             raise KeyError("walnuts")
         if seed == 2:
             raise RecipeError("budget.seed", "two")
         sys.stdout.write(f"seed {seed}\n")
-        return Outcome()
+        return ActionResult()
 
     monkeypatch.setattr("command.actions.show.run", run)
     assert main(["-m", *SHOW, "budget.seed=1,2,3"]) == 4
@@ -184,7 +184,7 @@ def test_an_interrupt_ends_a_sweep(
 ) -> None:
     begun = []
 
-    def run(arguments: object) -> Outcome:
+    def run(arguments: object) -> ActionResult:
         begun.append(arguments)
         raise KeyboardInterrupt
 
@@ -211,7 +211,7 @@ def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> 
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    def breaks() -> Outcome:
+    def breaks() -> ActionResult:
         raise KeyError("x")
 
     monkeypatch.setattr(sys, "stderr", Gone())
@@ -256,4 +256,4 @@ def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in blind)
     ]
-    assert taking == ["command/faults.py"]
+    assert taking == ["command/entry.py"]

@@ -15,8 +15,8 @@ import torch
 
 from command.main import main
 from components.errors import RecipeError
+from components.run.folder import RunFolder
 from components.train.launch import how_it_ended
-from components.train.run_folder import RunFolder
 from tests.life.conftest import TINY, act
 
 JOB = {
@@ -208,7 +208,7 @@ def test_no_action_follows_a_link_out_of_a_run(
 def test_a_marker_that_names_a_file_elsewhere_is_damaged(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from components.checkpoint.marker import MARKER, read_marker
+    from components.checkpoint.metadata import MARKER, read_marker
 
     (checkpoint,) = (run / "checkpoints").iterdir()
     marker = read_marker(checkpoint)

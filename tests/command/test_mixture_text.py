@@ -2,7 +2,7 @@
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.mixture_text import mixture_lines
+from command.plan_text import mixture_lines
 
 GIVEN = "data.shares={en: 0.25, de: 0.75}"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from command.main import main
-from command.points import split_sweep
+from command.sweep import split_sweep
 from components.errors import RecipeError
 
 RECIPE = ("-m", "recipe=teuken7b")

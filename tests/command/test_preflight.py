@@ -9,8 +9,8 @@ import torch
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
-from components.train.run_folder import RunFolder
-from components.train.software import describe_software
+from components.run.folder import RunFolder
+from components.run.provenance import describe_software
 from tests.life.conftest import TINY
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from command.lock_file import Received, read_given
+from command.lock_file import ReceivedLock, read_given
 from command.main import main
 from components.sharing.lock import is_sealed, write_text
 from tests.command.test_study_listed import RATES
@@ -106,7 +106,7 @@ def test_a_lock_sealed_anew_is_judged_as_any_other(
 ) -> None:
     save(forge(written["lock"], "asked", "values", why="sealed anew"), "plain.yaml")
     given = read_given(Path("plain.yaml"))
-    assert isinstance(given, Received)
+    assert isinstance(given, ReceivedLock)
     head, seal, body = write_text(given.lock, "by somebody").partition("below: ")
     body = body[65:].replace("sealed anew", "${oc.env:HOME}")
     text = f"{head}{seal}{sha256(body.encode()).hexdigest()}\n{body}"

@@ -7,9 +7,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.data_file import MAX_BYTES
+from command.yaml_file import MAX_BYTES
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,11 +7,11 @@ import pytest
 
 from command.arguments import read_point
 from command.main import main
-from command.run_places import check_data_place, check_run_places
+from command.path_checks import check_data_place, check_run_places
+from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
+from components.run.folder import RunFolder, existing_run_folder
 from components.run.ownership import sign
-from components.spec.recipe import Recipe, read_recipe
-from components.train.run_folder import RunFolder, existing_run_folder
 from tests.components.tracking.runs import START, STEPS, write_run
 
 TEXT = "data.sources={eu: {files: ['/theirs/text/*.txt']}}"

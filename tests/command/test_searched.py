@@ -9,9 +9,9 @@ from command.actions.render import run as render
 from command.actions.show import run as show
 from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.spec.recipe import Recipe
 
 JUWELS = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto"]
 

@@ -11,8 +11,8 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
+from components.run import provenance
 from components.sharing.lock import is_sealed
-from components.train import software
 
 Json = Callable[..., dict[str, Any]]
 MADE: dict[str, str] = {}
@@ -162,11 +162,11 @@ def test_a_byte_of_the_code_is_named_by_its_room(
     folder: Path, answer: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clone = folder / "clone"
-    for name in (*software.ROOMS, "requirements"):
-        copy = shutil.copytree if (software.ROOT / name).is_dir() else shutil.copy
+    for name in (*provenance.ROOMS, "requirements"):
+        copy = shutil.copytree if (provenance.ROOT / name).is_dir() else shutil.copy
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(software.ROOT / name, clone / name)
-    monkeypatch.setattr(software, "ROOT", clone)
+        copy(provenance.ROOT / name, clone / name)
+    monkeypatch.setattr(provenance, "ROOT", clone)
     give("x.lock.yaml")
     assert answer("action=verify", "file=x.lock.yaml")["same_mathematics"]
     file = clone / "components" / "model" / "mlp.py"
@@ -186,7 +186,7 @@ def test_every_byte_below_the_seal_is_sealed() -> None:
 
 
 def test_a_byte_of_the_code_changes_the_hash_of_its_room(folder: Path) -> None:
-    from components.train.software import hash_room
+    from components.run.provenance import hash_room
 
     room = folder / "room"
     room.mkdir()

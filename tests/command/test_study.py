@@ -11,7 +11,7 @@ import yaml
 from command.actions import auto
 from command.arguments import ROOT, Arguments
 from command.main import main
-from command.outcome import Outcome
+from command.outcome import ActionResult
 from components.errors import RecipeError
 from tests.life.conftest import TINY
 
@@ -97,7 +97,7 @@ def test_a_study_trained_here_goes_on_and_repeats_nothing(
     begun: list[tuple[str, ...]] = []
     train = auto.run
 
-    def interrupted(arguments: Arguments) -> Outcome:
+    def interrupted(arguments: Arguments) -> ActionResult:
         if "budget.global_batch_tokens=256" in arguments.words:
             begun.append(arguments.words)
             if len(begun) == 2:

@@ -13,12 +13,12 @@ import yaml
 from command.actions import auto
 from command.arguments import ROOT, Arguments
 from command.main import main
-from command.outcome import Outcome
-from command.study_asked import ask
-from command.study_listed import run_points
-from command.study_runs import Ended
+from command.outcome import ActionResult
+from command.study.listed import run_points
+from command.study.listed_points import ListedStudy
+from command.study.request import ask
+from command.study.runs import PointEnding
 from components.errors import RecipeError
-from components.spec.study_listed import Listed
 from tests.life.conftest import TINY
 
 WEAK = "smng_p2_weak"
@@ -124,7 +124,7 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     begun: list[tuple[str, ...]] = []
     train = auto.run
 
-    def interrupted(arguments: Arguments) -> Outcome:
+    def interrupted(arguments: Arguments) -> ActionResult:
         begun.append(arguments.words)
         if len(begun) == 2:
             raise KeyboardInterrupt
@@ -152,7 +152,7 @@ def test_no_more_runs_are_under_way_than_asked_for(
 ) -> None:
     write(folder, {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512]}})
     study = ask(["study=rates.yaml", "at_most=2", *WORDS]).study
-    assert isinstance(study, Listed)
+    assert isinstance(study, ListedStudy)
     asked: list[int] = []
     under_way: set[int] = set()
 
@@ -165,13 +165,13 @@ def test_no_more_runs_are_under_way_than_asked_for(
             under_way.add(point["budget.global_batch_tokens"])
             asked.append(len(under_way))
 
-        def look(self, point: Any) -> Ended | None:
+        def look(self, point: Any) -> PointEnding | None:
             batch = point["budget.global_batch_tokens"]
             looks[batch] = looks.get(batch, 0) + 1
             if looks[batch] < 4:
                 return None
             under_way.remove(batch)
-            return Ended(float(batch), "")
+            return PointEnding(float(batch), "")
 
     looks: dict[int, int] = {}
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -240,7 +240,7 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     groups = itertools.groupby(rows, key=lambda row: tuple(float(row[c]) for c in cell))
     best = [next(group) for _, group in groups]
     study = ask(["study=playbook_best", "action=plan"]).study
-    assert isinstance(study, Listed)
+    assert isinstance(study, ListedStudy)
     recipes = {"1.34": "playbook1b", "3.57": "playbook3b", "8.86": "playbook8b"}
     wanted = {
         (

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from command.arguments import ROOT
-from command.labels import LONGEST, labels
 from command.main import main
-from command.points import split_sweep
+from command.sweep import LONGEST, labels, split_sweep
 from tests.life.conftest import TINY
 
 HERE = (

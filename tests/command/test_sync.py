@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from command.actions.sync import tracking_of
 from command.arguments import read_point
 from command.main import main
-from command.tracked import tracking_of
+from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe, read_recipe
-from components.tracking import installed
+from components.tracking import run_export
 from tests.components.tracking.runs import START, STEPS, write_run
 
 WANDB = "tracking=wandb"
@@ -94,7 +94,7 @@ def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) 
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_export, "find_spec", lambda name: None)
     assert main(["action=sync", f"run={run}", WANDB]) == 2
     said = capsys.readouterr().err
     assert said.startswith("tracking.wandb: wandb is not installed\n")

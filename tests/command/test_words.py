@@ -7,9 +7,9 @@ import pytest
 
 from command.arguments import COMMAND_KEYS
 from command.main import main
-from command.words import ACTIONS, USES, check_words, is_own
+from command.options import ACTIONS, USES, check_words, is_own
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
 from tests.components.tracking.runs import START, STEPS, write_run
 
 ROOT = Path(__file__).resolve().parents[2]

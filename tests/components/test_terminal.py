@@ -17,13 +17,13 @@ from rich.text import Text
 
 from command.actions.plan import as_json
 from command.actions.show import print_recipe
-from command.differences_text import print_differences
+from command.comparison import print_differences
 from command.plan_text import print_plan
+from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
-from components.planner.picture import picture_of
 from components.planner.plan import plan_recipe
+from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare
-from components.spec.recipe import Recipe, check_recipe
 from components.terminal import console, prepare_streams, printable, say, say_at_once, tell
 from tests.recipes.test_plans import at_home
 
@@ -197,7 +197,7 @@ def test_streams_that_are_no_files_are_left_alone(monkeypatch: pytest.MonkeyPatc
 BAR = f"""
 from types import SimpleNamespace
 from components.terminal import console
-from components.train.display import Display
+from components.train.callbacks.display import Display
 display = Display(console(stderr=True))
 derived = SimpleNamespace(steps=2)
 recipe = SimpleNamespace(name={HOSTILE!r}, derived=derived)

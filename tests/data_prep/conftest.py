@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 import yaml
 
+from components.config.schema.data import HubDataset
+from components.config.schema.document_steps import DocumentSteps
+from components.config.schema.recipe import read_section
 from components.data.unigram import Unigram
-from components.spec.data import HubDataset
-from components.spec.document_steps import DocumentSteps
-from components.spec.recipe import read_section
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SETTINGS = CONF / "tokenizer" / "unigram_eu24.yaml"

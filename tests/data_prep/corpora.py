@@ -9,11 +9,10 @@ from typing import Any
 
 import yaml
 
-from components.spec.corpus import Preparation
-from components.spec.data import Source
-from data_prep.corpus import Cleaned, Corpus
+from components.config.schema.data import Preparation, Source
+from data_prep.corpus import CleanCorpus, Corpus
+from data_prep.stages.engine import Passes
 from data_prep.stages.executors import Executor, Local
-from data_prep.stages.passes import Passes
 from data_prep.stages.shards import CleanShard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +61,7 @@ def clean(
     executor: Executor | None = None,
     said: list[str] | None = None,
     **changes: Any,
-) -> Cleaned:
+) -> CleanCorpus:
     """Run every pass, in this process unless another executor is given."""
     passes = passes_of(root, executor=executor, said=said)
     preparation = preparation_of(**changes)
@@ -80,19 +79,19 @@ def passes_of(
     )
 
 
-def texts_of(cleaned: Cleaned) -> dict[str, list[str]]:
+def texts_of(cleaned: CleanCorpus) -> dict[str, list[str]]:
     return {
         name: [document.text for document in source.documents()]
         for name, source in cleaned.sources.items()
     }
 
 
-def digest_of(cleaned: Cleaned) -> str:
+def digest_of(cleaned: CleanCorpus) -> str:
     """Hash all that the preparation hands on: the shards' hashes, the keys, the counts."""
     shards = {name: source.records for name, source in cleaned.sources.items()}
     return hashlib.sha256(repr((shards, cleaned.stages)).encode()).hexdigest()
 
 
-def shards_of(cleaned: Cleaned, name: str) -> list[Path]:
+def shards_of(cleaned: CleanCorpus, name: str) -> list[Path]:
     inputs = cleaned.sources[name].inputs
     return [shard.path for shard in inputs if isinstance(shard, CleanShard)]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from components.spec.data import Source
+from components.config.schema.data import Source
 from data_prep.prepare import prepare
 from data_prep.stages.executors import Executor, Local
 from data_prep.token_passes import InPasses

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from components.config.schema.data import Source
 from components.errors import RecipeError
-from components.spec.data import Source
 from data_prep.stages.executors import Local
-from data_prep.stages.pin import pin_lists
+from data_prep.stages.plan import pin_lists
 from tests.data_prep.corpora import (
     EXACT,
     LANGUAGES,

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from components.config.schema.data import Source
 from components.errors import RecipeError
-from components.spec.data import Source
 from data_prep.files import open_files
 from data_prep.formats import KINDS, kind_of
 from data_prep.sources import OpenSource, open_source

@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.groups import Groups
+from data_prep.near_duplicates import Groups
 
 DOCUMENTS = 40
 PAIRS = st.lists(st.tuples(st.integers(0, DOCUMENTS - 1), st.integers(0, DOCUMENTS - 1)))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from components.spec.data import Source
+from components.config.schema.data import Source
 from data_prep import embedded, hashes
 from data_prep.corpus import Corpus
 from data_prep.embedded import Library, LibraryDocument, open_embedded
-from data_prep.hashes import HashCache, Hashed, hash_file
+from data_prep.hashes import HashCache, TextHash, hash_file
 from data_prep.sources import open_source
 from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
 
@@ -139,18 +139,18 @@ def test_a_file_that_is_gone_is_refused_as_without_the_cache(tmp_path):
 def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_path):
     drawn: list[str] = []
 
-    def draw(origin: str) -> Hashed:
+    def draw(origin: str) -> TextHash:
         drawn.append(origin)
-        return Hashed(sha256=sha256(origin.encode()), bytes=len(origin))
+        return TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
 
     for origin in ("one", "one", "other", "one"):
         found = cache(tmp_path).drawn(origin, partial(draw, origin))
-        assert found == Hashed(sha256=sha256(origin.encode()), bytes=len(origin))
+        assert found == TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
     assert drawn == ["one", "other"]
 
 
 def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
-    expected = Hashed(sha256="a", bytes=1)
+    expected = TextHash(sha256="a", bytes=1)
     cache(tmp_path).drawn("one", lambda: expected)
     with (tmp_path / "hashes.jsonl").open("a") as file:
         file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')

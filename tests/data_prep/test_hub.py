@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from components.config.schema.data import HubDataset, Source
 from components.errors import RecipeError
-from components.spec.data import HubDataset, Source
 from data_prep.sources import open_source
 
 TEXTS = [f"document {number}" for number in range(600)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from datatrove.data import Document
 
+from components.config.schema.document_steps import Language
 from components.errors import RecipeError
-from components.spec.document_steps import Language
-from data_prep.language import LABELS, LanguageStep, detector
+from data_prep.steps import LABELS, LanguageStep, detector
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpora" / "eu24"
 STORIES = {file.stem: file.read_text("utf-8") for file in sorted(CORPUS.glob("*.txt"))}

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.spec.near_duplicates import NearDuplicates
-from data_prep.groups import Groups
-from data_prep.near_duplicates import _join, find_duplicates, write_signatures
+from components.config.schema.data import NearDuplicates
+from data_prep.near_duplicates import Groups, _join, find_duplicates, write_signatures
 
 WORDS = [
     f"{first}{second}{third}"

@@ -7,8 +7,8 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.spec.document_steps import Normalise
-from data_prep.normalise import NormaliseStep, normalise
+from components.config.schema.document_steps import Normalise
+from data_prep.steps import NormaliseStep, normalise
 
 ALL = Normalise(unicode_form="NFC", strip_line_ends=True, remove_controls=True)
 FORMS = st.sampled_from(["NFC", "NFKC"])

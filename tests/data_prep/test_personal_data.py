@@ -9,7 +9,7 @@ from datatrove.pipeline.formatters import PIIFormatter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.spec.document_steps import PersonalData
+from components.config.schema.document_steps import PersonalData
 from data_prep.embedded import library_docs
 from data_prep.personal_data import IBAN_LENGTHS, PersonalDataStep, has_right_check_digits
 

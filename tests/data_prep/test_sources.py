@@ -2,8 +2,8 @@ import hashlib
 
 import pytest
 
+from components.config.schema.data import Source
 from components.errors import RecipeError
-from components.spec.data import Source
 from data_prep.sources import open_source
 
 

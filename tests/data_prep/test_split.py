@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 
 from data_prep.embedded import LibraryDocument, library_docs, library_source
 from data_prep.read import Text
-from data_prep.split import Split, measure_groups
+from data_prep.split import HeldOutSplit, measure_groups
 from data_prep.split import choose_split as choose
 
 
-def choose_split(documents, fraction: float) -> tuple[Split, int]:
+def choose_split(documents, fraction: float) -> tuple[HeldOutSplit, int]:
     groups = measure_groups(documents)
     return choose(groups, fraction), groups.documents
 

@@ -6,17 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.schema.data import Source
 from components.data.manifest import Manifest
 from components.data.megatron import write_index
+from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleOrder
 from components.data.samples import HeldOutWindows, PackedSamples
-from components.data.shards import OpenFiles, ShardedTokens
-from components.data.windows import windows_per_source
+from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
-from components.spec.data import Source
-from data_prep.megatron_files import write_megatron
 from data_prep.prepare import prepare
-from data_prep.token_source import held_out_documents, open_token_source
+from data_prep.token_source import held_out_documents, open_token_source, write_megatron
 from data_prep.tokenise import Here
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"

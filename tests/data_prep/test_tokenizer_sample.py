@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizer_sample import sample_texts
+from data_prep.tokenise import sample_texts
 
 
 @given(st.lists(st.text()), st.integers(0, 500))

@@ -5,7 +5,7 @@ import pytest
 
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
 from components.data.token_file import write_token_file
-from data_prep.unigram_loss import unigram_losses
+from data_prep.card import unigram_losses
 
 EOD, VOCAB_SIZE = 4, 12
 TRAIN = {"a": [[5, 5, 5, 6], [5, 7]], "b": [[8, 9, 8, 8, 8, 8, 8, 8, 8]]}

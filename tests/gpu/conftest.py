@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.train.devices import count_devices, device_type
+from components.distributed.devices import count_devices, device_type
 from tests.life.conftest import home, program
 
 __all__ = ["gpu", "home", "program", "two_gpus"]

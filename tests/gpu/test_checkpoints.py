@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.marker import Progress
-from components.checkpoint.staging import HostBuffers
-from components.checkpoint.state import Read
+from components.checkpoint.metadata import RunProgress
+from components.checkpoint.state import HostBuffers, Read
 from tests.components.checkpoint.saving_cases import make_saver
 
 NUMBERS = 50_000_000  # 200 MB: the copy takes longer than the call that asks for it
@@ -45,7 +44,7 @@ def test_steps_after_the_call_do_not_reach_the_checkpoint(gpu: str, tmp_path: Pa
     saver = make_saver(tmp_path, stager=HostBuffers(torch.device(gpu)))
     for step in (1, 2, 3):
         state.weight.fill_(float(step))
-        progress = Progress(step=step, tokens=step)
+        progress = RunProgress(step=step, tokens=step)
         saver.save(state, progress, kinds=["tokens"], held_out_loss=None)
         state.weight.fill_(-1.0)
     saver.wait()

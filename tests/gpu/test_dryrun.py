@@ -9,10 +9,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
+from components.distributed.devices import peak_memory_bytes
 from components.dryrun.drive import rehearse_roles
 from components.dryrun.world import NoBatches, empty_batch, trainer_of
-from components.spec.recipe import Recipe
-from components.train.devices import peak_memory_bytes
 from components.train.module import Pretraining
 
 # The allocator rounds up, and libraries take memory from it for themselves.

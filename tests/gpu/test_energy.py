@@ -9,8 +9,8 @@ from statistics import fmean
 import pytest
 import torch
 
-from components.energy.meter import Meter
-from components.energy.nvidia import NvidiaCounter
+from components.energy.counters import Meter
+from components.energy.devices import NvidiaCounter
 from tests.life.conftest import TINY, Program
 
 SECONDS = 10.0

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from components.checkpoint.faults import fill_up, truncate_newest
-from components.checkpoint.marker import MARKER, newest_checkpoint, tokens_of
+from components.checkpoint.metadata import MARKER, newest_checkpoint, tokens_of
+from components.fault_tolerance.faults import fill_up, truncate_newest
 from components.run.ownership import sign
 from tests.components.checkpoint import damage_cases as damages
 from tests.life.conftest import TINY, Program, act, entries

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.report.journal import read_journal
+from components.run.history import read_journal
 from components.train import fit
 from tests.components.energy.sysfs import write_zone
 from tests.life.conftest import TINY, Program, entries

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from command.actions import export
 from command.arguments import read_point
 from components.build import build
-from components.checkpoint.marker import newest_checkpoint
+from components.checkpoint.metadata import newest_checkpoint
+from components.config.schema.recipe import read_recipe
 from components.convert.reading import read_folder
 from components.errors import RecipeError
-from components.spec.recipe import read_recipe
 from tests.life.conftest import TINY, Program, act, command, environment
 from tests.life.test_train import last_weights
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.checkpoint.marker import newest_checkpoint
-from components.life.failures import MENDABLE
+from components.checkpoint.metadata import newest_checkpoint
+from components.fault_tolerance.failures import MENDABLE
 from tests.life.conftest import ROOT, TINY, act, environment
 
 pytestmark = pytest.mark.long

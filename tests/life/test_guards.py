@@ -13,9 +13,9 @@ from torch import Tensor
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.checkpoint.marker import Progress, read_marker
+from components.checkpoint.metadata import RunProgress, read_marker
 from components.parity.data import draw_data
-from components.train.run_folder import create_run_folder
+from components.run.folder import create_run_folder
 from tests.life.conftest import ROOT, TINY, Program, environment
 
 STEPS, BATCH, SAVED_EVERY = 12, 8, 4
@@ -96,12 +96,12 @@ def lives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def guard_of(progress: Progress) -> dict[str, Any]:
+def guard_of(progress: RunProgress) -> dict[str, Any]:
     assert progress.guard is not None
     return dict(progress.guard)
 
 
-def saved(run: Path) -> tuple[dict[str, Tensor], Progress]:
+def saved(run: Path) -> tuple[dict[str, Tensor], RunProgress]:
     newest = max((run / "checkpoints").glob("tokens-*"))
     tensors = {
         name: tensor

@@ -9,8 +9,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.spec.relayout import relayout
-from components.train.run_folder import create_run_folder, replace_recipe
+from components.config.relayout import relayout
+from components.run.folder import create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")

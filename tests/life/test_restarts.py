@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.life.hang import HELD
+from components.fault_tolerance.hang import HELD
 from tests.life.conftest import TINY, act
 
 pytestmark = pytest.mark.long

@@ -11,15 +11,14 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
+from components.distributed import collectives, experts, tensor_styles
+from components.distributed.context import ContextCore
+from components.distributed.data import DataParallel
+from components.distributed.mesh import Mesh, ParamGroupMesh
+from components.distributed.weight_shards import WeightShard, squared_norm
+from components.engine import mesh_engine
 from components.model.attention import AttentionCore
-from components.parallelism import exchange, experts, tensor_styles
-from components.parallelism.context import ContextCore
-from components.parallelism.data import DataParallel
-from components.parallelism.gradients import squared_norm
-from components.parallelism.mesh import Family, Mesh
-from components.parallelism.shards import WeightShard
 from components.parity import rank
-from components.train import engine
 
 SPOILT = "layers.1.mlp.up.weight"
 HALVED = "layers.0.attention_norm.weight"
@@ -33,7 +32,9 @@ def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
     """One weight keeps its own rank's gradient, as if nobody else had any."""
     original = DataParallel._reduce
 
-    def mutated(self: DataParallel, bucket: Sequence[WeightShard], family: Family) -> None:
+    def mutated(
+        self: DataParallel, bucket: Sequence[WeightShard], family: ParamGroupMesh
+    ) -> None:
         own = {shard.name: shard.weight.grad for shard in bucket}
         original(self, bucket, family)
         for shard in bucket:
@@ -57,11 +58,11 @@ def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:
 
 def miss_a_sixth_of_the_global_norm(patch: pytest.MonkeyPatch) -> None:
     """Every gradient is right; clipping by another norm hardly shows in Adam's steps."""
-    patch.setattr(engine, "squared_norm", lambda shards: squared_norm(shards) * (25 / 36))
+    patch.setattr(mesh_engine, "squared_norm", lambda shards: squared_norm(shards) * (25 / 36))
 
 
 def let_tied_ends_part(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine, "sum_tied_gradients", lambda *_: None)
+    patch.setattr(mesh_engine, "sum_tied_gradients", lambda *_: None)
 
 
 def keep_slices_of_norm_gradients(patch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
     """As if experts saw the tokens of their own rank alone."""
     original = DataParallel._divisor
 
-    def mutated(self: DataParallel, family: Family) -> int:
+    def mutated(self: DataParallel, family: ParamGroupMesh) -> int:
         again = self._mesh.degrees.expert if family is self._mesh.experts else 1
         return original(self, family) * again
 
@@ -94,7 +95,7 @@ def lose_a_token_in_dispatch(patch: pytest.MonkeyPatch) -> None:
     """One of the pairs that leave rank 1 reaches nobody."""
 
     def mutated(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        everyones = exchange.gather_rows(rows, group)
+        everyones = collectives.gather_rows(rows, group)
         if not rows.is_floating_point():
             everyones[-1, 0] = -1_000
         return everyones

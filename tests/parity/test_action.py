@@ -8,10 +8,10 @@ import pytest
 
 from command.actions import parity as action
 from command.arguments import read_point
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.parity.compare import Comparison, Largest
-from components.parity.prover import Proof, on_one_process
-from components.spec.recipe import Recipe
+from components.parity.prover import ParityProof, on_one_process
 
 
 def layouts(*words: str) -> list[Recipe]:
@@ -111,7 +111,7 @@ def test_what_deepspeeds_proofs_leave_out_is_said(capsys: pytest.CaptureFixture[
     assert "DeepSpeed has no float64" in out
 
 
-def proof(recipe: Recipe, gradient: float, *lacking: str) -> Proof:
+def proof(recipe: Recipe, gradient: float, *lacking: str) -> ParityProof:
     comparison = Comparison(
         loss=Largest(1e-16, "step 2, the microbatch from sample 48", 0, 1e-10),
         gradient_norm=Largest(2e-16, "step 1", 0, 1e-8),
@@ -119,7 +119,7 @@ def proof(recipe: Recipe, gradient: float, *lacking: str) -> Proof:
         weight=Largest(3e-16, "embedding.weight", 1, 1e-8),
         lacking=lacking,
     )
-    return Proof(
+    return ParityProof(
         recipe=recipe,
         comparison=comparison,
         float32_loss_difference=1e-7,
@@ -128,8 +128,8 @@ def proof(recipe: Recipe, gradient: float, *lacking: str) -> Proof:
     )
 
 
-def failed(recipe: Recipe) -> Proof:
-    return Proof(
+def failed(recipe: Recipe) -> ParityProof:
+    return ParityProof(
         recipe=recipe,
         comparison=None,
         float32_loss_difference=None,

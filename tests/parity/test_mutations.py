@@ -13,11 +13,11 @@ import pytest
 from command.actions import parity as action
 from command.arguments import read_point
 from command.outcome import Status
+from components.config.schema.recipe import Recipe
 from components.parity.compare import DOUBLE, Comparison, compare, read_records
 from components.parity.data import draw_data
 from components.parity.prover import RANK, on_one_process, start_ranks
-from components.spec.recipe import Recipe
-from components.train.run_folder import create_run_folder
+from components.run.folder import create_run_folder
 
 pytestmark = pytest.mark.long
 

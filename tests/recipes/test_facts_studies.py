@@ -11,11 +11,12 @@ import pytest
 
 from command.arguments import ROOT
 from command.compose import compose_recipe
-from command.study_asked import Asked, ask
-from command.study_listed import plan_point
-from components.report.study_rows import Tried, median_deviation, relative
-from components.spec.study_listed import Listed
-from components.spec.study_searched import Searched
+from command.study.figure import PointResult
+from command.study.listed import plan_point
+from command.study.listed_points import ListedStudy
+from command.study.page import median_deviation, relative
+from command.study.request import StudyRequest, ask
+from command.study.schema import SearchStudy
 
 FILES = sorted((ROOT / "studies").glob("*.yaml"))
 DATA, TENSOR, PIPELINE = (f"parallelism.{name}" for name in ("data", "tensor", "pipeline"))
@@ -30,17 +31,17 @@ REFUSED = {"bloom_nodes": "72"}
 
 
 @cache
-def asked(name: str) -> Asked:
+def asked(name: str) -> StudyRequest:
     return ask([f"study={name}", "action=plan"])
 
 
-def listed(name: str) -> Listed:
+def listed(name: str) -> ListedStudy:
     study = asked(name).study
-    assert isinstance(study, Listed)
+    assert isinstance(study, ListedStudy)
     return study
 
 
-LISTED = [file.stem for file in FILES if isinstance(asked(file.stem).study, Listed)]
+LISTED = [file.stem for file in FILES if isinstance(asked(file.stem).study, ListedStudy)]
 
 
 def published(name: str, *keys: str) -> list[tuple[object, ...]]:
@@ -58,7 +59,7 @@ def test_a_study_has_its_files_name_and_says_why(file: Path) -> None:
     study = asked(file.stem).study
     assert study.name == file.stem
     assert len(study.why) > 40
-    if isinstance(study, Searched):
+    if isinstance(study, SearchStudy):
         assert study.published.keys() == study.space.keys()
 
 
@@ -181,7 +182,7 @@ def test_what_a_study_says_of_its_plans_is_what_they_say(name: str) -> None:
     study = listed(name)
     plans = [plan_point(asked(name), study, point) for point in study.points]
     tried = [
-        Tried(
+        PointResult(
             point=point,
             planned=plan.figure,
             fits=not plan.why,

@@ -7,9 +7,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.spec.microbatches import fits_schedule
-from components.spec.recipe import Recipe
-from components.spec.warnings import warnings_of
+from components.config.microbatches import fits_schedule
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from command.actions.plan import as_json
-from command.plan_text import print_plan
-from command.plan_timeline import characters_per_second, shown_ranks, timeline_rows
-from components.planner.picture import Picture, picture_of
+from command.plan_text import characters_per_second, print_plan, shown_ranks, timeline_rows
 from components.planner.plan import plan_recipe
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.report.plan_tables import Picture, picture_of
 from tests.recipes.test_plans import RECIPES, at_home
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ import yaml
 from command.actions.plan import as_json, run
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.spec.recipe import Recipe, check_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans"

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.job import JobSettings
 from cluster.render import render
-from components.spec.hardware import Queue
+from components.config.schema.cluster import QueueSection
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import ROOT, job_of, scripts
 
@@ -101,5 +101,5 @@ def test_every_variable_has_its_reason_on_its_line(name: str) -> None:
 
 
 def test_the_queues_of_a_profile_keep_their_new_fields_optional() -> None:
-    queue = Queue(name="q", fewest_nodes=1, most_nodes=2, longest_hours=1.0)
+    queue = QueueSection(name="q", fewest_nodes=1, most_nodes=2, longest_hours=1.0)
     assert (queue.debug, queue.route) == (False, None)

@@ -12,11 +12,11 @@ import yaml
 from command.actions.plan import run
 from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
-from command.searched import Found
+from command.layout_search import SearchResult
 from components.planner.communication import group_of
 from components.planner.comparison import describe, step_parts
 from components.planner.plan import plan_recipe
-from components.planner.search_sheet import search_tree
+from components.report.search_table import search_tree
 from tests.recipes.test_plans import at_home, rounded
 
 SEARCHES = Path(__file__).parent / "searches"
@@ -24,7 +24,7 @@ ABROAD = [("teuken7b", "aurora"), ("mula220b_a10b", "juwels")]
 
 
 @cache
-def searched(name: str, cluster: str, *words: str) -> Found:
+def searched(name: str, cluster: str, *words: str) -> SearchResult:
     point = [f"recipe={name}", f"cluster={cluster}", "parallelism=auto", *words]
     return compose_searched(read_point(point))
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ledger, ledger_proofs
 from benchmarks.kept import Row, keep_rows, read_rows, stamp
-from benchmarks.ledger_proofs import (
+from benchmarks.ledger import ledger, proofs
+from benchmarks.ledger.proofs import (
     DRY_RUN,
     FILES,
     MEASURED,
     MINIATURE,
     NOT_DONE,
     PARITY,
-    Entry,
+    LedgerEntry,
     proof_of,
     read_entries,
     read_entry,
 )
-from benchmarks.ledger_sections import section
+from benchmarks.ledger.sections import section
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.spec.groups import Group
+from components.config.key_groups import KeyGroup
 
 NAME = "bloom560m"
 PAGES = tuple(ledger.PARTS)
@@ -43,7 +43,7 @@ def pages() -> dict[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def entries() -> list[Entry]:
+def entries() -> list[LedgerEntry]:
     return read_entries()
 
 
@@ -53,7 +53,7 @@ def test_the_ledger_is_what_is_kept(page: Path, pages: dict[Path, str]) -> None:
 
 
 def test_every_recipe_is_counted_once_on_the_front_page(
-    pages: dict[Path, str], entries: list[Entry]
+    pages: dict[Path, str], entries: list[LedgerEntry]
 ) -> None:
     table = pages[ledger.FRONT].partition("<!-- counts")[2].partition("<!-- end of counts")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
@@ -63,7 +63,7 @@ def test_every_recipe_is_counted_once_on_the_front_page(
 
 
 def test_every_kept_row_is_of_a_recipe_and_says_where_when_and_with_what(
-    entries: list[Entry],
+    entries: list[LedgerEntry],
 ) -> None:
     for proof in (proof for entry in entries for proof in entry.proofs):
         row = proof.row
@@ -90,13 +90,13 @@ def parity_row(*words: str, **changes: object) -> Row:
         "gradient": 2e-16,
         "weight": None,
     }
-    return row | stamp(recipe, Group.MATHEMATICS) | changes
+    return row | stamp(recipe, KeyGroup.MATHEMATICS) | changes
 
 
-def entry_with(*rows: Row) -> Entry:
+def entry_with(*rows: Row) -> LedgerEntry:
     known = read_entry(NAME)
     proofs = tuple(proof_of(PARITY, row) for row in rows)
-    return Entry(name=NAME, golden=known.golden, plan=known.plan, proofs=proofs)
+    return LedgerEntry(name=NAME, golden=known.golden, plan=known.plan, proofs=proofs)
 
 
 def test_a_finding_is_stale_once_the_mathematics_has_changed() -> None:
@@ -118,7 +118,7 @@ def test_a_dry_run_is_stale_once_the_layout_has_changed() -> None:
     dry = next(iter(read_entry(NAME).of(DRY_RUN))).row
     for words, stale in (((), False), (("parallelism.zero=1",), True)):
         recipe = compose_recipe(read_point([f"recipe={NAME}", *home, *words]))
-        row = dry | stamp(recipe, Group.MATHEMATICS, Group.LAYOUT)
+        row = dry | stamp(recipe, KeyGroup.MATHEMATICS, KeyGroup.LAYOUT)
         assert proof_of(DRY_RUN, row).stale is stale
 
 
@@ -144,7 +144,7 @@ def test_a_row_takes_the_place_of_its_like_and_of_no_other(tmp_path: Path) -> No
 
 def test_a_section_has_each_layout_that_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [parity_row(), parity_row(label="context 2", words=["model.num_layers=3"])]
-    monkeypatch.setattr(ledger_proofs, "rows_of", lambda kind, name: rows * (kind == PARITY))
+    monkeypatch.setattr(proofs, "rows_of", lambda kind, name: rows * (kind == PARITY))
     text = section(read_entry(NAME))
     assert "| parity | data 2: holds; loss 1.0e-16, gradient 2.0e-16 in float64 |" in text
     assert "context 2, model.num_layers=3: holds" in text

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.staging.code import bundle_code
-from cluster.staging.install import FILE, write_installer
-from cluster.staging.target import target_of
+from cluster.staging.folder import target_of
+from cluster.staging.packages import INSTALLER, bundle_code, write_installer
 from cluster.user import User
 from command.actions.stage import locks_of, stage_image
 from components.errors import RecipeError
@@ -83,12 +82,14 @@ def test_installers_are_shell_without_a_fault(words: str, tmp_path: Path) -> Non
     write_installer(
         tmp_path, recipe, target, commit="c0ffee", image=None, words=tuple(words.split())
     )
-    text = (tmp_path / FILE).read_text("utf-8")
+    text = (tmp_path / INSTALLER).read_text("utf-8")
     assert 'git -C "$home" checkout --quiet --detach c0ffee' in text
     assert ("--system-site-packages" in text) == ("torch" in target.provided)
-    assert subprocess.run(["bash", "-n", str(tmp_path / FILE)], check=False).returncode == 0
+    assert (
+        subprocess.run(["bash", "-n", str(tmp_path / INSTALLER)], check=False).returncode == 0
+    )
     if shutil.which("shellcheck"):
-        command = ["shellcheck", "--exclude=SC1090,SC1091", str(tmp_path / FILE)]
+        command = ["shellcheck", "--exclude=SC1090,SC1091", str(tmp_path / INSTALLER)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 

@@ -6,17 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
 from components.checkpoint.state import ShardState
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
-from tests.components.parallelism.layout_cases import (
-    Layout,
-    Poured,
-    Whole,
-    batch_of,
-    gather,
-)
-from tests.components.parallelism.tensor_cases import Parts, randomized
+from tests.components.distributed.layout_cases import Layout, Poured, Whole, batch_of, gather
+from tests.components.distributed.tensor_cases import Parts, randomized
 
 State = dict[str, Tensor]
 
@@ -71,7 +65,7 @@ def save(parts: Parts, layout: Layout, folder: Path, steps: int, files: int = 1_
     """Train, save, and return what should be in the checkpoint as far as this rank has it."""
     rank = start(parts, layout, seed=0)
     train(rank, range(steps))
-    save_checkpoint(folder, rank.state, Progress(steps, 10 * steps), files=files)
+    save_checkpoint(folder, rank.state, RunProgress(steps, 10 * steps), files=files)
     return state_of(rank)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from components.checkpoint.faults import truncate_newest
-from components.checkpoint.marker import MARKER, Section, newest_checkpoint, read_marker
+from components.checkpoint.metadata import MARKER, FileSection, newest_checkpoint, read_marker
+from components.fault_tolerance.faults import truncate_newest
 
 
 class Bomb:
@@ -57,7 +57,7 @@ def put_a_pickle_and_mark_it(folder: Path) -> None:
     file, content = first_file(folder), pickle.dumps(Bomb())
     file.write_bytes(content)
     marker = read_marker(newest(folder))
-    sections = (Section(len(content), sha256(content).hexdigest()),)
+    sections = (FileSection(len(content), sha256(content).hexdigest()),)
     marker = replace(marker, files={**marker.files, file.name: sections})
     (newest(folder) / MARKER).write_text(marker.dump())
 

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.checkpoint.agreement import together
-from components.checkpoint.marker import Progress
+from components.checkpoint.error_sync import together
+from components.checkpoint.metadata import RunProgress
 from components.checkpoint.state import Read
 from components.errors import RecipeError
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 
 SCALE = {"scale": 8.0, "hysteresis_left": 2, "good_steps": 1}
-PROGRESS = Progress(step=2, tokens=20, loss_scale=SCALE)
+PROGRESS = RunProgress(step=2, tokens=20, loss_scale=SCALE)
 
 
 class Numbers:

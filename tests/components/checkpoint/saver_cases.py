@@ -10,12 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from components.checkpoint.faults import fill_up, take_away
-from components.checkpoint.keeping import Policy
 from components.checkpoint.loading import load_newest
-from components.checkpoint.marker import Progress
-from components.checkpoint.saving import Finished, Saver
+from components.checkpoint.metadata import RunProgress
+from components.checkpoint.retention import Policy
+from components.checkpoint.saving import FinishedCheckpoint, Saver
 from components.errors import RecipeError
+from components.fault_tolerance.faults import fill_up, take_away
 from tests.components.checkpoint.numbers import Counted
 from tests.components.checkpoint.saving_cases import FINGERPRINT, make_saver, make_stager_here
 
@@ -33,12 +33,12 @@ def saving(folder: Path, **changes: Any) -> Iterator[Saver]:
         saver.close()
 
 
-def begin(saver: Saver, state: Counted, step: int, **changes: Any) -> list[Finished]:
+def begin(saver: Saver, state: Counted, step: int, **changes: Any) -> list[FinishedCheckpoint]:
     given: dict[str, Any] = {"kinds": ["tokens"], "held_out_loss": None}
-    return saver.save(state, Progress(step=step, tokens=10 * step), **given | changes)
+    return saver.save(state, RunProgress(step=step, tokens=10 * step), **given | changes)
 
 
-def save_steps(folder: Path, steps: range, **changes: Any) -> list[Finished]:
+def save_steps(folder: Path, steps: range, **changes: Any) -> list[FinishedCheckpoint]:
     """Save after every step the number of that step, which the next step overwrites."""
     state, finished = Counted(0), []
     with saving(folder, **changes) as saver:

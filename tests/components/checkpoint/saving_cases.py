@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 
 from components.checkpoint import loading
-from components.checkpoint.keeping import Policy
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
+from components.checkpoint.retention import Policy
 from components.checkpoint.saving import Saver
-from components.checkpoint.staging import HostBuffers
-from components.checkpoint.state import State
+from components.checkpoint.state import HostBuffers, State
 
 FINGERPRINT = "of one recipe"
 ALL = Policy(last=1_000, every_tokens="none", best=0)
@@ -37,7 +36,7 @@ def make_stager_here() -> Any:
     return HostBuffers(torch.device("cpu"))
 
 
-def save_checkpoint(folder: Path, state: State, progress: Progress, **changes: Any) -> Path:
+def save_checkpoint(folder: Path, state: State, progress: RunProgress, **changes: Any) -> Path:
     """Save all that a run needs, and wait for it."""
     folder.mkdir(exist_ok=True)  # which a run does before its ranks start
     saver = make_saver(folder, **changes)
@@ -49,7 +48,7 @@ def save_checkpoint(folder: Path, state: State, progress: Progress, **changes: A
     return finished.folder
 
 
-def load_checkpoint(checkpoint: Path, state: State) -> Progress:
+def load_checkpoint(checkpoint: Path, state: State) -> RunProgress:
     """Check a checkpoint and fill the state from it."""
     marker = loading.check_together(checkpoint)
     return loading.load_checkpoint(checkpoint, marker, state, fingerprint=FINGERPRINT)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.components.checkpoint import digest_cases as cases
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.model.moe import Experts
 from components.model.positions import Learned
@@ -27,9 +27,9 @@ from tests.components.checkpoint.checkpoint_cases import (
 )
 from tests.components.checkpoint.digest_cases import refused
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
-from tests.components.parallelism.layout_cases import Layout, mesh_of_degrees
-from tests.components.parallelism.ranks import Ranks
-from tests.components.parallelism.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+from tests.components.distributed.layout_cases import Layout, mesh_of_degrees
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
 
 # One row in three of the MLP's, 31 of the embedding's on a tensor rank: nothing divides.
 PARTS = Parts(
@@ -137,18 +137,18 @@ def assert_equal(found: State, expected: State) -> None:
 def test_going_on_from_a_checkpoint_gives_the_same_bits(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
     train(rank, range(STEPS))
-    saved = save_checkpoint(tmp_path, rank.state, Progress(2, 20))
+    saved = save_checkpoint(tmp_path, rank.state, RunProgress(2, 20))
     train(rank, range(STEPS, 2 * STEPS))
     other = start(PARTS, ALONE, seed=1)
     progress = load_checkpoint(saved, other.state)
-    assert progress == Progress(step=2, tokens=20)
+    assert progress == RunProgress(step=2, tokens=20)
     train(other, range(STEPS, 2 * STEPS))
     assert_equal(state_of(other), state_of(rank))
 
 
 def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) -> None:
     rank, other = start(PARTS, ALONE, seed=0), start(PARTS, ALONE, seed=1)
-    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
+    saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     load_checkpoint(saved, other.state)
     assert_equal(state_of(other), state_of(rank))
     train(other, range(STEPS))
@@ -161,7 +161,7 @@ def test_a_run_whose_first_steps_were_all_skipped_goes_on_too(tmp_path: Path) ->
 
 def test_loading_changes_no_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
-    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
+    saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     load_checkpoint(saved, rank.state)
     assert [group["lr"] for group in rank.optimizer.param_groups] == [0.01]
     assert all(shard.parameter.grad is None for shard in rank.poured.shards)
@@ -169,7 +169,7 @@ def test_loading_changes_no_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
 
 def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:
     rank = start(PARTS, ALONE, seed=0)
-    saved = save_checkpoint(tmp_path, rank.state, Progress(0, 0))
+    saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     assert {file.suffix for file in saved.iterdir()} == {".safetensors", ".json"}
 
 

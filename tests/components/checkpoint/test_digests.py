@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from components.checkpoint.loading import check_alone
-from components.checkpoint.marker import MARKER, newest_checkpoint, read_marker
+from components.checkpoint.metadata import MARKER, newest_checkpoint, read_marker
 from components.errors import RecipeError
 from tests.components.checkpoint import digest_cases as cases
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 
 ABOUT_ITSELF = ("ignore::FutureWarning", "ignore::UserWarning")
 pytestmark = pytest.mark.filterwarnings(*ABOUT_ITSELF)  # torch's own, while it saves and loads

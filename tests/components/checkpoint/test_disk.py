@@ -12,8 +12,8 @@ from threading import Event
 
 import pytest
 
-from components.checkpoint.disk import FULL, GONE, REMEDIES, Patience, check_room
 from components.errors import RecipeError
+from components.run.disk import FULL, GONE, REMEDIES, Patience, check_room
 
 FILE = Path("runs/x/checkpoints")
 
@@ -44,7 +44,7 @@ def test_what_the_user_has_to_mend_is_said_at_once(number: int) -> None:
 def test_a_file_system_that_comes_back_or_has_room_again_is_waited_for(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("components.checkpoint.disk.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("components.run.disk.PAUSE_SECONDS", 0.001)
     calls, task = failing(number, times=3)
     patience = Patience(seconds=60.0)
     with caplog.at_level(logging.WARNING):
@@ -88,7 +88,7 @@ def test_the_pauses_between_attempts_grow_and_end_with_the_patience(
 
 def test_who_is_asked_to_stop_waits_no_longer_and_says_what_it_waited_for() -> None:
     with ThreadPoolExecutor(1) as beside, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("components.checkpoint.disk.PAUSE_SECONDS", 60.0)
+        patched.setattr("components.run.disk.PAUSE_SECONDS", 60.0)
         asked = Event()
         patience = Patience(seconds=600.0, stopped=asked.is_set)
         waits = beside.submit(patience, FILE, failing(28, times=99)[1])
@@ -109,7 +109,7 @@ def test_a_folder_that_was_taken_away_comes_back_though_its_taker_was_killed(
     (folder / "file").touch()
     program = (
         "import os, signal, sys; from pathlib import Path; "
-        "from components.checkpoint.faults import take_away; "
+        "from components.fault_tolerance.faults import take_away; "
         "take_away(Path(sys.argv[1]), 0.3); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False)

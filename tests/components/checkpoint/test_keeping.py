@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.checkpoint.keeping import Policy, Saved, prune
-from components.checkpoint.marker import MARKER, Marker, Progress
+from components.checkpoint.metadata import MARKER, Marker, RunProgress
+from components.checkpoint.retention import Policy, SavedCheckpoint, prune
 
 LOSSES = st.one_of(st.none(), st.floats(1.0, 9.0))
 RUNS = st.lists(st.tuples(st.integers(1, 40), LOSSES), min_size=1, max_size=30)
@@ -19,12 +19,12 @@ POLICIES = st.builds(
 )
 
 
-def saves(run: list[tuple[int, float | None]]) -> list[Saved]:
+def saves(run: list[tuple[int, float | None]]) -> list[SavedCheckpoint]:
     """Let a run save after so many more tokens each time."""
     tokens, found = 0, []
     for more, loss in run:
         tokens += more
-        found.append(Saved(tokens, loss))
+        found.append(SavedCheckpoint(tokens, loss))
     return found
 
 
@@ -32,7 +32,7 @@ def saves(run: list[tuple[int, float | None]]) -> list[Saved]:
 def test_removing_after_every_save_keeps_what_a_choice_at_the_end_would(
     run: list[tuple[int, float | None]], policy: Policy
 ) -> None:
-    there: list[Saved] = []
+    there: list[SavedCheckpoint] = []
     for one in saves(run):
         there.append(one)
         kept = policy.kept(there)
@@ -64,14 +64,14 @@ def test_the_last_ones_stay_and_what_stays_for_good_never_goes(
 )
 def test_each_rule_keeps_what_it_says(policy: Policy, kept: set[int]) -> None:
     losses = {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 4.0, 60: 5.0, 70: 6.0}
-    assert policy.kept([Saved(*one) for one in losses.items()]) == kept
+    assert policy.kept([SavedCheckpoint(*one) for one in losses.items()]) == kept
 
 
 def fake(folder: Path, tokens: int, *, kind: str = "tokens", complete: bool = True) -> Path:
     marker = Marker(
         kind="tokens",
         fingerprint="",
-        progress=Progress(step=1, tokens=tokens),
+        progress=RunProgress(step=1, tokens=tokens),
         held_out_loss=float(tokens),
         files={},
     )

@@ -10,15 +10,15 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.faults import truncate_newest
 from components.checkpoint.loading import choose_up_to, load_newest, newest_whole
-from components.checkpoint.marker import newest_checkpoint
+from components.checkpoint.metadata import newest_checkpoint
 from components.errors import RecipeError
+from components.fault_tolerance.faults import truncate_newest
 from tests.components.checkpoint import damage_cases as damages
 from tests.components.checkpoint import saver_cases as cases
 from tests.components.checkpoint.numbers import Counted
 from tests.components.checkpoint.saving_cases import FINGERPRINT
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 
 FLIPS = 25
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.checkpoint.marker import (
+from components.checkpoint.metadata import (
     MARKER,
     DamagedCheckpointError,
+    FileSection,
     Marker,
-    Progress,
-    Section,
+    RunProgress,
     complete_checkpoints,
     newest_checkpoint,
     read_marker,
@@ -23,9 +23,9 @@ SCALE = {"scale": 8.0, "hysteresis_left": 2, "good_steps": 5}
 A_MARKER = Marker(
     kind="tokens",
     fingerprint="f0",
-    progress=Progress(step=3, tokens=30, loss_scale=SCALE),
+    progress=RunProgress(step=3, tokens=30, loss_scale=SCALE),
     held_out_loss=2.5,
-    files={"a.safetensors": (Section(3, "ab"), Section(4, "cd"))},
+    files={"a.safetensors": (FileSection(3, "ab"), FileSection(4, "cd"))},
 )
 
 
@@ -68,7 +68,7 @@ def test_another_format_is_refused_and_not_called_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr("components.checkpoint.marker.FORMAT", 2)
+        newer.setattr("components.checkpoint.metadata.FORMAT", 2)
         write(tmp_path, A_MARKER.dump().encode())
     with pytest.raises(RecipeError, match="format 2, but this program writes") as caught:
         read_marker(tmp_path)

@@ -9,14 +9,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.checkpoint.copying import check_target
-from components.checkpoint.keeping import Policy
 from components.checkpoint.loading import check_alone
-from components.checkpoint.marker import complete_checkpoints, newest_checkpoint, read_marker
+from components.checkpoint.metadata import complete_checkpoints, newest_checkpoint, read_marker
+from components.checkpoint.retention import Policy, check_target
 from components.errors import RecipeError
 from tests.components.checkpoint import saver_cases as cases
 from tests.components.checkpoint.numbers import Counted
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import torch
 
-from components.checkpoint.staging import HostBuffers
+from components.checkpoint.state import HostBuffers
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from components.convert.card import write_card
+from components.config.schema.recipe import Recipe
+from components.convert.folder import write_card
 from components.errors import RecipeError
-from components.run.records import HeldOut, Results
-from components.spec.recipe import Recipe
+from components.run.records import HeldOutRecord, Results
 from tests.components.convert.conftest import CONTEXT_TOKENS, Export, bloom, llama, random_model
 
 
@@ -80,7 +80,7 @@ def results(tokens: int) -> Results:
         tokens_per_second=1.0,
         device="cpu",
         loss=3.25,
-        held_out=HeldOut(final=3.5, unigram=6.0),
+        held_out=HeldOutRecord(final=3.5, unigram=6.0),
     )
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from components.convert.hf_shards import INDEX, SINGLE
 from components.convert.reading import read_folder
-from components.convert.shards import INDEX, SINGLE
 from components.errors import RecipeError
 from tests.components.convert.conftest import (
     PIECES,

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from components.convert.shards import INDEX, SINGLE, ShardReader, write_shards
+from components.convert.hf_shards import INDEX, SINGLE, ShardReader, write_shards
 from components.errors import RecipeError
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data import long_text
-from components.data.long_text import cut
+from components.data import tokenizer as tokenizers
+from components.data.tokenizer import cut
 from tests.components.data import test_byte_bpe as byte_bpe
 from tests.components.data import test_unigram as unigram
 
@@ -36,9 +36,9 @@ def test_a_text_in_parts_has_the_ids_of_the_whole(make, tmp_path, monkeypatch):
     tokenizer = make()
     text = "\n\n".join(byte_bpe.words()) + Path(__file__).read_text("utf-8") + "  x ﬁn é 12 3"
     tokenizer.train(byte_bpe.words(), tmp_path)
-    assert len(text) < long_text.PART_CHARACTERS
+    assert len(text) < tokenizers.PART_CHARACTERS
     (whole,) = tokenizer.encode([text])
-    monkeypatch.setattr(long_text, "PART_CHARACTERS", PART)
+    monkeypatch.setattr(tokenizers, "PART_CHARACTERS", PART)
     later = list(cut(text, PART))[1:]
     assert len(later) > 20
     assert all(part.startswith(" ") for part in later)
@@ -50,7 +50,7 @@ def test_a_text_in_parts_has_the_ids_of_the_whole(make, tmp_path, monkeypatch):
 def test_a_text_without_any_space_is_encoded_too(tmp_path, monkeypatch):
     tokenizer = byte_bpe.make()
     tokenizer.train(byte_bpe.words(), tmp_path)
-    monkeypatch.setattr(long_text, "PART_CHARACTERS", PART)
+    monkeypatch.setattr(tokenizers, "PART_CHARACTERS", PART)
     draw = random.Random(1)
     text = "".join(draw.choices("abcdefgäß", k=2_000))
     assert tokenizer.decode(tokenizer.encode([text])[0]) == text

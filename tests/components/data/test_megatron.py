@@ -1,4 +1,4 @@
-"""The golden files were written by megatron-core 0.16.1 (benchmarks/megatron_files.py)."""
+"""The golden files were written by megatron-core 0.16.1 (`benchmarks.preparation`)."""
 
 import json
 import shutil

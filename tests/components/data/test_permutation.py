@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.permutation import permute, round_keys
+from components.data.order import permute, round_keys
 
 SIZES = [*range(1, 67), 97, 100, 255, 256, 257, 1000, 4096, 10_007]
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleId, SampleOrder
 from components.data.samples import (
     HeldOutWindows,
@@ -12,7 +13,6 @@ from components.data.samples import (
     samples_digest,
     step_positions,
 )
-from components.data.windows import windows_per_source
 
 LENGTH = 8
 
@@ -119,7 +119,7 @@ def test_what_runs_on_a_login_node_does_not_import_torch():
     script = """
 import sys
 import components.data.order, components.data.manifest, components.data.unigram
-import data_prep.prepare, data_prep.unigram_loss
+import data_prep.prepare, data_prep.card
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
+from components.data.mixture import windows_per_source
 from components.data.order import Phase, SampleOrder
 from components.data.samples import HeldOutWindows, PackedSamples
-from components.data.shards import OpenFiles, ShardedTokens
-from components.data.token_file import TokenFileRecord, little_endian
-from components.data.windows import windows_per_source
+from components.data.token_file import OpenFiles, ShardedTokens, TokenFileRecord, little_endian
 from components.errors import RecipeError
 
 

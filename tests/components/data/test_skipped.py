@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.skipped import Skipped
+from components.train.batches import SampleSkipper
 
 WINDOWS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=6)
 
@@ -15,7 +15,7 @@ def trained_on(windows: list[tuple[int, int]]) -> list[int]:
 
 @given(WINDOWS)
 def test_places_are_the_numbers_that_no_window_has(windows: list[tuple[int, int]]) -> None:
-    skipped, expected = Skipped(windows), trained_on(windows)
+    skipped, expected = SampleSkipper(windows), trained_on(windows)
     assert [skipped.number(place) for place in range(100)] == expected[:100]
 
 
@@ -23,8 +23,8 @@ def test_places_are_the_numbers_that_no_window_has(windows: list[tuple[int, int]
 def test_leaving_places_out_leaves_the_rest_in_order(
     windows: list[tuple[int, int]], first: int, count: int
 ) -> None:
-    window = Skipped(windows).window(first, first + count)
-    rest = Skipped([*windows, window])
+    window = SampleSkipper(windows).window(first, first + count)
+    rest = SampleSkipper([*windows, window])
     before = trained_on(windows)
     expected = before[:first] + before[first + count :]
     assert [rest.number(place) for place in range(100)] == expected[:100]
@@ -34,5 +34,5 @@ def test_leaving_places_out_leaves_the_rest_in_order(
 def test_what_was_left_out_below_a_number_is_counted(
     windows: list[tuple[int, int]], number: int
 ) -> None:
-    left_out = sum(count for _, count in Skipped(windows).before(number))
+    left_out = sum(count for _, count in SampleSkipper(windows).before(number))
     assert number - left_out == sum(one < number for one in trained_on(windows))

@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from components.config.schema.recipe import read_recipe
 from components.dryrun.collectives import CollectiveLedger
-from components.dryrun.products import FlopLedger
+from components.dryrun.rehearsal import FlopLedger
 from components.dryrun.world import NoBatches, empty_batch, trainer_of
-from components.spec.recipe import read_recipe
+from components.run.folder import RunFolder
 from components.train.module import Pretraining
-from components.train.run_folder import RunFolder
 
 STEP, STEPS = "a later step", 3
 PAUSE_SECONDS = 0.02

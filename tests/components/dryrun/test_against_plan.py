@@ -8,8 +8,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.dryrun.judge import sent_bytes
 from components.planner.plan import Plan, plan_recipe
-from components.planner.volumes import sent_bytes
 
 KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"
 FARTHEST = 0.14  # of the rehearsed peak; where it is more than a twentieth a page says why

@@ -11,9 +11,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.spec.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe, read_recipe
+from components.run.folder import create_run_folder
 from components.train.launch import ROOT
-from components.train.run_folder import create_run_folder
 
 pytestmark = pytest.mark.long
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from components.dryrun.collectives import CollectiveLedger, Kind, axes_of_groups
+from components.distributed.collectives import all_gather, reduce_scatter
+from components.distributed.mesh import AXES, Degrees, build_mesh
+from components.dryrun.collectives import CollectiveKind, CollectiveLedger, axes_of_groups
 from components.dryrun.world import fake_world
-from components.parallelism.buckets import all_gather, reduce_scatter
-from components.parallelism.mesh import AXES, Degrees, build_mesh
 
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
 
@@ -53,6 +53,8 @@ def test_a_message_is_all_that_a_gather_collects_and_a_scatter_deals() -> None:
             dist.all_reduce(part, group=group)
             dist.send(part, 2, group=group)
     sizes = {"all_gather": 80, "reduce_scatter": 80, "all_reduce": 20, "send": 20}
-    expected = {Kind("data", name, "float32", 4): size for name, size in sizes.items()}
+    expected = {
+        CollectiveKind("data", name, "float32", 4): size for name, size in sizes.items()
+    }
     assert dict(ledger.bytes) == expected
     assert set(ledger.calls.values()) == {1}

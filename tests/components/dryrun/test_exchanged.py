@@ -4,8 +4,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun.collectives import Kind
-from components.dryrun.rehearsal import Rehearsal, rehearse
+from components.dryrun.collectives import CollectiveKind
+from components.dryrun.rehearsal import StepRehearsal, rehearse
 
 WORDS = (
     *("recipe=mula20b_a2b", "scale=mini", "cluster.ranks=3", "cluster.device=cpu"),
@@ -16,13 +16,13 @@ WORDS = (
 )
 
 
-def rehearsed(overlap: int) -> Rehearsal:
+def rehearsed(overlap: int) -> StepRehearsal:
     words = [*WORDS, f"parallelism.expert_overlap={overlap}"]
     return rehearse(compose_recipe(read_point(words)), 0)
 
 
-def exchanges(found: Rehearsal, dtype: str) -> tuple[int, int]:
-    kind = Kind("expert", "all_to_all", dtype, 3)
+def exchanges(found: StepRehearsal, dtype: str) -> tuple[int, int]:
+    kind = CollectiveKind("expert", "all_to_all", dtype, 3)
     return found.calls[kind], found.bytes[kind]
 
 

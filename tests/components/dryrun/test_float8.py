@@ -4,8 +4,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun.rehearsal import Rehearsal, rehearse
-from components.spec.recipe import Recipe
+from components.config.schema.recipe import Recipe
+from components.dryrun.rehearsal import StepRehearsal, rehearse
 
 WORDS = (
     *("recipe=teuken7b", "scale=mini", "model.num_layers=2", "cluster.device=cuda"),
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(  # torch's own import of Triton's compi
 )
 
 
-def found(compute: str) -> tuple[Recipe, Rehearsal]:
+def found(compute: str) -> tuple[Recipe, StepRehearsal]:
     words = [*WORDS, "model.mlp.ffn_dim=832", f"precision.compute={compute}"]
     recipe = compose_recipe(read_point(words))
     return recipe, rehearse(recipe, 0)

@@ -6,15 +6,13 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun.collectives import Kind, sent_bytes
-from components.dryrun.drive import RoleError, rehearse_roles
-from components.dryrun.judge import judge
-from components.dryrun.roles import roles_of
+from components.config.schema.recipe import Recipe
+from components.dryrun.collectives import CollectiveKind, sent_bytes
+from components.dryrun.drive import RoleError, rehearse_roles, roles_of
+from components.dryrun.judge import judge, step_flops
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.planner.software import OURS, read_software
-from components.planner.volumes import step_flops
-from components.spec.recipe import Recipe
 
 GIB = 2**30
 WORDS = ("recipe=playbook80b", "cluster=hopper")
@@ -86,7 +84,7 @@ def test_the_verdict_is_by_the_plans_margins(recipe: Recipe, plan: Plan) -> None
 
 def test_rings_send_all_but_a_part_and_sums_twice() -> None:
     sizes = {
-        operation: sent_bytes(Kind("data", operation, "float32", 4), 100)
+        operation: sent_bytes(CollectiveKind("data", operation, "float32", 4), 100)
         for operation in ("all_reduce", "all_gather", "send", "receive")
     }
     assert sizes == {"all_reduce": 150.0, "all_gather": 75.0, "send": 100, "receive": 0.0}

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.dryrun.kernels import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
-from components.model.activations import ACTIVATIONS
 from components.model.attention import AttentionCore
 from components.model.expert_chunks import chunked_products
 from components.model.expert_products import Matrices, grouped_products
+from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
 
 

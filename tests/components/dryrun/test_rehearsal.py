@@ -6,7 +6,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.dryrun import drive, rehearsal
 from components.dryrun.drive import check_messages
-from components.dryrun.rehearsal import Rehearsal, rehearse
+from components.dryrun.rehearsal import StepRehearsal, rehearse
 from components.errors import RecipeError
 from components.versions import TORCH
 
@@ -20,7 +20,7 @@ ALL = 16
 
 
 @pytest.fixture(scope="module")
-def some_and_all() -> tuple[Rehearsal, Rehearsal]:
+def some_and_all() -> tuple[StepRehearsal, StepRehearsal]:
     recipe = compose_recipe(read_point(list(WORDS)))
     try:
         check_messages(recipe)
@@ -33,7 +33,7 @@ def some_and_all() -> tuple[Rehearsal, Rehearsal]:
 
 
 def test_few_microbatches_reach_the_peak_of_all(
-    some_and_all: tuple[Rehearsal, Rehearsal],
+    some_and_all: tuple[StepRehearsal, StepRehearsal],
 ) -> None:
     some, every = some_and_all
     assert (some.rehearsed, every.rehearsed) == (3, ALL)
@@ -44,7 +44,7 @@ def test_few_microbatches_reach_the_peak_of_all(
 
 
 def test_their_counts_continue_to_those_of_all(
-    some_and_all: tuple[Rehearsal, Rehearsal],
+    some_and_all: tuple[StepRehearsal, StepRehearsal],
 ) -> None:
     some, every = some_and_all
     assert some.calls == every.calls

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from components.energy.counted import NOTHING, Counted
+from components.energy.counters import NOTHING, EnergyReading
 
 HOUR = 3_600.0
-FOUR = Counted(joules=4 * 300.0 * HOUR, counted_seconds=4 * HOUR, passed_seconds=4 * HOUR)
-UNCOUNTED = Counted(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HOUR)
+FOUR = EnergyReading(joules=4 * 300.0 * HOUR, counted_seconds=4 * HOUR, passed_seconds=4 * HOUR)
+UNCOUNTED = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=4 * HOUR)
 
 
 def test_four_devices_of_300_watts_take_1_2_kwh_in_an_hour() -> None:
@@ -30,5 +30,5 @@ def test_what_nothing_counted_is_null_and_not_0() -> None:
 
 
 @pytest.mark.parametrize("counted", [FOUR, UNCOUNTED, NOTHING, FOUR + UNCOUNTED])
-def test_it_comes_back_from_a_line_of_the_journal(counted: Counted) -> None:
-    assert Counted.from_json(json.loads(json.dumps(counted.as_json()))) == counted
+def test_it_comes_back_from_a_line_of_the_journal(counted: EnergyReading) -> None:
+    assert EnergyReading.from_json(json.loads(json.dumps(counted.as_json()))) == counted

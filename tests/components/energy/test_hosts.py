@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from components.energy.counters import NoCounterError
-from components.energy.hosts import host_counters
-from components.energy.meter import Meter
+from components.energy.counters import Meter, NoCounterError
+from components.energy.devices import host_counters
 from tests.components.energy.sysfs import write_zone
 
 

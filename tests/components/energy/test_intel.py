@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.energy.counters import NoCounterError
-from components.energy.intel import card_counters
+from components.energy.devices import card_counters
 from tests.components.energy.sysfs import write_card
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.energy.counters import FileCounter, NoCounterError
-from components.energy.meter import Meter
+from components.energy.counters import FileCounter, Meter, NoCounterError
 
 RANGE = 1_000  # joules
 

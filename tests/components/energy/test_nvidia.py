@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.energy import nvidia
+from components.energy import devices
 from components.energy.counters import NoCounterError
-from components.energy.nvidia import NvidiaCounter
+from components.energy.devices import NvidiaCounter
 
 UUID = "ffc79498-8ff3-c2dc-3b0d-fafd804516ae"
 
@@ -56,7 +56,7 @@ def answer(found: object) -> object:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
-    monkeypatch.setattr(nvidia, "pynvml", answers)
+    monkeypatch.setattr(devices, "pynvml", answers)
     return answers
 
 
@@ -98,7 +98,7 @@ def test_an_instance_of_a_divided_gpu_is_not_found(nvml: Answers) -> None:
 
 
 def test_without_its_binding_there_is_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "pynvml", None)
+    monkeypatch.setattr(devices, "pynvml", None)
     with pytest.raises(NoCounterError, match="nvidia-ml-py is not installed"):
         NvidiaCounter(uuid=UUID)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
-from components.evaluate.judge import Judge, Tally
+from components.evaluate.text_loss import Judge, LossTally
 
 END = 3
 WORDS = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
@@ -75,12 +75,12 @@ def test_documents_are_counted_of_which_a_token_was_predicted(decoder) -> None:
     ids = torch.tensor([7, 8, END, 9, 9, END, 5, 6])
     assert own.tally(windows(ids, 3)).documents == 3  # the last one is cut off
     assert own.tally(windows(ids[:6], 3)).documents == 2
-    assert own.tally([]) == Tally(text_bytes=0)
+    assert own.tally([]) == LossTally(text_bytes=0)
 
 
 def test_sums_make_the_figures() -> None:
-    one = Tally(nats=2.0, tokens=4, text_bytes=8, documents=1)
-    both = one + Tally(nats=6.0, tokens=4, text_bytes=8, documents=2)
+    one = LossTally(nats=2.0, tokens=4, text_bytes=8, documents=1)
+    both = one + LossTally(nats=6.0, tokens=4, text_bytes=8, documents=2)
     assert both.figures() == {
         "loss": 1.0,
         "perplexity": pytest.approx(math.e),
@@ -89,7 +89,7 @@ def test_sums_make_the_figures() -> None:
         "bytes": 16,
         "documents": 3,
     }
-    unknown = (one + Tally(text_bytes=None)).figures()
+    unknown = (one + LossTally(text_bytes=None)).figures()
     assert (unknown["bits_per_byte"], unknown["bytes"]) == (None, None)
-    nothing = Tally().figures()
+    nothing = LossTally().figures()
     assert (nothing["loss"], nothing["perplexity"], nothing["bits_per_byte"]) == (None,) * 3

@@ -11,7 +11,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
 from components.data.token_file import pack_documents
-from components.evaluate.text_bytes import read_text_bytes
+from components.evaluate.text_loss import read_text_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = [

@@ -14,10 +14,10 @@ from components.model import attention
 from components.model.checkpointing import checkpoint_activations
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.moe import Experts, auxiliary_terms, expert_layers
 from components.model.positions import Alibi, Placement
-from components.torch_internals.compiler import count_graphs
+from components.torch_internals.autograd import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
 
@@ -144,7 +144,7 @@ def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> No
         for batch in (1, 2, 3):
             places = Placement(places=torch.arange(length), slopes=torch.rand(4))
             documents = torch.randint(3, (batch, length)).sort(dim=1).values
-            scope = Scope(placement=places, documents=documents)
+            scope = ForwardScope(placement=places, documents=documents)
             heads = torch.randn(batch, 4, length, 16)
             given = heads, heads, heads, scope.score_change((0, 4)), scope.blocks()
             before = count_graphs()

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
 from components.model.expert_operator import _mix, _mix_back, chunked_operator
 from components.model.expert_products import (
@@ -17,6 +16,7 @@ from components.model.expert_products import (
     grouped_products,
     loop,
 )
+from components.model.mlp import ACTIVATIONS
 
 # Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 16, 24, 6, 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from components.errors import RecipeError
 from components.model.attention import AttentionCore
 from components.model.decoder import Decoder
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.positions import Alibi, Learned, Placement, Positions, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 
@@ -78,7 +78,7 @@ def test_the_dense_form_is_slope_times_distance_within_a_document() -> None:
     slopes = torch.tensor([0.5, 0.25, 0.125])
     placement = Placement(places=torch.arange(6), slopes=slopes)
     documents = packed([[2, 4]])
-    dense = Scope(placement=placement, documents=documents).dense((1, 3), torch.float64)
+    dense = ForwardScope(placement=placement, documents=documents).dense((1, 3), torch.float64)
     assert dense.shape == (1, 2, 6, 6)
     for head, slope in enumerate([0.25, 0.125]):
         for query in range(6):
@@ -120,7 +120,7 @@ def test_some_of_the_heads_get_their_own_slopes() -> None:
     """What a rank of tensor parallelism does: heads 2 and 3 of 6, with their share of maps."""
     core = AttentionCore(dropout=0.0, backend="sdpa")
     placement = Alibi(dim=48, num_heads=6, head_dim=10)(torch.arange(9))
-    scope = Scope(placement=placement, documents=None)
+    scope = ForwardScope(placement=placement, documents=None)
     heads = torch.randn(3, 1, 6, 9, 10)
     whole = core(*heads, scope, first_head=0)
     part = core(*heads[:, :, 2:4], scope, first_head=2)

@@ -13,9 +13,9 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.errors import RecipeError
 from components.model import expert_chunks, moe
-from components.model.activations import ACTIVATIONS
 from components.model.expert_chunks import chunked_products
 from components.model.expert_products import Matrices, grouped_products, loop
+from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts
 
 # Rows of whole 16 bytes also in bfloat16, which `grouped_mm` asks for.

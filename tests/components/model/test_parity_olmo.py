@@ -10,7 +10,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeRotary
 
 from components.model.attention import Attention
 from components.model.decoder import Decoder
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.norms import Norm
 from components.model.positions import Rotary
 from tests.components.model.comparison import (
@@ -90,7 +90,7 @@ def test_attention_with_query_key_norm_equals_that_of_an_independent_olmoe(
     causal = torch.full((23, 23), -torch.inf).triu(1)[None, None]
     expected, _ = theirs(hidden, position_embeddings=angles, attention_mask=causal)
     placement = Rotary(dim=60, num_heads=6, head_dim=10, base=10_000.0)(places)
-    mixed = ours(hidden, Scope(placement=placement, documents=None))
+    mixed = ours(hidden, ForwardScope(placement=placement, documents=None))
     assert relative_difference(mixed, expected) < LOGITS_TOLERANCE
 
     torch.autograd.backward([expected.square().sum(), mixed.square().sum()])

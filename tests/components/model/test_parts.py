@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from components.errors import RecipeError
 from components.model.attention import Attention, AttentionCore
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement, Positions, Rotary, Rotation
@@ -109,7 +109,7 @@ def test_attention_is_the_softmax_of_earlier_keys_group_by_group() -> None:
         weights = scores.masked_fill(hidden_future, -math.inf).softmax(-1)
         mixed[:, :, head] = weights @ value[:, :, head // 3]
     expected = part.output(mixed.view(2, 7, 24))
-    mixed_by_part = part(hidden, Scope(placement=placement, documents=None))
+    mixed_by_part = part(hidden, ForwardScope(placement=placement, documents=None))
     torch.testing.assert_close(mixed_by_part, expected)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from components.config.batch_ramp import BatchRamp
 from components.optim.schedules import Chain, Cosine
-from components.spec.ramp import BatchRamp
 
 BLOOM_SEQUENCE = 2048
 MULA_STEP_TOKENS = 3072 * 2048

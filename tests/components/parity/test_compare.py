@@ -15,7 +15,7 @@ from components.parity.compare import (
     LOSS_TOLERANCE,
     TENSOR_TOLERANCE,
     Comparison,
-    Record,
+    RankRecord,
     compare,
     compare_losses,
     read_records,
@@ -24,8 +24,8 @@ from components.parity.compare import (
 Change = dict[str, Any]
 
 
-def record(rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]) -> Record:
-    return Record(
+def record(rank: int, losses: list[dict[int, float]], tensors: dict[str, Tensor]) -> RankRecord:
+    return RankRecord(
         rank=rank,
         losses=losses,
         gradient_norms=[2.0, 3.0],
@@ -46,18 +46,18 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def one_process() -> Record:
+def one_process() -> RankRecord:
     return record(0, [{0: 6.0, 2: 6.1, 4: 6.2, 6: 6.3}, {8: 5.0, 10: 5.1}], tensors())
 
 
-def two_ranks() -> list[Record]:
+def two_ranks() -> list[RankRecord]:
     return [
         record(0, [{0: 6.0, 2: 6.1}, {8: 5.0}], tensors()),
         record(1, [{4: 6.2, 6: 6.3}, {10: 5.1}], tensors()),
     ]
 
 
-def compared(records: list[Record]) -> Comparison:
+def compared(records: list[RankRecord]) -> Comparison:
     return compare(one_process(), records)
 
 

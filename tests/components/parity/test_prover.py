@@ -8,9 +8,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
 from components.parity import prover
 from components.parity.prover import RanksError, in_precision, on_one_process, start_ranks
-from components.spec.recipe import Recipe
 
 Start = Callable[[str, int], None]
 

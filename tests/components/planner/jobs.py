@@ -5,16 +5,16 @@ from typing import Any
 
 import yaml
 
-from components.planner.job import Job, Layout
-from components.planner.software import OURS, Software, read_software
-from components.spec.hardware import Hardware
-from components.spec.shape import (
+from components.config.schema.cluster import Hardware
+from components.config.shape import (
     AttentionShape,
     MLPShape,
     ModelShape,
     NormShape,
     PositionsShape,
 )
+from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.software import OURS, SoftwareModel, read_software
 
 ROOT = Path(__file__).resolve().parents[3]
 ORDER = ("pipeline", "data", "expert", "context", "tensor")
@@ -37,7 +37,7 @@ def gpt(*, dim: int, num_layers: int, num_heads: int, vocab_size: int = 51_200) 
     )
 
 
-def layout(**changes: Any) -> Layout:
+def layout(**changes: Any) -> ParallelLayout:
     """One rank, unless a test says more; layers are dealt evenly."""
     sizes: dict[str, Any] = dict.fromkeys(ORDER, 1)
     sizes |= {key: changes.pop(key) for key in list(changes) if key in sizes}
@@ -56,10 +56,10 @@ def layout(**changes: Any) -> Layout:
         "rank_order": ORDER,
         "devices_per_node": 8,
     }
-    return Layout(**sizes, **(values | changes))
+    return ParallelLayout(**sizes, **(values | changes))
 
 
-def job(shape: ModelShape, where: Layout, **changes: Any) -> Job:
+def job(shape: ModelShape, where: ParallelLayout, **changes: Any) -> TrainingJob:
     """Mixed precision with float32 accumulation, one sequence of 4,096 tokens a microbatch."""
     values: dict[str, Any] = {
         "sequence_length": 4_096,
@@ -77,7 +77,7 @@ def job(shape: ModelShape, where: Layout, **changes: Any) -> Job:
         "dropout": True,
         "fused_attention": True,
     }
-    return Job(shape=shape, layout=where, **(values | changes))
+    return TrainingJob(shape=shape, layout=where, **(values | changes))
 
 
 def hopper() -> Hardware:
@@ -86,5 +86,5 @@ def hopper() -> Hardware:
     return Hardware.model_validate(yaml.safe_load(file.read_text("utf-8"))["hardware"])
 
 
-def ours() -> Software:
+def ours() -> SoftwareModel:
     return read_software(OURS)

@@ -5,8 +5,8 @@ from typing import Any
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.planner.bill_rows import bill_rows
 from components.planner.plan import plan_recipe
+from components.report.plan_tables import bill_rows
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

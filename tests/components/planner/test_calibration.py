@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.measured import Row, read_rows
-from benchmarks.planner_accuracy import DATA, is_timed
+from benchmarks.planning.measured import MeasuredLayout, read_rows
+from benchmarks.planning.planner_accuracy import DATA, is_timed
 from components.errors import RecipeError
 from components.planner.calibrated import corrected
-from components.planner.calibration import MEMORY, SPEED, Measured, fit_memory, fit_speed
+from components.planner.calibration import MEMORY, SPEED, CalibrationStep, fit_memory, fit_speed
 from components.planner.memory import rank_memory
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
@@ -22,11 +22,11 @@ SPEED_THERE = {"product_fraction": 0.45, "tensor_layer_seconds": 8e-3}
 MEMORY_THERE = {"fragmentation": 1.4, "base_bytes": 9e8}
 
 
-def measured_there(rows: Sequence[Row]) -> list[Measured]:
+def measured_there(rows: Sequence[MeasuredLayout]) -> list[CalibrationStep]:
     """What these layouts would take if other constants were true."""
     there = corrected(SHIPPED, SPEED_THERE, MEMORY_THERE)
     return [
-        Measured(
+        CalibrationStep(
             job=row.job,
             seconds=plan_time(row.job, hopper(), there.speed).total,
             peak_bytes=rank_memory(row.job, 0, there.memory).peak,
@@ -54,7 +54,7 @@ def test_constants_of_memory_are_found_again() -> None:
 
 def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
     rows = [row for row in ROWS if row.nodes in {1, 2, 8}][::4]
-    steps = [Measured(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
+    steps = [CalibrationStep(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
     fit = fit_speed(steps, hopper(), SHIPPED)
     assert fit.helps
     assert fit.errors.held_out.median < 0.75 * fit.errors.before.median

@@ -12,23 +12,23 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
 from components.checkpoint.state import ShardState
-from components.parallelism.data import DataParallel
-from components.parallelism.mesh import build_mesh
-from components.planner.checkpoints import (
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
+from components.distributed.data import DataParallel
+from components.distributed.mesh import build_mesh
+from components.planner.interruptions import (
     CheckpointTime,
     checkpoint_bytes,
     checkpoint_time,
     job_rate,
     missing_rates,
 )
-from components.planner.job import Job, job_of
+from components.planner.job import TrainingJob, job_of
 from components.planner.software import OURS, SoftwareRun, read_software
-from components.spec.recipe import Recipe
-from components.spec.sections import Cluster
 from tests.components.checkpoint.saving_cases import save_checkpoint
-from tests.components.parallelism.mesh_cases import ORDER, degrees_of
+from tests.components.distributed.mesh_cases import ORDER, degrees_of
 
 DATA = "parallelism.data=8"
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) ->
     parameters = [(one.name, one.parameter) for one in parallel.shards]
     optimizer = build(recipe.optimizer, "optimizer")(parameters=parameters)
     state = ShardState(parallel.shards, optimizer)
-    folder = save_checkpoint(tmp_path, state, Progress(0, 0))
+    folder = save_checkpoint(tmp_path, state, RunProgress(0, 0))
     written = sum(numbers_bytes(file) for file in folder.glob("*.safetensors"))
     counters = [one for name, one in state.tensors().items() if name.endswith(".step")]
     assert written == checkpoint_bytes(job_of(recipe)) + 4 * len(counters)
@@ -106,7 +106,7 @@ def test_either_engine_writes_the_weights_that_are_updated() -> None:
 
 
 def timed(
-    job: Job, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool = True
+    job: TrainingJob, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool = True
 ) -> CheckpointTime:
     return checkpoint_time(job, cluster, run, asynchronous=asynchronous)
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from benchmarks.measured import read_rows
-from benchmarks.planner_accuracy import DATA
+from benchmarks.planning.measured import read_rows
+from benchmarks.planning.planner_accuracy import DATA
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.planner.conventions import flops_by_convention
-from components.spec.shape import (
+from components.config.shape import (
     AttentionShape,
     MLPShape,
     ModelShape,
     NormShape,
     PositionsShape,
 )
+from components.planner.rates import flops_by_convention
 from tests.components.planner.jobs import gpt
 
 LLAMA_3_8B = ModelShape(

@@ -6,11 +6,11 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.planner.bill import BILL_KEYS, Bill
+from components.config.schema.recipe import Recipe
+from components.planner.cost import BILL_KEYS, Bill
 from components.planner.evaluation import evaluation_seconds, forward_seconds
 from components.planner.plan import Plan, plan_recipe
 from components.planner.time import rank_seconds
-from components.spec.recipe import Recipe
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 BLOOM = ("recipe=bloom176b", "cluster=jean_zay")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.planner.digits import significant
+from components.report.plan_tables import significant
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from components.config.shape import AttentionShape
+from components.distributed import collectives
+from components.distributed.context import ContextCore, SequencePart
+from components.distributed.mesh import build_mesh
 from components.dryrun.world import fake_world
 from components.model.attention import AttentionCore
-from components.model.masks import Scope
+from components.model.masks import ForwardScope
 from components.model.positions import Placement
-from components.parallelism import exchange
-from components.parallelism.context import ContextCore, SequencePart
-from components.parallelism.mesh import build_mesh
-from components.planner.communication import gather_bandwidth, group_of, latency
-from components.planner.exchanges import (
+from components.planner.communication import (
     context_seconds,
     expert_bytes,
     expert_seconds,
+    gather_bandwidth,
+    group_of,
     key_value_bytes,
+    latency,
 )
-from components.planner.job import Job
+from components.planner.job import TrainingJob
 from components.planner.time import plan_time
-from components.spec.shape import AttentionShape
-from tests.components.parallelism.mesh_cases import ORDER, degrees_of
+from tests.components.distributed.mesh_cases import ORDER, degrees_of
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 HEADS, GROUPS, HEAD_DIM, LENGTH = 8, 2, 16, 64
@@ -36,7 +38,7 @@ SMALL = gpt(dim=128, num_layers=4, num_heads=HEADS).model_copy(
 )
 
 
-def split(ranks: int, **changes: object) -> Job:
+def split(ranks: int, **changes: object) -> TrainingJob:
     where = layout(context=ranks, num_layers=4)
     return job(SMALL, where, sequence_length=LENGTH, microbatch_sequences=3, **changes)
 
@@ -61,8 +63,8 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         part.zero_()
         moved["scatter"].append(part.numel() * part.element_size())
 
-    monkeypatch.setattr(exchange, "all_gather", gather)
-    monkeypatch.setattr(exchange, "reduce_scatter", scatter)
+    monkeypatch.setattr(collectives, "all_gather", gather)
+    monkeypatch.setattr(collectives, "reduce_scatter", scatter)
     with fake_world(1, 4):
         axis = build_mesh("cpu", degrees_of({"context": 4}), ORDER, expert_aware=True).axis(
             "context"
@@ -74,7 +76,7 @@ def test_the_program_sends_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
             torch.zeros(3, heads, part, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
             for heads in (HEADS, GROUPS, GROUPS)
         )
-        scope = Scope(placement=Placement(places=places), documents=None)
+        scope = ForwardScope(placement=Placement(places=places), documents=None)
         core(query, key, value, scope, first_head=0).sum().backward()
     sent = key_value_bytes(split(4))
     assert moved == {"gather": [sent], "scatter": [sent]}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.planner.failures import (
+from components.planner.interruptions import (
     best_interval,
     expected_failures,
     mean_seconds_between,

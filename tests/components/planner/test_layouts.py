@@ -9,11 +9,11 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.rules.check import check_rules
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
 from components.planner.layouts import SEARCHED, Layouts
-from components.spec.recipe import Recipe
-from components.spec.rules import check_rules
-from components.spec.sections import Parallelism
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 WORLDS = [

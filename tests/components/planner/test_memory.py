@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from components.config.shape import ModelShape
 from components.planner.activations import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, usable_bytes
-from components.planner.parameters import Held, held
-from components.planner.states import sharded, states, step_bytes
-from components.spec.shape import ModelShape
+from components.planner.states import DeviceParameters, held, sharded, states, step_bytes
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 GIB = 2**30
@@ -52,7 +51,7 @@ def test_the_measured_law_of_zero_1_is_10_plus_14_over_data(data: int, law: floa
     figures = {"step_bytes": 2.0, "shared_step_bytes": 2.0, "bucket_elements": 0}
     software = ours().memory.model_copy(update=figures)
     sharing = job(MIDDLE, layout(data=data, zero=1))
-    one = Held(dense=1.0, expert=0.0, ends=0.0, largest=0.0)
+    one = DeviceParameters(dense=1.0, expert=0.0, ends=0.0, largest=0.0)
     assert states(sharing, one).total + step_bytes(sharing, one, software) == law
 
 

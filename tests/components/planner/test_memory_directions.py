@@ -5,11 +5,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.planner.job import Job
+from components.config.shape import MLPShape
+from components.planner.job import TrainingJob
 from components.planner.memory import plan_memory
-from components.planner.parameters import held
-from components.planner.states import states
-from components.spec.shape import MLPShape
+from components.planner.states import held, states
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)
@@ -19,7 +18,7 @@ MIXTURE = MIDDLE.model_copy(
 ORDER = ("fits", "tight", "does_not_fit")
 
 
-def peak(one: Job) -> float:
+def peak(one: TrainingJob) -> float:
     return plan_memory(one, hopper(), ours().memory).peak
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from components.parallelism.mesh import AXES, Degrees, build_mesh
+from components.distributed.mesh import AXES, Degrees, build_mesh
 from components.planner.placement import (
     Node,
     coordinates,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
 from components.planner.job import job_of
-from components.planner.plateaus import Stretch, crossings, steps_seconds, stretches
+from components.planner.run_time import Stretch, crossings, steps_seconds, stretches
 from components.planner.time import plan_time
-from components.spec.hardware import Hardware
-from components.spec.recipe import Recipe
 from tests.components.planner.jobs import ours
 
 SPEED = ours().speed

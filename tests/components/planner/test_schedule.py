@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from components.parallelism.microbatches import SCHEDULES
+from components.config.microbatches import fits_schedule
+from components.distributed.pipeline import SCHEDULES
 from components.planner.activations import microbatches_kept
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
-from components.spec.microbatches import fits_schedule
 from tests.components.planner.jobs import gpt, job, layout
 
 KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}

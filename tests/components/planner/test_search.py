@@ -6,7 +6,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
-from command.searched import Found
+from command.layout_search import SearchResult
+from components.config.schema.recipe import Recipe
 from components.planner.communication import group_of
 from components.planner.layouts import Layouts
 from components.planner.memory import deciding_ranks, plan_memory, rank_memory
@@ -14,7 +15,6 @@ from components.planner.plan import plan_recipe
 from components.planner.search import BEST, Prices, search_layouts, weighed
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
-from components.spec.recipe import Recipe
 from tests.recipes.test_plans import RECIPES
 
 # Of V100s nobody has measured a matrix product.
@@ -23,7 +23,7 @@ TIMED = [name for name in RECIPES if name not in UNTIMED]
 
 
 @cache
-def searched(name: str) -> Found:
+def searched(name: str) -> SearchResult:
     home = compose_recipe(read_point([f"recipe={name}", "scale=full"])).home
     point = [f"recipe={name}", f"cluster={home}", "parallelism=auto"]
     return compose_searched(read_point(point))

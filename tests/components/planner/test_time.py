@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.bubble import bubble_fraction, naive_bubble
 from components.planner.communication import group, node_rate, ring_elements
 from components.planner.products import Product, filled_fraction
+from components.planner.schedule import bubble_fraction, naive_bubble
 from components.planner.time import plan_time
-from components.spec.hardware import Hardware
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 MIDDLE = gpt(dim=4_096, num_layers=32, num_heads=32)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.planner.bubble import bubble_fraction
-from components.planner.schedule import Action, orders
+from components.config.microbatches import fits_schedule
+from components.planner.schedule import Action, bubble_fraction, orders
 from components.planner.time import plan_time, rank_seconds
 from components.planner.timeline import (
     PassSeconds,
@@ -16,7 +16,6 @@ from components.planner.timeline import (
     stage_seconds,
     timeline_of,
 )
-from components.spec.microbatches import fits_schedule
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SPEED = ours().speed

@@ -7,10 +7,10 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.preflight.verdict import Clock, Finding, Report
-from components.spec.preflight import Preflight
-from components.spec.recipe import Recipe
-from components.train.run_folder import RunFolder
+from components.config.schema.cluster import Preflight
+from components.config.schema.recipe import Recipe
+from components.preflight.verdict import ClockOffset, NodeFinding, NodeReport
+from components.run.folder import RunFolder
 from tests.life.conftest import TINY
 
 Compose = Callable[..., Recipe]
@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-def finding(check: str, verdict: str) -> Finding:
-    return Finding.model_validate({
+def finding(check: str, verdict: str) -> NodeFinding:
+    return NodeFinding.model_validate({
         "check": check,
         "verdict": verdict,
         "found": "x",
@@ -48,10 +48,10 @@ def finding(check: str, verdict: str) -> Finding:
 
 def report(
     node: str, *, cores: int = 8, rate: float | None = 1.0, ahead: float | None = None
-) -> Report:
+) -> NodeReport:
     """What a node says in whose own checks nothing is wrong."""
-    clock = None if ahead is None else Clock(ahead_seconds=ahead, uncertain_seconds=0.1)
-    return Report(
+    clock = None if ahead is None else ClockOffset(ahead_seconds=ahead, uncertain_seconds=0.1)
+    return NodeReport(
         node=node,
         findings=(finding("devices", "ok"),),
         cores=cores,

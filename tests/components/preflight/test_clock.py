@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from command.arguments import ROOT
-from components.preflight.clock import ask_time, telling_time
+from components.preflight.node_checks import ask_time, telling_time
 
 SKEWED = """
 import sys, time
 real = time.time
 time.time = lambda: real() - 100
-from components.preflight.clock import ask_time
+from components.preflight.node_checks import ask_time
 sys.stdout.write(ask_time("127.0.0.1", int(sys.argv[1])).model_dump_json())
 """
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from command.arguments import ROOT
-from components.preflight.copies import NODE_FOLDER, check_copies, failed_copies
+from components.preflight.node_checks import NODE_FOLDER, check_copies, failed_copies
 
 ASK = (
     "import json, os, sys\nfrom pathlib import Path\n"
-    "from components.preflight.copies import check_copies\n"
+    "from components.preflight.node_checks import check_copies\n"
     "found = check_copies(Path(sys.argv[1]), 'node1', os.environ)\n"
     "print(json.dumps([one.model_dump() for one in found]))\n"
 )

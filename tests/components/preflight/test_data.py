@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from components.config.schema.cluster import Preflight
 from components.data.files import FileRecord, record_file
 from components.data.manifest import Manifest, TokenizerRecord
-from components.preflight.data import check_data, some_files
-from components.spec.preflight import Preflight
-from components.train.run_folder import RunFolder
+from components.preflight.contents import check_data, some_files
+from components.run.folder import RunFolder
 from tests.components.preflight.conftest import Compose
 
 

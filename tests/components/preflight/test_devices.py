@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from components.config.schema.cluster import Preflight
 from components.preflight.devices import (
     check_count,
     check_memory,
@@ -10,7 +11,6 @@ from components.preflight.devices import (
     free_bytes,
     slowest_teraflops,
 )
-from components.spec.preflight import Preflight
 from tests.components.preflight.conftest import Compose
 
 CPU = torch.device("cpu")

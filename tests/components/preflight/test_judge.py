@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from components.config.schema.cluster import Preflight
+from components.config.schema.recipe import Recipe
 from components.preflight.judge import judge
 from components.preflight.links import Rates
-from components.preflight.verdict import Report, Verdict
-from components.spec.preflight import Preflight
-from components.spec.recipe import Recipe
+from components.preflight.verdict import NodeReport, PreflightVerdict
 from tests.components.preflight.conftest import Compose, report
 
 NAMES = ("n1", "n2", "n3")
@@ -31,14 +31,14 @@ def measured(compose: Compose) -> Recipe:
 def judged(
     recipe: Recipe,
     rules: Preflight,
-    reports: Sequence[Report],
+    reports: Sequence[NodeReport],
     links: Mapping[str, Rates] = {},
-) -> Verdict:
+) -> PreflightVerdict:
     by_name = {one.node: one for one in reports}
     return judge(recipe.cluster, rules, NAMES, by_name, links, needed=2, seconds=1.0)
 
 
-def bad(verdict: Verdict) -> dict[str, list[str]]:
+def bad(verdict: PreflightVerdict) -> dict[str, list[str]]:
     return {one.node: [f.check for f in one.bad] for one in verdict.nodes if one.bad}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.preflight.network import check_network
-from components.spec.recipe import Recipe
-from components.train.run_folder import RunFolder
+from components.config.schema.recipe import Recipe
+from components.preflight.node_checks import check_network
+from components.run.folder import RunFolder
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
 from tests.life.conftest import ROOT, TINY, command, environment
 

@@ -5,10 +5,10 @@ from importlib.metadata import version
 
 import pytest
 
-from components.preflight import packages
-from components.preflight.packages import check_packages, check_versions, expected_versions
-from components.train.run_folder import RunFolder
-from components.train.software import describe_software
+from components.preflight import contents
+from components.preflight.contents import check_packages, check_versions, expected_versions
+from components.run.folder import RunFolder
+from components.run.provenance import describe_software
 from components.versions import PYTHON, TORCH
 
 
@@ -82,7 +82,7 @@ def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) 
 def test_torch_and_python_outside_the_range_are_found(
     torch: str, python: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "installed", lambda: {PYTHON: python, TORCH: torch})
+    monkeypatch.setattr(contents, "installed", lambda: {PYTHON: python, TORCH: torch})
     found = check_versions()
     assert found.verdict == verdict
     assert found.found == f"Python {python}, torch {torch}"

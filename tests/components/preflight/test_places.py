@@ -6,15 +6,15 @@ from pathlib import Path
 
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
-from components.planner.checkpoints import checkpoint_bytes
+from components.config.schema.cluster import Preflight
+from components.planner.interruptions import checkpoint_bytes
 from components.planner.job import job_of
-from components.preflight.places import GIB, check_place, check_places
-from components.spec.preflight import Preflight
+from components.preflight.node_checks import GIB, check_place, check_places
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from components.preflight.places import check_place
+from components.preflight.node_checks import check_place
 resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
 found = check_place("run folder", Path(sys.argv[1]), 0, "rule")
 sys.stdout.write(f"{found.verdict} {found.found}")

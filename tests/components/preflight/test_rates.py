@@ -1,6 +1,6 @@
 """What the short measurements count."""
 
-from components.preflight.rates import bus_bandwidth
+from components.preflight.devices import bus_bandwidth
 
 
 def test_bus_bandwidth_is_that_of_nccls_tests() -> None:

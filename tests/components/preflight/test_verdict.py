@@ -9,23 +9,25 @@ from components.preflight.hub import hub
 from components.preflight.node import look_alone, rules_of
 from components.preflight.verdict import (
     HOSTS,
-    Judged,
-    Verdict,
+    NodeVerdict,
+    PreflightVerdict,
     forget_verdict,
     list_hosts,
     read_verdict,
     write_verdict,
 )
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
 from tests.components.preflight.conftest import Compose, finding
 
 
-def verdict(needed: int, *wrong: tuple[str, ...]) -> Verdict:
+def verdict(needed: int, *wrong: tuple[str, ...]) -> PreflightVerdict:
     nodes = [
-        Judged(node=f"n{number}", findings=tuple(finding(check, "bad") for check in checks))
+        NodeVerdict(
+            node=f"n{number}", findings=tuple(finding(check, "bad") for check in checks)
+        )
         for number, checks in enumerate(wrong, start=1)
     ]
-    return Verdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
+    return PreflightVerdict(needed=needed, nodes=tuple(nodes), seconds=1.0)
 
 
 def test_it_holds_as_long_as_enough_nodes_are_good() -> None:

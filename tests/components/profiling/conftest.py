@@ -19,11 +19,11 @@ from torch.utils.flop_counter import (
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.config.schema.recipe import Recipe
 from components.model.checkpointing import checkpoint_activations
 from components.model.decoder import Decoder
-from components.profiling.ranges import Ranges
+from components.profiling.parts import Ranges
 from components.profiling.trace import STEP, Trace, read_trace
-from components.spec.recipe import Recipe
 
 DENSE = (
     *("recipe=teuken7b", "model.dim=32", "model.num_layers=2", "model.attention.head_dim=8"),

@@ -19,9 +19,8 @@ from components.profiling.parts import (
     ROUTING,
     places_of,
 )
-from components.profiling.profile import profile_of
+from components.profiling.profile import profile_of, waits_of
 from components.profiling.timeline import own_times, times_of, total_of
-from components.profiling.waits import waits_of
 from tests.components.planner.jobs import hopper
 from tests.components.profiling.conftest import DENSE, MIXTURE, MakeProfile
 

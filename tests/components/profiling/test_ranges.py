@@ -5,7 +5,7 @@ from torch import nn
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
-from components.profiling.ranges import Ranges
+from components.profiling.parts import Ranges
 from tests.components.profiling.conftest import DENSE
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from components.report.differences import differences_by_group, verdict
-from components.report.outcome import load_entries
-from components.report.run_folder import load_run
+from components.report.outcome import load_entries, load_run
+from components.report.page import differences_by_group, verdict
 from tests.components.report.conftest import WriteRun, recipe_tree
 from tests.recipes.test_plans import at_home
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from components.report.energy import energy_grid
 from components.report.outcome import load_entries
 from components.report.page import write_report
+from components.report.planned import energy_grid
 from components.report.provenance import published_grid
 from tests.components.report.conftest import (
     TOKENS_PER_STEP,

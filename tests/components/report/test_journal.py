@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
-from components.report.goodput import held_until
-from components.report.journal import read_journal
+from components.run.goodput import held_until
+from components.run.history import read_journal
 from tests.components.report.conftest import energy_line, mark_line, write_journal
 
 

@@ -1,6 +1,6 @@
 """The mixture of a report: promised beside drawn."""
 
-from components.report.mixture import mixture_grid
+from components.report.data_section import mixture_grid
 from components.report.outcome import load_entries
 from tests.components.report.conftest import results_tree
 

@@ -10,8 +10,8 @@ import pytest
 
 from components.errors import RecipeError
 from components.report import document
+from components.report.outcome import load_run
 from components.report.page import write_report
-from components.report.run_folder import load_run
 from components.report.tables import summary_table
 from tests.components.report.conftest import mark_line, results_tree
 

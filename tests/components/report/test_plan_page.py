@@ -10,7 +10,6 @@ import pytest
 
 from command.actions.plan import as_json
 from components.errors import RecipeError
-from components.planner.picture import Picture, picture_of
 from components.planner.plan import plan_recipe
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
@@ -22,6 +21,7 @@ from components.report.plan_figures import (
     timeline_figure,
 )
 from components.report.plan_page import write_plan
+from components.report.plan_tables import Picture, picture_of
 from tests.recipes.test_plans import at_home
 
 Tree = dict[str, Any]

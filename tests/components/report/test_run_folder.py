@@ -7,8 +7,14 @@ from statistics import median
 import pytest
 
 from components.errors import RecipeError
-from components.report.outcome import load_entries, non_finite_steps, outcome_of
-from components.report.run_folder import flat, load_run, short_labels
+from components.report.outcome import (
+    flat,
+    load_entries,
+    load_run,
+    non_finite_steps,
+    outcome_of,
+    short_labels,
+)
 
 
 def test_a_finished_run_speaks_through_its_results(write_run):

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from components.report.study_figure import study_figure
-from components.report.study_page import write_study
-from components.report.study_rows import Tried, median_deviation, relative, study_grid, summary
-from components.spec.study import check_study
-from components.spec.study_listed import Listed
+from command.study.figure import PointResult, study_figure
+from command.study.listed_points import ListedStudy
+from command.study.page import median_deviation, relative, study_grid, summary, write_study
+from command.study.study_file import check_study
 
 TREE: dict[str, Any] = {
     "name": "weak",
@@ -47,17 +46,17 @@ TREE: dict[str, Any] = {
 }
 
 
-def a_study(**changes: Any) -> Listed:
+def a_study(**changes: Any) -> ListedStudy:
     study = check_study({**TREE, **changes}, "weak.yaml")
-    assert isinstance(study, Listed)
+    assert isinstance(study, ListedStudy)
     return study
 
 
-def tries(study: Listed) -> list[Tried]:
+def tries(study: ListedStudy) -> list[PointResult]:
     """Planned 10, 20, 110 and nothing; the first is measured, the second does not fit."""
     plans = (10.0, 20.0, 110.0, None)
     return [
-        Tried(
+        PointResult(
             point=point,
             planned=plan,
             fits=place in {0, 2},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.run.links import check_links
+from components.run.ownership import check_links
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ from pydantic import BaseModel
 
 from components.errors import RecipeError
 from components.run.records import (
-    Data,
-    Derived,
+    DataRecord,
+    DerivedRecord,
     Ending,
-    Environment,
-    Job,
+    EnvironmentRecord,
+    JobLifeRecord,
     Results,
-    Submitted,
+    SubmissionsRecord,
     read_checked,
     read_record,
 )
-from components.run.reported import Asked
+from components.run.reported import RecipeRecord
 
 
 def write(folder: Path, tree: object) -> Path:
@@ -33,14 +33,30 @@ def write(folder: Path, tree: object) -> Path:
         (Ending, {}, "status is missing"),
         (Ending, {"status": "fine"}, "status: input should be 'finished' or 'stopped', got 'f"),
         (Results, {"status": "finished", "tokens": "many"}, "steps is missing; tokens: in"),
-        (Data, {"folder": 3, "key": "k"}, "folder: input should be a valid string, got 3"),
-        (Data, {"folder": "a\0b", "key": "k"}, "folder: string should match pattern"),
-        (Environment, {"command": ["run.py", 3]}, "command.1: input should be a valid string"),
-        (Environment, {"command": "run.py"}, "command: input should be a valid tuple"),
-        (Derived, {"parameters": {"total": 0}}, "parameters.total: input should be greater"),
-        (Job, {}, "job is missing; attempt is missing; nodes is missing"),
-        (Submitted, {"submissions": [{"chain": 7}]}, "submissions.0.chain: input should be"),
-        (Asked, {"published": {"a": 3}}, "name is missing; why is missing"),
+        (
+            DataRecord,
+            {"folder": 3, "key": "k"},
+            "folder: input should be a valid string, got 3",
+        ),
+        (DataRecord, {"folder": "a\0b", "key": "k"}, "folder: string should match pattern"),
+        (
+            EnvironmentRecord,
+            {"command": ["run.py", 3]},
+            "command.1: input should be a valid string",
+        ),
+        (EnvironmentRecord, {"command": "run.py"}, "command: input should be a valid tuple"),
+        (
+            DerivedRecord,
+            {"parameters": {"total": 0}},
+            "parameters.total: input should be greater",
+        ),
+        (JobLifeRecord, {}, "job is missing; attempt is missing; nodes is missing"),
+        (
+            SubmissionsRecord,
+            {"submissions": [{"chain": 7}]},
+            "submissions.0.chain: input should be",
+        ),
+        (RecipeRecord, {"published": {"a": 3}}, "name is missing; why is missing"),
     ],
 )
 def test_what_is_missing_or_of_another_type_is_named(
@@ -56,7 +72,7 @@ def test_what_is_missing_or_of_another_type_is_named(
 def test_a_long_value_and_a_long_list_of_mistakes_are_cut(tmp_path: Path) -> None:
     file = write(tmp_path, {"command": list(range(20)), "commit": "x"})
     with pytest.raises(RecipeError, match=r"command\.7: .*, got 7; and 12 more"):
-        read_record(file, Environment)
+        read_record(file, EnvironmentRecord)
     with pytest.raises(RecipeError) as caught:
         read_record(write(tmp_path, {"status": "y" * 10_000}), Ending)
     assert len(caught.value.problem) < 200

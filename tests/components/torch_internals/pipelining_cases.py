@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B
 
-from components.torch_internals.pipelining import NOWHERE, LeanStage
+from components.torch_internals.distributed import NOWHERE, LeanStage
 
 MICROBATCHES = 4
 Held = tuple[set[int], set[int]]  # microbatches with memory for activations, for gradients

@@ -5,7 +5,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from components.torch_internals.dispatch import TorchDispatchMode, packet_of
+from components.torch_internals.operators import TorchDispatchMode, packet_of
 
 
 class Seen(TorchDispatchMode):

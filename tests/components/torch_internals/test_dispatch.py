@@ -1,7 +1,7 @@
 import torch
 import torch.distributed as dist
 
-from components.torch_internals.dispatch import (
+from components.torch_internals.operators import (
     FakeStore,
     FakeTensorMode,
     active_fake_mode,

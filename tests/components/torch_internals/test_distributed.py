@@ -10,14 +10,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from components.torch_internals.dispatch import FakeStore
 from components.torch_internals.distributed import (
     StridedShard,
     concatenated,
     flattened,
     local_tensor,
 )
-from components.torch_internals.operators import WAIT
+from components.torch_internals.operators import WAIT, FakeStore
 from tests.components.torch_internals.seen import overloads_of, packets_of
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.torch_internals import operators
-from components.torch_internals.dispatch import FakeTensorMode
+from components.torch_internals.operators import FakeTensorMode
 from tests.components.torch_internals.seen import packets_of
 
 

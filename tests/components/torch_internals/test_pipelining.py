@@ -1,4 +1,4 @@
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 from tests.components.torch_internals.pipelining_cases import MICROBATCHES, memory_over_a_step
 
 

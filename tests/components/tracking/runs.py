@@ -7,8 +7,8 @@ from typing import Any
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.train.record import StepRecord
-from components.train.run_folder import RunFolder
+from components.run.folder import RunFolder
+from components.train.step_metrics import StepRecord
 from tests.components.report.conftest import environment_tree, mark_line, write_journal
 
 Line = dict[str, Any]

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.tracking.story import Told, tell
+from components.tracking.run_export import RunExport, tell
 from tests.components.report.conftest import mark_line
 from tests.components.tracking.runs import AGAIN, START, STEPS, Points, points_of, write_run
 
 
-def told_points(told: Told) -> Points:
+def told_points(told: RunExport) -> Points:
     return {(key, row.step, value) for row in told.rows for key, value in row.values.items()}
 
 

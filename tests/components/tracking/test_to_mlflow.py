@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from components.config.schema.recording import Mlflow
 from components.errors import RecipeError
-from components.report.run_folder import flat
-from components.spec.tracking import Mlflow
+from components.report.outcome import flat
 from components.tracking import to_mlflow
-from components.tracking.story import tell
+from components.tracking.run_export import tell
 from tests.components.report.conftest import mark_line
 from tests.components.tracking.runs import (
     AGAIN,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from components.config.schema.recording import Wandb
 from components.errors import RecipeError
-from components.report.run_folder import flat
-from components.spec.tracking import Wandb
+from components.report.outcome import flat
 from components.tracking import to_wandb
-from components.tracking.story import Told, tell
+from components.tracking.run_export import RunExport, tell
 from tests.cluster.staging.test_install import HAS_NAMESPACES, OFFLINE
 from tests.components.tracking.fake_wandb import Received, wandb_server
 from tests.components.tracking.runs import (
@@ -41,7 +41,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "0")
 
 
-def write(folder: Path, lines: list[Line]) -> tuple[Told, Path]:
+def write(folder: Path, lines: list[Line]) -> tuple[RunExport, Path]:
     told = tell(write_run(folder, lines))
     return told, to_wandb.write(told, SECTION, folder)
 
@@ -74,7 +74,7 @@ def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
     _check_said(server.upserts[0], told)
 
 
-def _check_said(upsert: dict[str, Any], told: Told) -> None:
+def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     assert (upsert["name"], upsert["project"], upsert["entity"]) == (told.id, "cakes", "me")
     assert upsert["displayName"] == "run"
     fingerprint = told.facts["fingerprint"][:12]
@@ -91,10 +91,10 @@ def _check_said(upsert: dict[str, Any], told: Told) -> None:
 def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     program = (
-        "from pathlib import Path; from components.spec.tracking import Wandb\n"
-        "from components.tracking import story, to_wandb\n"
+        "from pathlib import Path; from components.config.schema.recording import Wandb\n"
+        "from components.tracking import run_export, to_wandb\n"
         f"place = Path({str(folder)!r}); section = Wandb(project='x', entity=None, tags=())\n"
-        "to_wandb.write(story.tell(place), section, place)\n"
+        "to_wandb.write(run_export.tell(place), section, place)\n"
     )
     command = [*OFFLINE, sys.executable, "-c", program]
     subprocess.run(command, check=True, capture_output=True)

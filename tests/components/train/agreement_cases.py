@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from components.train.agreement import agree
+from components.train.step_metrics import reduce_step_metrics
 
 
 def agreed(digests: list[int], asks: int | None, engine_knows: bool) -> dict[str, Any]:
     """Agree; rank r has (r, 2 r, 3 r) of the means and 4 r of the squared norm."""
     rank = dist.get_rank()
-    found = agree(
+    found = reduce_step_metrics(
         torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * rank,
         squares=torch.tensor(4.0 * rank) if engine_knows else None,
         stop=rank == asks,

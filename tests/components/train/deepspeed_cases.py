@@ -13,20 +13,20 @@ from torch.nn import functional as F
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
 from components.checkpoint.reading import read_pieces
+from components.config.schema.recipe import Recipe, check_recipe
+from components.distributed.data import DataParallel
+from components.distributed.mesh import Mesh, sum_over_ranks
+from components.distributed.pipeline import Accumulation, Compute, Passed
+from components.engine.deepspeed_engine import DeepSpeedEngine
+from components.engine.mesh_engine import Engine, MeshEngine
+from components.engine.parallelize import build_rank_model
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScale
-from components.parallelism.data import DataParallel
-from components.parallelism.mesh import Mesh, sum_over_ranks
-from components.parallelism.microbatches import Accumulation, Compute, Passed
-from components.spec.recipe import Recipe, check_recipe
-from components.train.deepspeed_engine import DeepSpeedEngine
-from components.train.engine import Engine, MeshEngine
-from components.train.pour import build_rank_model
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
-from tests.components.parallelism.layout_cases import Layout, layout_mesh
+from tests.components.distributed.layout_cases import Layout, layout_mesh
 
 # 31: ZeRO 3 cannot divide a norm's weights evenly, whatever the number of ranks.
 TINY = (
@@ -252,10 +252,10 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
     """Save with the first engine and go on with the second, then the other way round."""
     engines = [engine_of(*first), engine_of(*second)]
     take(engines[0], enumerate(STEPS))
-    ours = save_checkpoint(folder / "ours", engine_of("mesh"), Progress(0, 0))
+    ours = save_checkpoint(folder / "ours", engine_of("mesh"), RunProgress(0, 0))
     found = []
     for number, (before, after) in enumerate([engines, engines[::-1]]):
-        saved = save_checkpoint(folder / str(number), before, Progress(3, 30))
+        saved = save_checkpoint(folder / str(number), before, RunProgress(3, 30))
         if number:  # there must be something to forget
             take(after, iter([(7, Step(1, 0.05, 1.0))]))
         load_checkpoint(saved, after)

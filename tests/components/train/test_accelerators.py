@@ -20,13 +20,11 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
 from command.outcome import Status
-from components.errors import RecipeError
-from components.spec.hardware import Storage
-from components.spec.recipe import Recipe
-from components.spec.sections import Cluster
-from components.train import devices
-from components.train.accelerators import XPUAccelerator, register_xpu
-from components.train.devices import (
+from components.config.schema.cluster import Storage
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
+from components.distributed import devices
+from components.distributed.devices import (
     check_devices,
     compute_dtype,
     device_type,
@@ -34,9 +32,9 @@ from components.train.devices import (
     lone_backend,
     peak_memory_bytes,
 )
+from components.errors import RecipeError
 from components.train.launch import ROOT
-from components.train.strategy import MeshStrategy
-from components.train.trainer import make_trainer
+from components.train.trainer import MeshStrategy, XPUAccelerator, make_trainer, register_xpu
 
 Plant = Callable[..., list[torch.device]]
 COUNTED_FRACTION = 0.99  # Linux counts the pages of each thread in batches

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from components.life.failures import MENDABLE
+from components.fault_tolerance.failures import MENDABLE
 from components.train.agent import describe, first_failure, run_ranks
 
 SIGKILL, SIGTERM, SIGSEGV = 9, 15, 11

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from components.data.samples import DIGEST_MODULUS
-from tests.components.parallelism.conftest import four_ranks
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.conftest import four_ranks
+from tests.components.distributed.ranks import Ranks
 from tests.components.train.agreement_cases import agreed
 
 __all__ = ["four_ranks"]  # a fixture

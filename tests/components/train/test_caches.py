@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.train.caches import cache_variables, make_cache_folders
+from components.train.ranks import cache_variables, make_cache_folders
 
 
 def test_every_folder_that_is_named_is_made_and_no_other(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.distributed.mesh import Mesh, build_mesh
 from components.dryrun.world import fake_world
-from components.parallelism.mesh import Mesh, build_mesh
-from components.train.compute import StageCompute
-from components.train.strategy import degrees_of
+from components.engine.microbatch_forward import StageCompute
+from components.train.trainer import degrees_of
 
 RECIPE = compose_recipe(read_point(["recipe=teuken7b", "scale=mini"]))
 

@@ -6,9 +6,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.engine.deepspeed_state import deepspeed_config
 from components.errors import RecipeError
 from components.train import launch
-from components.train.deepspeed_config import deepspeed_config
 
 ALONE = (
     "scale=full",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.components.parallelism.ranks import Ranks
+from tests.components.distributed.ranks import Ranks
 from tests.components.train.deepspeed_cases import (
     change,
     leave_out,

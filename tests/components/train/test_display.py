@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from components.terminal import console
-from components.train.display import Display
+from components.train.callbacks.display import Display
 
 
 def test_a_signal_is_answered_also_in_the_middle_of_a_line_or_an_import(

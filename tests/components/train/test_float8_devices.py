@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from components.distributed.devices import check_float8_device, compute_dtype
 from components.errors import RecipeError
-from components.train.devices import check_float8_device, compute_dtype
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import torch
 
-from components.train.held_out import _turns
+from components.train.callbacks.held_out import _turns
 
 
 def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> None:

@@ -8,9 +8,9 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.errors import RecipeError
-from components.life.failures import MENDABLE
+from components.fault_tolerance.failures import MENDABLE
+from components.run.folder import RunFolder
 from components.train.launch import check_trainable, how_it_ended, launch
-from components.train.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(

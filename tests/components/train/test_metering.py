@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from components.checkpoint.marker import Progress
-from components.energy.counted import Counted
-from components.train.curves import Curves
-from components.train.metering import device_source, host_source
-from components.train.metrics import Metrics
+from components.checkpoint.metadata import RunProgress
+from components.energy.counters import EnergyReading
+from components.train.callbacks.energy_monitor import device_source, host_source
+from components.train.callbacks.metrics_logger import Curves, Metrics
 from components.train.results import summarize_energy
 from tests.components.energy.sysfs import write_card, write_zone
 from tests.components.train.test_accelerators import Plant, plant
@@ -22,8 +21,8 @@ XPU = torch.device("xpu", 0)
 SOURCES = {"devices": "NVML", "hosts": "no counter: none"}
 
 
-def counted(joules: float, seconds: float, passed: float | None = None) -> Counted:
-    return Counted(
+def counted(joules: float, seconds: float, passed: float | None = None) -> EnergyReading:
+    return EnergyReading(
         joules=joules,
         counted_seconds=seconds,
         passed_seconds=seconds if passed is None else passed,
@@ -98,7 +97,7 @@ def test_a_run_that_goes_on_adds_to_what_it_used_before(tmp_path: Path) -> None:
         metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
         for part in (0.5, 1.0):
             metrics.energy(
-                Progress(step=1, tokens=10),
+                RunProgress(step=1, tokens=10),
                 devices=counted(part * joules, part * 4, part * 8),
                 hosts=counted(0, 0, part),
             )

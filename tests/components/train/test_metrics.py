@@ -9,12 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
-from components.checkpoint.faults import fill_up
-from components.checkpoint.marker import Progress
+from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
+from components.fault_tolerance.faults import fill_up
 from components.run.lines import read_lines
-from components.train.curves import Curves
-from components.train.metrics import Metrics
+from components.train.callbacks.metrics_logger import Curves, Metrics
 
 SOON_SECONDS = 10.0
 
@@ -25,8 +24,8 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
     curves = Curves(folder=tmp_path / "curves")
     metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
     with fill_up(100_000), pytest.raises(RecipeError, match=r"metrics\.jsonl: cannot be writt"):
-        metrics.held_out(Progress(step=1, tokens=10), {"de": 2.0}, 0.5)
-    metrics.held_out(Progress(step=2, tokens=20), {"de": 1.0}, 0.5)
+        metrics.held_out(RunProgress(step=1, tokens=10), {"de": 2.0}, 0.5)
+    metrics.held_out(RunProgress(step=2, tokens=20), {"de": 1.0}, 0.5)
     curves.close()
     assert [line["step"] for line in read_lines(file)] == [2]
 

@@ -5,9 +5,9 @@ import torch
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.sections import Cluster
+from components.distributed.devices import check_devices
 from components.errors import RecipeError
-from components.spec.sections import Cluster
-from components.train.devices import check_devices
 
 JUWELS = ("cluster=juwels", "scale=mini", "cluster.nodes=1", "cluster.devices_per_node=1")
 

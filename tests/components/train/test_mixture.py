@@ -7,12 +7,12 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.parity.data import draw_data
-from components.spec.recipe import Recipe
 from components.train.batches import StepBatches
-from components.train.mixture import make_order
+from components.train.sample_order import make_order
 
 TWO = ("data.sources={en: {stand_in: eu24/en}, de: {stand_in: eu24/de}}", "data.shares={}")
 

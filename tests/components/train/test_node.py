@@ -7,12 +7,12 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from command.arguments import read_point
 from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.spec.recipe import Recipe
+from components.run.folder import create_run_folder
 from components.train import node
 from components.train.node import node_config, run_node
 from components.train.ranks import task_number
-from components.train.run_folder import create_run_folder
 
 SEEN = {
     "SLURM_PROCID": "2",

@@ -8,7 +8,7 @@ import torch
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.dryrun.world import fake_world, trainer_of
-from components.train.pour import build_rank_model
+from components.engine.parallelize import build_rank_model
 
 TINY = ("recipe=teuken7b", "scale=mini", "model.dim=32", "model.num_layers=2")
 

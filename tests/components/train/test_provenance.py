@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.train import provenance
+from components.run import provenance
 
 
 def test_a_change_that_is_no_utf8_is_part_of_the_difference(

@@ -3,7 +3,7 @@
 import pytest
 from datatrove.data import Document
 
-from data_prep.filters.oscar import AnnotationFilter, LineShapeFilter
+from data_prep.filters.published import AnnotationFilter, LineShapeFilter
 
 LINE = "The miller waited for the flood to pass and counted the sacks. ".ljust(101, "a")
 SHORT = LINE[:100]

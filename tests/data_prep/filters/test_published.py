@@ -13,7 +13,7 @@ from datatrove.pipeline.filters import (
 )
 from datatrove.pipeline.filters.base_filter import get_filter_result
 
-from components.spec.document_steps import (
+from components.config.schema.document_steps import (
     C4,
     Filters,
     FineWeb,

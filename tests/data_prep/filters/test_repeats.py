@@ -8,9 +8,9 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.spec.document_steps import RepeatedNgrams
+from components.config.schema.document_steps import RepeatedNgrams
 from data_prep.embedded import library_docs
-from data_prep.filters.repeats import RepeatedNgramFilter, times_in_a_row, token_numbers
+from data_prep.filters.words import RepeatedNgramFilter, times_in_a_row, token_numbers
 
 
 def plainly(tokens: list[int], size: int) -> int:

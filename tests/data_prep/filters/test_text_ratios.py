@@ -10,7 +10,7 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.spec.document_steps import Ratios
+from components.config.schema.document_steps import Ratios
 from data_prep.embedded import library_docs
 from data_prep.filters import text_ratios
 from data_prep.filters.text_ratios import TextRatioFilter

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from components.errors import RecipeError
-from data_prep.filters.word_lists import read_word_lists
+from data_prep.filters.text_ratios import read_word_lists
 
 WHERE = "data.preparation.filters.text_ratios.stop_words"
 

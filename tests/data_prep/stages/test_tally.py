@@ -1,10 +1,10 @@
 import pytest
 
-from data_prep.stages.tally import Tally, merge_tallies
+from data_prep.stages.tally import DocumentTally, merge_tallies
 
 
 def test_a_document_counts_once_under_the_short_reason():
-    tally = Tally()
+    tally = DocumentTally()
     tally.keep("web", "de", 10, 8, {"emails": 2})
     tally.remove("web", "de", "Käse", "repetition: 0.3 > 0.2")
     tally.remove("web", "fr", "fromage", "repetition: 0.4 > 0.2")
@@ -18,7 +18,7 @@ def test_a_document_counts_once_under_the_short_reason():
 
 
 def test_examples_are_the_first_three_in_the_order_of_the_tasks():
-    tallies = [Tally() for _ in range(3)]
+    tallies = [DocumentTally() for _ in range(3)]
     for number in range(6):
         tallies[number // 2].remove("web", "de", f"{number}" * 300, "empty")
     examples = merge_tallies(tallies).examples["empty"]
@@ -26,7 +26,7 @@ def test_examples_are_the_first_three_in_the_order_of_the_tasks():
 
 
 def test_a_lost_document_is_noticed():
-    tally = Tally()
+    tally = DocumentTally()
     tally.keep("web", "de", 1, 1, {})
     tally.counts["web"]["de"].documents_out = 0
     with pytest.raises(AssertionError, match="web, de: in is not out"):

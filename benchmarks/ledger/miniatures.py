@@ -1,0 +1,93 @@
+"""Does every recipe's miniature learn? A hundred steps of each on the embedded text.
+
+    python -m benchmarks.ledger.miniatures [RECIPE ...]
+
+Named recipes alone are trained again; the others keep what was found. Exit status 1 if the mean
+loss of a miniature's last ten steps is not below that of its first ten. Losses of different
+recipes do not compare: their tokenizers differ.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from benchmarks.entry import enter
+from benchmarks.kept import ROOT, Row, keep_rows, stamp
+from benchmarks.ledger import ledger
+from benchmarks.ledger.proofs import FILES, MINIATURE
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.key_groups import KeyGroup
+from components.terminal import console
+
+RESULT = FILES[MINIATURE]
+STEPS, GLOBAL_BATCH_TOKENS, EDGE = 100, 1_024, 10
+CONVENTION = (
+    f"{STEPS} steps of {GLOBAL_BATCH_TOKENS} tokens; nats a token; means over the first and "
+    f"the last {EDGE} steps; held-out loss over all sources"
+)
+
+
+def train(recipe: str, home: Path) -> Row:
+    """Train one miniature in a process of its own and read its journal."""
+    run = home / recipe
+    scaled = compose_recipe(read_point([f"recipe={recipe}", "scale=mini"]))
+    found = {"recipe": recipe} | stamp(scaled, KeyGroup.MATHEMATICS)
+    words = (
+        f"recipe={recipe}",
+        f"run={run}",
+        f"budget.global_batch_tokens={GLOBAL_BATCH_TOKENS}",
+        f"budget.total_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        "budget.ramp_up=none",
+        f"checkpoint.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        f"evaluation.every_tokens={STEPS * GLOBAL_BATCH_TOKENS}",
+        "evaluation.max_windows_per_source=8",
+        f"data.folder={ROOT / 'prepared'}",
+    )
+    program = [sys.executable, str(ROOT / "run.py"), *words]
+    done = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return found | {"falls": False, "error": done.stderr.strip()[-2_000:]}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    held_out = json.loads((run / "results.json").read_text())["held_out"]
+    first, last = statistics.fmean(losses[:EDGE]), statistics.fmean(losses[-EDGE:])
+    return found | {
+        "steps": len(losses),
+        "first": first,
+        "last": last,
+        "held_out_first": held_out["first"],
+        "held_out_final": held_out["final"],
+        "falls": last < first and held_out["final"] < held_out["first"],
+    }
+
+
+def main(words: Sequence[str]) -> int:
+    """Train, print the table, keep the result."""
+    names = words or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    out = console()
+    rows = []
+    with tempfile.TemporaryDirectory() as home:
+        for name in names:
+            rows.append(train(name, Path(home)))
+            out.print(rows[-1])
+            keep_rows(RESULT, CONVENTION, rows[-1:], lambda row: [row["recipe"]])
+    table = Table("recipe", "first ten", "last ten", "held-out first", "final", "falls")
+    for row in rows:
+        keys = ("first", "last", "held_out_first", "held_out_final")
+        figures = [row.get(key) for key in keys]
+        cells = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
+        table.add_row(row["recipe"], *cells, "yes" if row["falls"] else "NO")
+    out.print(table)
+    ledger.write()
+    return 0 if all(row["falls"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    enter(main)

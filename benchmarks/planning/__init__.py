@@ -1,0 +1,1 @@
+"""How right and how fast planner and search are."""

@@ -1,0 +1,221 @@
+"""What does the planner say of published steps that nothing was fitted to?
+
+python -m benchmarks.planning.planner_blind
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+import yaml
+
+from benchmarks.entry import enter
+from benchmarks.kept import ROOT
+from command.actions.plan import as_json
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import read_section
+from components.config.shape import (
+    AttentionShape,
+    MLPShape,
+    ModelShape,
+    NormShape,
+    PositionsShape,
+)
+from components.config.stages import Balance, stage_layers
+from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.plan import plan_recipe
+from components.planner.software import OURS, read_software
+from components.planner.time import plan_time
+
+DATA = ROOT / "benchmarks" / "data"
+SEQUENCE_LENGTH = 2_048
+# Rows whose two figures of speed contradict each other are of another shape than they say.
+CONSISTENT = 0.05
+ENDS_SINCE = "2022-02-28"  # from when on the stages counted embedding and head
+
+
+def main() -> int:
+    """Print one JSON object."""
+    source = yaml.safe_load((DATA / "published_steps.yaml").read_text("utf-8"))
+    rows = [*recipes(source), *efficiencies(source), *megatron(source)]
+    tuned = list(tuning(source))
+    errors = [abs(row["deviation"]) for row in tuned]
+    summary = {"median_error": median(errors), "worst": max(errors), "n": len(errors)}
+    print(json.dumps({"published": rows, "tuning": {**summary, "rows": tuned}}, indent=1))
+    return 0
+
+
+def _row(name: str, published: float, predicted: float) -> dict[str, Any]:
+    deviation = predicted / published - 1
+    return {
+        "name": name,
+        "published": published,
+        "predicted": predicted,
+        "deviation": deviation,
+    }
+
+
+def _time(words: list[str]) -> dict[str, Any]:
+    recipe = compose_recipe(read_point(words))
+    time: dict[str, Any] = as_json(recipe, plan_recipe(recipe))["time"]
+    return time
+
+
+def recipes(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan recipes as they are."""
+    for item in source["recipes"]:
+        predicted = _time(item["words"])[item["key"]]
+        yield _row(f"{item['words'][0]}: {item['name']}", item["published"], predicted)
+
+
+def efficiencies(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan one recipe on few and on many nodes."""
+    for item in source["efficiencies"]:
+        small, large = (
+            _time(item[size])["tokens_per_second_per_device"] for size in ("small", "large")
+        )
+        yield _row(f"{item['small'][0]}: {item['name']}", item["published"], large / small)
+
+
+def megatron(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan Megatron-LM's published rows: tensor ranks cut sequences, attention is fused."""
+    group = source["megatron"]
+    for item in group["rows"]:
+        layers = stage_layers(item["layers"], item["pipeline"], "layers")
+        job = _job(item, [len(part) for part in layers], vocabulary=50_304, fused=True)
+        seconds = job.tokens_per_step / item["tokens_per_second"]
+        predicted = plan_time(job, profile(group["cluster"]), read_software(OURS).speed)
+        yield _row(f"Megatron-LM {item['name']}: step, s", seconds, predicted.total)
+
+
+def tuning(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan the tuning rows that carry shape, layout and a consistent speed."""
+    yield from tuned_rows(profile(source["tuning"]["cluster"]))
+
+
+def tuned_rows(hardware: Hardware) -> Iterator[dict[str, Any]]:
+    """Plan the tuning rows on one kind of nodes."""
+    speed = read_software(OURS).speed
+    file = DATA / "bloom_topology_benchmarks.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        for cells in csv.DictReader(lines):
+            job = tuning_job(cells)
+            if job is not None:
+                seconds = float(cells["sec_per_it"])
+                name = " ".join(
+                    f"{key}={cells[key]}"
+                    for key in ("date", "nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs")
+                )
+                yield _row(name, seconds, plan_time(job, hardware, speed).total)
+
+
+def tuning_job(cells: Mapping[str, str]) -> TrainingJob | None:
+    """Read one tuning row, or nothing where it lacks a number or contradicts itself."""
+    try:
+        numbers = {
+            key: int(cells[key])
+            for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs")
+        }
+        seconds, rate = float(cells["sec_per_it"]), float(cells["tflops"])
+    except ValueError:
+        return None
+    item = {
+        "dim": numbers["nhidden"],
+        "heads": numbers["nheads"],
+        "layers": numbers["nlayers"],
+        "compute": "bfloat16" if cells["date"] >= ENDS_SINCE else "float16",
+        "data": numbers["dp"],
+        "tensor": numbers["tp"],
+        "pipeline": numbers["pp"],
+        "microbatches": numbers["gbs"] // (numbers["dp"] * numbers["mbs"]),
+        "microbatch_sequences": numbers["mbs"],
+    }
+    balance: Balance = "layers_and_ends" if cells["date"] >= ENDS_SINCE else "layers"
+    stages = stage_layers(numbers["nlayers"], numbers["pp"], balance)
+    job = _job(item, [len(part) for part in stages], vocabulary=250_880, fused=False)
+    logged = printed_tflops(job, seconds)
+    return job if abs(logged / rate - 1) < CONSISTENT else None
+
+
+def printed_tflops(job: TrainingJob, seconds: float) -> float:
+    """Return what Megatron-DeepSpeed logs, with full recomputation.
+
+    96 B s L h^2 (1 + s / 6 h + V / 16 L h), where B s are the step's tokens (Narayanan et al.
+    2021, arXiv 2104.04473, equation 3).
+    """
+    shape, length = job.shape, job.sequence_length
+    layers, dim = shape.num_layers, shape.dim
+    ends = 1 + length / (6 * dim) + shape.padded_vocab_size / (16 * layers * dim)
+    flops = 96 * job.tokens_per_step * layers * dim**2 * ends
+    return flops / seconds / job.layout.ranks / 1e12
+
+
+def profile(cluster: str) -> Hardware:
+    """Read the physical side of a cluster's profile."""
+    file = ROOT / "conf" / "cluster" / f"{cluster}.yaml"
+    tree = yaml.safe_load(file.read_text("utf-8"))
+    return read_section(Hardware, tree["hardware"], str(file))
+
+
+def _job(
+    item: Mapping[str, Any], layers: list[int], *, vocabulary: int, fused: bool
+) -> TrainingJob:
+    """Describe a GPT with mixed precision and ZeRO-1, as Megatron trains it."""
+    dim, heads = item["dim"], item["heads"]
+    shape = ModelShape(
+        dim=dim,
+        num_layers=item["layers"],
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        tied_embeddings=True,
+        attention=AttentionShape(
+            num_heads=heads, num_kv_heads=heads, head_dim=dim // heads, bias=True
+        ),
+        mlp=MLPShape(ffn_dim=4 * dim, gated=False, bias=True),
+        norm=NormShape(weight=True, bias=True),
+        positions=PositionsShape(),
+    )
+    layout = ParallelLayout(
+        data=item["data"],
+        data_shard=item["data"],
+        tensor=item["tensor"],
+        pipeline=item["pipeline"],
+        expert=1,
+        context=1,
+        zero=1,
+        expert_aware=True,
+        expert_overlap=1,
+        sequence_parallel=fused,
+        schedule="1f1b",
+        stages_per_rank=1,
+        layers=tuple(layers),
+        head_stage=len(layers) - 1,
+        rank_order=("pipeline", "data", "expert", "context", "tensor"),
+        devices_per_node=4 if fused else 8,
+    )
+    return TrainingJob(
+        shape=shape,
+        layout=layout,
+        sequence_length=SEQUENCE_LENGTH,
+        microbatch_sequences=item.get("microbatch_sequences", 1),
+        microbatches=item["microbatches"],
+        compute=item["compute"],
+        weight_bytes=2,
+        gradient_bytes=2,
+        accumulate_bytes=4,
+        master_bytes=4,
+        moment_bytes=8,
+        cast_bytes=0,
+        reduce_bytes=2,
+        recompute="none" if fused else "full",
+        dropout=False,
+        fused_attention=fused,
+    )
+
+
+if __name__ == "__main__":
+    enter(lambda words: main(), most=0)

@@ -1,0 +1,72 @@
+"""How long does a rank of a large world take to build its mesh and groups?
+
+Every rank of a job does this before its first step. Here one rank does, in a process of its own
+with one thread, for worlds whose other ranks are only counted (torch's fake process group): the
+recipe's layout with its data axis widened to 1,024 ranks, and to 12,288, the tiles of the
+largest published run of any recipe.
+
+    python -m benchmarks.planning.worlds recipe=NAME cluster=NAME
+"""
+
+import json
+import time
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS, circumstances
+from benchmarks.machine import apart
+from benchmarks.speed.wanted import MOST_WORLD_SECONDS
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.distributed.mesh import build_mesh
+from components.terminal import console
+from components.torch_internals.operators import FakeStore
+from components.train.trainer import degrees_of
+
+RESULT = RESULTS / "worlds.json"
+WORLDS = (1_024, 12_288)
+
+
+def seconds_to_build(words: list[str], ranks: int) -> float:
+    """Build the mesh of rank 0 and return how long it took; the process must be new."""
+    torch.set_num_threads(1)
+    published = compose_recipe(read_point(words))
+    wider = ranks // published.cluster.ranks
+    tokens = published.budget.global_batch_tokens * wider
+    batch = (f"budget.global_batch_tokens={tokens}", f"budget.total_tokens={tokens}")
+    data = f"parallelism.data={published.parallelism.data * wider}"
+    parallelism = compose_recipe(read_point([*words, data, *batch])).parallelism
+    began = time.perf_counter()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    degrees, order = degrees_of(parallelism), parallelism.rank_order
+    mesh = build_mesh("cpu", degrees, order, expert_aware=parallelism.expert_aware)
+    assert mesh.degrees.ranks == ranks
+    return time.perf_counter() - began
+
+
+def main(words: list[str]) -> int:
+    """Measure, keep, show; fail where a world takes too long."""
+    seconds = {ranks: apart(seconds_to_build, words, ranks) for ranks in WORLDS}
+    table = Table("ranks", "seconds", "of the most allowed")
+    for ranks, value in seconds.items():
+        table.add_row(f"{ranks:,}", f"{value:.2f}", f"{value / MOST_WORLD_SECONDS:.3f}")
+    console().print(table)
+    result = {
+        **circumstances(
+            peer="none: our limit",
+            convention="wall clock of one rank, one thread, fake process group",
+            shape={"recipe": words, "ranks": WORLDS, "threads": 1},
+            packages=("torch",),
+        ),
+        "seconds": seconds,
+        "most_seconds": MOST_WORLD_SECONDS,
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return int(max(seconds.values()) > MOST_WORLD_SECONDS)
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -1,0 +1,1 @@
+"""How a corpus is prepared and opened: time and memory beside peers."""

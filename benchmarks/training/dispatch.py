@@ -1,0 +1,228 @@
+"""Do tokens travel to experts, and back, while other tokens are computed?
+
+Two ranks of one thread each hold half of the experts and mix, forward and backward, with both
+dispatches; `parallelism.expert_overlap` says in how many parts tokens go. Beside them stand the
+same pass with nothing sent, and with nothing computed, in one part and in most: the longer one
+is what no overlap can go below. All take turns in one run; a turn takes as long as its slower
+rank. The link between the ranks is this host's loopback, and where we are root a virtual one of
+a chosen speed.
+
+    python -m benchmarks.training.dispatch
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS, circumstances
+from benchmarks.paired import paired_ratio
+from benchmarks.training.link import LOOPBACK, ProcessPlace, can_link, linked
+from components.distributed import collectives
+from components.distributed.experts import ExchangedMixture, GatheredMixture
+from components.model.expert_products import Matrices
+from components.model.mlp import ACTIVATIONS
+from components.model.moe import Mixture
+from components.terminal import console
+
+RESULT = RESULTS / "dispatch.json"
+TOKENS, DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 2_048, 512, 256, 64, 8
+RANKS, WARMUP_ROUNDS, ROUNDS = 2, 2, 11
+GIGABITS = (1.0, 4.0)
+OVERLAPS = (1, 2, 4)
+KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
+PARTS = tuple(f"{overlap} parts" for overlap in OVERLAPS)
+UNSENT, UNCOMPUTED = "nothing sent", tuple(f"nothing computed, {x}" for x in (1, OVERLAPS[-1]))
+SIDES = {
+    **dict(zip(PARTS, OVERLAPS, strict=True)),
+    UNSENT: 1,
+    UNCOMPUTED[0]: 1,
+    UNCOMPUTED[1]: OVERLAPS[-1],
+}
+Seconds = dict[str, list[float]]
+
+
+class PassThrough(Mixture):
+    """Give the rows back: all that is left is their way."""
+
+    def forward(self, tokens: Tensor, weights: Tensor, *others: Any) -> Tensor:
+        return tokens * weights[:, :1]
+
+
+def keep_rows(rows: Tensor, **others: Any) -> collectives.Started:
+    """Stand for an even exchange."""
+    return rows.clone(), None
+
+
+def repeat_rows(rows: Tensor, **others: Any) -> collectives.Started:
+    """Stand for a gather."""
+    return rows.repeat(RANKS, 1), None
+
+
+def first_rows(rows: Tensor, **others: Any) -> collectives.Started:
+    """Stand for a sum."""
+    return rows[: len(rows) // RANKS].clone(), None
+
+
+def draw() -> tuple[Tensor, ...]:
+    """Draw a rank's tokens, with as many for each expert, and its part of the experts."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randn(TOKENS, DIM, generator=generator)
+    weights = torch.rand(TOKENS, TOP_K, generator=generator)
+    places = torch.arange(TOKENS * TOP_K).view(TOKENS, TOP_K) % NUM_EXPERTS
+    experts = places[torch.randperm(TOKENS, generator=generator)]
+    here = NUM_EXPERTS // RANKS
+    shapes = [(here, FFN_DIM, DIM), (here, FFN_DIM, DIM), (here, DIM, FFN_DIM)]
+    stacks = [torch.randn(*shape, generator=generator) / DIM**0.5 for shape in shapes]
+    return tokens, weights, experts, *stacks
+
+
+def seconds_of(side: str, dispatch: str, mesh: DeviceMesh, given: Sequence[Tensor]) -> float:
+    """Time one pass forward and backward; both ranks begin together."""
+    inner = (PassThrough if side in UNCOMPUTED else Mixture)(path="auto")
+    mixture = KINDS[dispatch](inner, mesh, overlap=SIDES[side])
+    tokens, weights, experts, *stacks = given
+    learned = [one.detach().requires_grad_() for one in (tokens, weights, *stacks)]
+    unsent: dict[str, Any] = {
+        "_gather": repeat_rows,
+        "_sum": first_rows,
+        "_exchange": keep_rows,
+    }
+    with patch.multiple(collectives, **unsent) if side == UNSENT else nullcontext():
+        dist.barrier()
+        began = time.perf_counter()
+        gate, up, down = learned[2:]
+        matrices = Matrices(gate, up, down, ACTIVATIONS["silu"])
+        mixed = mixture(*learned[:2], experts, matrices)
+        mixed.backward(tokens)
+        return time.perf_counter() - began
+
+
+def measure_rank(rank: int, folder: Path) -> None:
+    """Let all sides take turns, and leave their seconds; the slower rank's count."""
+    torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    mesh, given = init_device_mesh("cpu", (RANKS,)), draw()
+    found: dict[str, Seconds] = {}
+    for dispatch in KINDS:
+        seconds: Seconds = {side: [] for side in SIDES}
+        for _ in range(WARMUP_ROUNDS + ROUNDS):
+            for side, sofar in seconds.items():
+                slower = torch.tensor(seconds_of(side, dispatch, mesh, given))
+                dist.all_reduce(slower, dist.ReduceOp.MAX)
+                sofar.append(slower.item())
+        found[dispatch] = {side: sofar[WARMUP_ROUNDS:] for side, sofar in seconds.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found), "utf-8")
+    dist.destroy_process_group()
+
+
+def measure(places: Sequence[ProcessPlace]) -> dict[str, Seconds]:
+    """Run both ranks, each in its place."""
+    with tempfile.TemporaryDirectory() as name:
+        ranks = [
+            subprocess.Popen(
+                [
+                    *place.words,
+                    sys.executable,
+                    "-m",
+                    "benchmarks.training.dispatch",
+                    str(rank),
+                    name,
+                ],
+                env=os.environ | dict(place.environment),
+            )
+            for rank, place in enumerate(places)
+        ]
+        assert [rank.wait() for rank in ranks] == [0] * RANKS
+        found: dict[str, Seconds] = json.loads(Path(name, "0.json").read_text("utf-8"))
+        return found
+
+
+def row_of(link: str, dispatch: str, seconds: Seconds) -> dict[str, Any]:
+    """Say how much quicker parts are, and what part of what could be hidden they hide."""
+    medians = {side: statistics.median(sofar) for side, sofar in seconds.items()}
+    whole = seconds[PARTS[0]]
+    ways = map(min, *(seconds[side] for side in UNCOMPUTED))
+    limit = [max(pair) for pair in zip(seconds[UNSENT], ways, strict=True)]
+    return {
+        "link": link,
+        "dispatch": dispatch,
+        "seconds": medians,
+        "ratio": {
+            **{side: paired_ratio(whole, seconds[side]) for side in PARTS[1:]},
+            "at most": paired_ratio(whole, limit),
+        },
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print what was found."""
+    table = Table(title="tokens to experts and back, forward and backward, ms")
+    heads = ("link", "dispatch", *SIDES, *(f"1 by {n}" for n in OVERLAPS[1:]), "at most")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            *(row["link"], row["dispatch"]),
+            *(f"{1_000 * seconds:.0f}" for seconds in row["seconds"].values()),
+            *(f"{ratio['median']:.2f}" for ratio in row["ratio"].values()),
+        )
+    console(width=160).print(table)
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure each link, print what was found and keep it; with two words be a rank."""
+    if words:
+        rank, folder = words
+        measure_rank(int(rank), Path(folder))
+        return
+    rows = []
+    links: dict[str, AbstractContextManager[Sequence[ProcessPlace]]] = {
+        "loopback": nullcontext(LOOPBACK)
+    }
+    if can_link():
+        links |= {f"{rate:g} Gbit/s": linked(rate) for rate in GIGABITS}
+    for name, link in links.items():
+        with link as places:
+            found = measure(places)
+        rows += [row_of(name, dispatch, seconds) for dispatch, seconds in found.items()]
+    show(rows)
+    said = circumstances(
+        peer="our own dispatch in one part",
+        convention="seconds of a mixture forward and backward, of the slower of two ranks with "
+        "one thread each, float32, gloo, even load; medians of paired ratios of turns in one "
+        "run; at most: one part by the longer of nothing sent and, in one part or in most, "
+        "nothing computed",
+        shape={
+            "tokens_per_rank": TOKENS,
+            "dim": DIM,
+            "ffn_dim": FFN_DIM,
+            "num_experts": NUM_EXPERTS,
+            "top_k": TOP_K,
+            "ranks": RANKS,
+            "rounds": ROUNDS,
+        },
+        packages=("torch",),
+    )
+    RESULT.write_text(json.dumps(said | {"rows": rows}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    enter(main, most=2)

@@ -1,0 +1,72 @@
+"""A miniature that trains on drawn tokens by the real path, watched by a benchmark."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks.kept import circumstances
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe
+from components.parity.data import draw_data
+from components.run.folder import RunFolder, create_run_folder
+from components.terminal import console
+from components.train.callbacks.hooks import RunCallback
+from components.train.fit import load_module
+from components.train.module import Pretraining
+from components.train.trainer import make_trainer
+
+Watch = TypeVar("Watch", bound=RunCallback)
+
+
+def compose(words: Sequence[str], defaults: Sequence[str]) -> Recipe:
+    """Compose the words of a command; each replaces the default of the same key."""
+    given = {word.partition("=")[0] for word in words}
+    kept = [word for word in defaults if word.partition("=")[0] not in given]
+    return compose_recipe(read_point([*kept, *words]))
+
+
+def train_drawn(
+    recipe: Recipe, make_callback: Callable[[RunFolder], Watch], *, most_steps: int
+) -> tuple[Watch, Pretraining]:
+    """Take steps in this process; the run folder, which the callback may use, is then gone."""
+    with tempfile.TemporaryDirectory() as path:
+        data = Path(path) / "data"
+        folder = create_run_folder(recipe, Path(path) / "run")
+        draw_data(recipe, data)
+        folder.write_json("data.json", {"folder": str(data), "unigram": {}})
+        callback, module = make_callback(folder), load_module(folder)
+        make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps).fit(module)
+    return callback, module
+
+
+def compare_steps(
+    measure: Callable[[list[str]], dict[str, Any]],
+    words: list[str],
+    file: Path,
+    *,
+    peer: str,
+    alone: str,
+    shape: Mapping[str, object],
+) -> int:
+    """Measure on as many threads as the environment says, keep it, and say if the claim holds.
+
+    ``alone`` says what is also timed without a step around it.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    found = measure(words) | circumstances(
+        peer=peer,
+        convention="wall clock from a step's batch until its record is kept, one process, in "
+        "turns; medians of paired ratios with their 95 % intervals; alone is what "
+        f"{alone} without a step",
+        shape={**shape, "threads": torch.get_num_threads()},
+        packages=("torch", "lightning"),
+    )
+    file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    console().print_json(data=found)
+    return 0 if found["holds"] else 1

@@ -1,0 +1,136 @@
+"""What does a profile cost? Steps without, beside an idle one, and profiled take turns.
+
+The recipe's miniature trains on drawn tokens by the real path, in one process. In each round
+one step is as in a run that asks for no profile, one has the callback of a profile that is not
+due, and one is profiled; their order rotates. A step is timed from its batch until its record
+is kept; starting the profiler and writing what it saw lie outside. What an idle callback does
+in a step is timed alone, too: on a busy host the intervals of the ratios are wide. Exit status
+1 unless that is below 1 % of a step and the idle ratio's interval has 1 in it, or less.
+
+    python -m benchmarks.training.profiler recipe=NAME [key=value ...]
+"""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS
+from benchmarks.paired import paired_ratio
+from benchmarks.speed.wanted import MOST_IDLE
+from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
+from components.run.folder import RunFolder
+from components.train.callbacks.hooks import RunCallback
+from components.train.callbacks.profiler import Profiling
+from components.train.module import Pretraining
+from components.train.results import GraphCount
+
+RESULT = RESULTS / "profiler.json"
+ROUNDS, WARMUP_STEPS, ALONE = 40, 3, 2_000
+KINDS = ("off", "idle", "profiled")
+WORDS = (
+    *("cluster.ranks=1", "profiler.steps=1", "budget.sequence_length=128"),
+    *("budget.global_batch_tokens=512", "parallelism.microbatch_sequences=4"),
+)
+
+
+class ProfilerTurns(RunCallback):
+    """Give each step its kind, and keep what the steps took."""
+
+    def __init__(self, *, folder: RunFolder) -> None:
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self._folder = folder
+        self._kind = KINDS[0]
+        self._profiling: Profiling | None = None
+        self.last: Profiling | None = None
+        self._began = 0.0
+
+    @override
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        turn, place = divmod(module.progress.step, len(KINDS))
+        self._kind = KINDS[(turn + place) % len(KINDS)]
+        self._profiling = None if self._kind == "off" else self._make(module)
+        if self._profiling is not None:
+            self._profiling.on_begin(module)
+            self.last = self._profiling
+        self._began = time.perf_counter()
+        if self._profiling is not None:
+            self._profiling.before_step(module, batch)
+
+    @override
+    def on_step(self, module: Pretraining) -> None:
+        if self._profiling is not None and self._kind == "idle":
+            self._profiling.on_step(module)
+        seconds = time.perf_counter() - self._began
+        if self._profiling is not None and self._kind == "profiled":
+            self._profiling.on_step(module)
+        if module.progress.step > WARMUP_STEPS:
+            self.seconds[self._kind].append(seconds)
+
+    def _make(self, module: Pretraining) -> Profiling:
+        """Profile the next step, or one that is a long way off."""
+        distance = 1 if self._kind == "profiled" else 1_000_000
+        first = module.progress.step + distance
+        settings = module.recipe.profiler.model_copy(update={"first_step": first})
+        return Profiling(
+            settings=settings,
+            folder=self._folder,
+            rank=0,
+            graphs=GraphCount(),
+            say=lambda text: None,
+        )
+
+
+def alone_seconds(profiling: Profiling, module: Pretraining) -> float:
+    """Time what a callback that is not due does in a step, without any step around it."""
+    batch = torch.zeros(1)
+    began = time.perf_counter()
+    for _ in range(ALONE):
+        profiling.before_step(module, batch)
+        profiling.on_step(module)
+    return (time.perf_counter() - began) / ALONE
+
+
+def measure(words: list[str]) -> dict[str, Any]:
+    """Train, and put the times of the three kinds of steps side by side."""
+    turns, module = train_drawn(
+        compose(words, WORDS),
+        lambda folder: ProfilerTurns(folder=folder),
+        most_steps=WARMUP_STEPS + len(KINDS) * ROUNDS,
+    )
+    idle, profiled = (
+        paired_ratio(turns.seconds[kind], turns.seconds["off"]) for kind in KINDS[1:]
+    )
+    off = statistics.median(turns.seconds["off"])
+    assert turns.last is not None
+    alone = alone_seconds(turns.last, module)
+    return {
+        "device": str(module.device),
+        "rounds": ROUNDS,
+        "step_seconds": {kind: statistics.median(turns.seconds[kind]) for kind in KINDS},
+        "idle_seconds_alone": alone,
+        "idle_fraction_alone": alone / off,
+        "idle_ratio": idle,
+        "profiled_ratio": profiled,
+        "holds": 1 + alone / off < MOST_IDLE and idle["low"] <= 1.0,
+    }
+
+
+def main(words: list[str]) -> int:
+    """Measure, keep the result, print it and say whether it holds."""
+    return compare_steps(
+        measure,
+        words,
+        RESULT,
+        peer="the same steps of a run that asks for no profile",
+        alone="a profile that is not due does",
+        shape={"recipe": [*WORDS, *words], "rounds": ROUNDS},
+    )
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -1,0 +1,257 @@
+"""Is our training step at least as fast as the reference model's, on this machine?
+
+Both models have the same shapes and start from the same weights; both get the same
+microbatches, gradient clipping and optimizer settings. Each is taken as it is and through
+torch's compiler: ours layer by layer, the reference whole. Rounds are interleaved, so that what
+else the machine does hits all; the medians of one run are compared.
+
+    python -m benchmarks.training.train_step
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.entry import enter
+from benchmarks.kept import RESULTS, circumstances
+from components.model.attention import Attention
+from components.model.compiling import compile_layers
+from components.model.decoder import Decoder
+from components.model.initialization import Normal, initialize
+from components.model.mlp import MLP
+from components.model.norms import Norm
+from components.model.positions import Rotary
+from components.optim.adamw import AdamW
+from components.terminal import console
+
+RESULT = RESULTS / "train_step.json"
+THREADS, ROUNDS, WARMUP_ROUNDS = 2, 25, 3
+MICROBATCHES, SAMPLES, SEQUENCE_LENGTH, VOCAB_SIZE = 2, 8, 256, 4_096
+DIM, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_DIM = 256, 4, 8, 2, 32, 840
+EPS, BASE, STD = 1e-5, 10_000.0, 0.02
+LR, BETA1, BETA2, ADAM_EPS, WEIGHT_DECAY, MAX_NORM = 3e-4, 0.9, 0.95, 1e-8, 0.1, 1.0
+
+SHAPE = {
+    "dim": DIM,
+    "num_layers": NUM_LAYERS,
+    "num_heads": NUM_HEADS,
+    "num_kv_heads": NUM_KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "ffn_dim": FFN_DIM,
+    "vocab_size": VOCAB_SIZE,
+    "sequence_length": SEQUENCE_LENGTH,
+    "tokens_per_step": MICROBATCHES * SAMPLES * SEQUENCE_LENGTH,
+    "microbatches": MICROBATCHES,
+    "rounds": ROUNDS,
+    "threads": THREADS,
+}
+
+OURS, OURS_COMPILED = "ours", "ours, compiled"
+THEIRS, THEIRS_COMPILED = "transformers", "transformers, compiled"
+PAIRS = ((OURS, THEIRS), (OURS_COMPILED, THEIRS), (OURS_COMPILED, THEIRS_COMPILED))
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Tensor, Tensor], float]
+
+
+def our_model() -> Decoder:
+    """Build our decoder with the shapes above, initialized."""
+    model = Decoder(
+        dim=DIM,
+        num_layers=NUM_LAYERS,
+        vocab_size=VOCAB_SIZE,
+        padded_vocab_size=VOCAB_SIZE,
+        tied_embeddings=True,
+        positions=partial(Rotary, base=BASE),
+        attention=partial(
+            Attention,
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+            bias=False,
+            qk_norm=None,
+            layer_scaling=False,
+            dropout=0.0,
+            backend="auto",
+        ),
+        mlp=partial(MLP, ffn_dim=FFN_DIM, activation="silu", gated=True, bias=False),
+        norm=partial(Norm, eps=EPS, center=False, weight=True, bias=False),
+        embedding_norm=None,
+        dropout=0.0,
+        initialization=Normal(std=STD, residual="scaled", padding_row=None),
+        init_from="none",
+    )
+    initialize(model, seed=0)
+    return model
+
+
+def reference_model(ours: Decoder) -> nn.Module:
+    """Build the reference with the weights of ``ours``."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=DIM,
+        intermediate_size=FFN_DIM,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=SEQUENCE_LENGTH,
+        rms_norm_eps=EPS,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    config._attn_implementation = "sdpa"
+    model = transformers.LlamaForCausalLM(config)
+    # Both register their parameters in the same order but for the norms, which are all ones.
+    matrices = (p for p in ours.parameters() if p.dim() > 1)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.dim() > 1):
+            parameter.copy_(next(matrices))
+    return model
+
+
+def reference_loss(model: Callable[..., Any], tokens: Tensor, targets: Tensor) -> Tensor:
+    """Let the reference compute its own loss, of targets that are shifted already."""
+    loss: Tensor = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
+    return loss
+
+
+def make_step(model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer) -> Step:
+    """Put one optimizer step together; it returns the mean loss of its microbatches."""
+
+    def step(tokens: Tensor, targets: Tensor) -> float:
+        total = 0.0
+        for index in range(MICROBATCHES):
+            loss = loss_of(tokens[index], targets[index]) / MICROBATCHES
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return total
+
+    return step
+
+
+def our_step(model: Decoder) -> Step:
+    """Train ``model`` with our optimizer."""
+    optimizer = AdamW(
+        parameters=model.named_parameters(),
+        lr=LR,
+        beta1=BETA1,
+        beta2=BETA2,
+        eps=ADAM_EPS,
+        weight_decay=WEIGHT_DECAY,
+        decay="matrices",
+        decay_order="before",
+        clip_norm=MAX_NORM,
+        clip_after_tokens=0,
+    )
+    return make_step(model, model.loss, optimizer)
+
+
+def reference_step(model: nn.Module, call: Callable[..., Any]) -> Step:
+    """Train ``model``, called as ``call``, with torch's optimizer; it decays what ours does."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=LR,
+        betas=(BETA1, BETA2),
+        eps=ADAM_EPS,
+        weight_decay=WEIGHT_DECAY,
+        fused=True,
+    )
+    return make_step(model, partial(reference_loss, call), optimizer)
+
+
+def all_steps() -> dict[str, Step]:
+    """Build every side anew from the same weights."""
+    first = our_model()
+    compiled = our_model()
+    compile_layers(compiled, "layers", recompute="none")
+    reference, whole = reference_model(first), reference_model(first)
+    return {
+        OURS: our_step(first),
+        OURS_COMPILED: our_step(compiled),
+        THEIRS: reference_step(reference, reference),
+        THEIRS_COMPILED: reference_step(whole, torch.compile(whole, dynamic=False)),
+    }
+
+
+def measure(steps: dict[str, Step]) -> tuple[dict[str, list[float]], float]:
+    """Return the seconds of every step by name, and the largest difference of the losses."""
+    generator = torch.Generator().manual_seed(0)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    difference = 0.0
+    for index in range(WARMUP_ROUNDS + ROUNDS):
+        shape = (MICROBATCHES, SAMPLES, SEQUENCE_LENGTH + 1)
+        sample = torch.randint(VOCAB_SIZE, shape, generator=generator)
+        batch = sample[..., :-1].contiguous(), sample[..., 1:].contiguous()
+        losses = []
+        # Whoever comes second finds a warmer cache: take turns.
+        for name in sorted(steps, reverse=bool(index % 2)):
+            start = time.perf_counter()
+            losses.append(steps[name](*batch))
+            if index >= WARMUP_ROUNDS:
+                seconds[name].append(time.perf_counter() - start)
+        difference = max(difference, max(losses) - min(losses))
+    return seconds, difference
+
+
+def summarize(seconds: dict[str, list[float]], difference: float) -> dict[str, Any]:
+    """Turn the measurement into what is kept as data."""
+    tokens = MICROBATCHES * SAMPLES * SEQUENCE_LENGTH
+    rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
+    best = {name: tokens / min(values) for name, values in seconds.items()}
+    return {
+        **circumstances(
+            peer="transformers' LlamaForCausalLM with torch's fused AdamW, eager and compiled",
+            convention="tokens of one optimizer step (forward, backward, clipping, AdamW) per "
+            "second, median of interleaved rounds in one process, float32; ratios are of rates",
+            shape=SHAPE,
+            packages=("torch", "transformers"),
+        ),
+        "ratio_median": {f"{a} / {b}": rates[a] / rates[b] for a, b in PAIRS},
+        "ratio_fastest": {f"{a} / {b}": best[a] / best[b] for a, b in PAIRS},
+        "tokens_per_second_median": rates,
+        "tokens_per_second_fastest": best,
+        "largest_loss_difference": difference,
+    }
+
+
+def show(summary: dict[str, Any], seconds: dict[str, list[float]]) -> None:
+    """Print all rates, and the ratios that are claimed."""
+    table = Table("model", "tokens/s (median)", "tokens/s (fastest)", title="training step")
+    tokens = MICROBATCHES * SAMPLES * SEQUENCE_LENGTH
+    for name, values in seconds.items():
+        median, best = tokens / statistics.median(values), tokens / min(values)
+        table.add_row(name, f"{median:,.0f}", f"{best:,.0f}")
+    console().print(table)
+    for name, ratio in summary["ratio_median"].items():
+        console().print(f"{name}: {ratio:.3f}, fastest {summary['ratio_fastest'][name]:.3f}")
+    console().print(f"largest difference of losses {summary['largest_loss_difference']:.1e}")
+
+
+def main() -> None:
+    """Measure, keep, show."""
+    torch.set_num_threads(THREADS)
+    seconds, difference = measure(all_steps())
+    summary = summarize(seconds, difference)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(summary, indent=2) + "\n")
+    show(summary, seconds)
+
+
+if __name__ == "__main__":
+    enter(lambda words: main(), most=0)

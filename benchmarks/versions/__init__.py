@@ -1,0 +1,1 @@
+"""The program under every torch and Python of its range."""

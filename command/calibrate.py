@@ -1,0 +1,253 @@
+"""Calibration, ``action=plan calibrate=[...]``: the planner's constants beside measured steps.
+
+A run folder is one measured layout. A table (``.csv``) has a line for each: its columns are
+keys of the command line, as ``recipe`` or ``parallelism.tensor``, and what was measured.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from command.arguments import Arguments, read_point
+from command.compose import compose_recipe
+from command.lock_file import as_received, check_recipe_place
+from command.options import check_no_recipe, check_recipe_words, keys_of
+from command.outcome import ActionResult, Status
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe, read_recipe
+from components.data.files import check_regular
+from components.errors import RecipeError
+from components.planner.calibrated import (
+    Calibration,
+    CalibrationErrors,
+    MeasuredFrom,
+    as_text,
+    calibration_file,
+)
+from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
+from components.planner.job import job_of
+from components.planner.software import OURS, read_software
+from components.run.ownership import check_links
+from components.run.records import TimedResults, read_record
+from components.terminal import console, tell
+
+SECONDS, BYTES = "step_seconds", "peak_memory_bytes"
+MINE = ("action", "calibrate", "output")
+TABLE = ".csv"
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A recipe whose step was measured, and where that is written; bytes of the first rank."""
+
+    where: str
+    recipe: Recipe
+    seconds: float
+    peak_bytes: float | None
+
+
+def read_steps(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
+    """Read a run folder or a table; what a table's lines do not say, the command does.
+
+    Raises:
+        RecipeError: it cannot be read, or holds what is no measured step.
+    """
+    if path.suffix == TABLE:
+        yield from _read_table(path, arguments)
+    else:
+        yield _read_run(path)
+
+
+def _read_run(path: Path) -> MeasuredStep:
+    """Read the median step of a run.
+
+    Raises:
+        RecipeError: it is no run folder, has not ended, or its steps are not all alike.
+    """
+    file = path / "results.json"
+    if not file.is_file():
+        remedy = "name run folders that have a results.json, or .csv files"
+        raise RecipeError("calibrate", f"{path} is no run that has ended", remedy)
+    check_links(path, "calibrate")
+    recipe = read_recipe(path / "recipe.json")
+    results = read_record(file, TimedResults, finite=False)
+    if not _all_alike(path, recipe) or not results.tokens_per_second:
+        problem = f"the steps of {path} are not all alike, or none was timed"
+        raise RecipeError("calibrate", problem, "leave it out")
+    if results.device == "cpu":
+        raise RecipeError("calibrate", f"{path} ran on a CPU", "the planner knows none")
+    return MeasuredStep(
+        where=str(path),
+        recipe=recipe,
+        seconds=recipe.budget.global_batch_tokens / results.tokens_per_second,
+        peak_bytes=results.peak_memory_bytes or None,
+    )
+
+
+def _all_alike(path: Path, recipe: Recipe) -> bool:
+    """Tell whether a run kept its batch and its layout."""
+    return recipe.budget.ramp_up == "none" and not list(path.glob("recipe-*.json"))
+
+
+def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
+    check_regular(path, "calibrate")
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            table = csv.DictReader(lines)
+            if SECONDS not in (table.fieldnames or ()):
+                problem = f"{path} has no column {SECONDS}"
+                raise RecipeError("calibrate", problem, "the other columns are recipe keys")
+            for cells in table:
+                yield _read_line(f"{path}:{table.line_num}", cells, arguments)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RecipeError("calibrate", f"cannot read {path}: {error}", "give a CSV") from None
+
+
+def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> MeasuredStep:
+    """Compose the recipe that a line's keys say, over the command's own."""
+    if None in cells or None in cells.values():
+        raise RecipeError(where, "the line has not as many cells as the head", "mend it")
+    seconds = _number(where, SECONDS, cells[SECONDS])
+    peak = cells.get(BYTES, "")
+    own = {key: text for key, text in cells.items() if key not in {SECONDS, BYTES} and text}
+    kept = [word for word in arguments.words if word.partition("=")[0] not in {*own, *MINE}]
+    try:
+        check_recipe_words(own, "a table")
+        row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
+        recipe = compose_recipe(_over(read_point(kept), row))
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
+    peak_bytes = _number(where, BYTES, peak) if peak else None
+    return MeasuredStep(where=where, recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
+
+
+def _over(asked: Arguments, row: Arguments) -> Arguments:
+    """Put a table's row over the command's own words: its values stay a file's."""
+    return replace(
+        asked,
+        recipe=asked.recipe if row.recipe is None else check_recipe_place(row.recipe, "recipe"),
+        choices={**asked.choices, **row.choices},
+        file_values=row.file_values,
+    )
+
+
+def _number(where: str, key: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise RecipeError(f"{where}: {key}", f"{text!r} is no positive number", "mend it")
+    return number
+
+
+def calibrate(arguments: Arguments) -> ActionResult:
+    """Fit, judge on what was not fitted to, and keep what helps beside the profile.
+
+    Raises:
+        RecipeError: what was measured cannot be read, or is too little.
+    """
+    if not any(path.suffix == TABLE for path in arguments.calibrate):
+        check_no_recipe(keys_of(arguments.words), "run folders have their recipes")
+    read = {path: tuple(read_steps(path, arguments)) for path in arguments.calibrate}
+    steps = tuple(step for path in read for step in read[path])
+    cluster, hardware = _one_machine(steps)
+    measured = [
+        CalibrationStep(job=job_of(one.recipe), seconds=one.seconds, peak_bytes=one.peak_bytes)
+        for one in steps
+    ]
+    software = read_software(OURS)
+    speed = fit_speed(measured, hardware, software)
+    memory = fit_memory(measured, software)
+    found = Calibration(
+        cluster=cluster,
+        device=hardware.device,
+        fitted_on=f"{datetime.now(UTC):%Y-%m-%d}",
+        layouts=speed.layouts,
+        sources=tuple(_source(path, len(read[path])) for path in read),
+        speed=speed.constants,
+        memory=memory.constants if memory and memory.helps else {},
+        time_error=speed.errors,
+        memory_error=memory.errors if memory else None,
+    )
+    kept = calibration_file(cluster) if speed.helps else None
+    if kept is not None:
+        _write(kept, as_text(found))
+    _print(arguments.output, found, kept)
+    return ActionResult(Status.DONE if kept else Status.DOES_NOT_HOLD)
+
+
+def _one_machine(steps: Sequence[MeasuredStep]) -> tuple[str, Hardware]:
+    """Name the cluster that all steps are of.
+
+    Raises:
+        RecipeError: they are of several, or of one without figures.
+    """
+    names = sorted({one.recipe.cluster.name for one in steps})
+    if len(names) != 1:
+        problem = f"the steps are of {len(names)} clusters: {', '.join(names) or 'no steps'}"
+        raise RecipeError("calibrate", problem, "calibrate one cluster at a time")
+    hardware = steps[0].recipe.cluster.hardware
+    if isinstance(hardware, str):
+        problem = f"the profile of {names[0]} has no hardware to correct"
+        raise RecipeError("cluster.hardware", problem, "add cluster=NAME of a machine that has")
+    return names[0], hardware
+
+
+def _source(path: Path, steps: int) -> MeasuredFrom:
+    """Name the file by its hash, and not by whose folder it was in."""
+    file = path if path.is_file() else path / "recipe.json"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return MeasuredFrom(name=path.name, sha256=digest, steps=steps)
+
+
+def _write(file: Path, text: str) -> None:
+    beside = file.with_suffix(".partial")
+    beside.write_text(text, "utf-8")
+    beside.replace(file)
+
+
+def _print(output: str, found: Calibration, kept: Path | None) -> None:
+    if output == "json":
+        tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
+        tell(json.dumps(tree))
+        return
+    out = console(width=120)
+    out.print(_constants(found))
+    out.print(_errors(found))
+    if kept:
+        out.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
+    else:
+        out.print("not kept: layouts that were not fitted to are predicted no better")
+
+
+def _constants(found: Calibration) -> Table:
+    software = read_software(OURS)
+    table = Table("constant", "shipped", "fitted", box=None)
+    for section, fitted in (("speed", found.speed), ("memory", found.memory)):
+        for name, value in fitted.items():
+            shipped = getattr(getattr(software, section), name)
+            table.add_row(name, f"{shipped:.4g}", f"{value:.4g}")
+    return table
+
+
+def _errors(found: Calibration) -> Table:
+    """Say how far off predictions are: of half of the layouts, after fitting to the others."""
+    title = f"error on {found.layouts} layouts: median, and nine of ten below"
+    table = Table("", "shipped", "fitted", "held out", title=title, box=None)
+    judged: dict[str, CalibrationErrors | None] = {
+        "seconds of a step": found.time_error,
+        "peak memory" + ("" if found.memory else ", left as shipped"): found.memory_error,
+    }
+    for name, errors in judged.items():
+        if errors is not None:
+            columns = (errors.before, errors.fitted, errors.held_out)
+            table.add_row(name, *(f"{one.median:.1%}, {one.p90:.1%}" for one in columns))
+    return table

@@ -1,0 +1,240 @@
+"""Comparisons: the two sides (recipe, lock, bundle, run), and their differences as text."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.table import Table
+
+from command.arguments import Arguments, read_point
+from command.compose import compose_recipe
+from command.lock_file import ReceivedLock, read_given
+from command.options import check_no_recipe, check_recipe_words, keys_of
+from command.path_checks import strange_data
+from components.config.key_groups import TITLES, KeyGroup, without_profile
+from components.config.schema.recipe import Recipe, read_recipe
+from components.data.manifest import FILE_NAME
+from components.errors import RecipeError
+from components.run.folder import RunFolder, existing_run_folder
+from components.run.lines import read_run_lines
+from components.run.provenance import Software, describe_software
+from components.run.records import EnvironmentRecord
+from components.sharing.differences import Found, Side, compare, side_of
+from components.sharing.lock import Lock, Losses, PreparedHashes, losses_of
+from components.sharing.prepared import damaged, describe_prepared, find_prepared
+from components.terminal import console, say, tell
+
+
+def read_sides(arguments: Arguments) -> tuple[Side, Side]:
+    """Read ``a`` and ``b``; a recipe is composed at the other side's scale, else at full size.
+
+    Raises:
+        RecipeError: one is missing, or is nothing that can be compared.
+    """
+    for key in ("a", "b"):
+        if key not in arguments.folders:
+            raise RecipeError(key, "two sides are compared", "write a=RECIPE b=RECIPE")
+    texts = {key: str(arguments.folders[key]) for key in ("a", "b")}
+    frozen = {key: _frozen(text, key) for key, text in texts.items()}
+    scales = [side.tree["scale"]["name"] for side in frozen.values() if side] or ["full"]
+    if all(frozen.values()):
+        check_no_recipe(keys_of(arguments.words), "a= and b= are both frozen")
+    a, b = (
+        frozen[key] or _composed(text, arguments, scales[0], key) for key, text in texts.items()
+    )
+    return a, b
+
+
+def side_of_run(path: Path, key: str = "run") -> Side:
+    """Read a run folder: its recipe, and what it knows of software, data and losses.
+
+    Raises:
+        RecipeError: it is no run folder.
+    """
+    folder = existing_run_folder(path, key)
+    recipe = read_recipe(folder.recipe)
+    if (strange := strange_data(folder, recipe, {})) is not None:
+        say(f"{path}: its data are not looked at: {strange.problem}")
+    return Side(
+        label=str(path),
+        tree=recipe.model_dump(mode="json"),
+        software=software_of(folder),
+        data=data_of(folder) if strange is None else None,
+        losses=losses.model_dump() if (losses := losses_in(folder)) else None,
+    )
+
+
+def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
+    """Describe what a recipe rests on here and now; of its data every prepared file is read.
+
+    Raises:
+        RecipeError: prepared data without a readable manifest.
+    """
+    folder = find_prepared(recipe) if reads_data else None
+    return Side(
+        label=label,
+        tree=recipe.model_dump(mode="json"),
+        software=describe_software(),
+        data=describe_prepared(folder) if folder else None,
+        damage=dict(damaged(folder)) if folder else {},
+    )
+
+
+def software_of(folder: RunFolder) -> Software | None:
+    """Read what a run was made with; runs of older versions do not say."""
+    if not (folder.path / "software.json").exists():
+        return None
+    return folder.read("software.json", Software)
+
+
+def data_of(folder: RunFolder) -> PreparedHashes | None:
+    """Describe the data that a run read, if they are still where it says."""
+    if not (folder.path / "data.json").exists():
+        return None
+    place = Path(folder.data.folder)
+    return describe_prepared(place) if (place / FILE_NAME).is_file() else None
+
+
+def losses_in(folder: RunFolder) -> Losses | None:
+    """Read the loss of each step; of a step that was computed twice, the later one."""
+    steps = [one.record for one in read_run_lines(folder.path).lines if one.kind == "step"]
+    by_step = {one["step"]: float(one["loss"]) for one in steps}
+    return losses_of([by_step[step] for step in sorted(by_step)]) if by_step else None
+
+
+def _frozen(text: str, key: str) -> Side | None:
+    """Read a run folder or a lock; None if the text names a recipe."""
+    path = Path(text)
+    if path.is_dir():
+        return side_of_run(path, key)
+    if path.suffix != ".yaml" or " " in text:
+        return None
+    given = read_given(path, key)
+    return side_of(given.lock, text) if isinstance(given, ReceivedLock) else None
+
+
+def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
+    """Compose ``NAME [key=value ...]``, with the words that both sides have before them."""
+    try:
+        name, *own = shlex.split(text)
+    except ValueError as error:  # a quotation without an end; no word at all
+        remedy = f"write {key}=NAME, or {key}='NAME key=value'"
+        raise RecipeError(key, f"{text!r} is no words of a shell: {error}", remedy) from None
+    mine = read_point([f"recipe={name}", *own])
+    check_recipe_words(keys_of(own), f"{key}=")
+    searches = mine.searches or (arguments.searches and "parallelism" not in mine.choices)
+    asked = replace(
+        mine,
+        choices={"scale": scale, **arguments.choices, **mine.choices},
+        values={**arguments.values, **mine.values},
+        searches=searches,
+        within_days=mine.within_days or arguments.within_days if searches else None,
+    )
+    try:
+        recipe = compose_recipe(asked)
+    except RecipeError as error:
+        if error.path != "recipe":
+            raise
+        raise RecipeError(key, error.problem, error.remedy) from None
+    return Side(label=text, tree=recipe.model_dump(mode="json"))
+
+
+def words_of_run(folder: RunFolder) -> Sequence[str]:
+    """Give the words of the command that made a run.
+
+    Raises:
+        RecipeError: the folder does not say.
+    """
+    words = folder.read("environment.json", EnvironmentRecord).command[2:]
+    if not any(word.startswith("recipe=") for word in words):
+        where = str(folder.path / "environment.json")
+        raise RecipeError(where, "its command names no recipe", "freeze recipe=... instead")
+    return words
+
+
+LONGEST = 60
+
+
+def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> None:
+    """Print a table for each group that has differences, then the verdict and the notes."""
+    out = console(width=160)
+    for group, title in TITLES.items():
+        if not found[group]:
+            continue
+        table = Table(title=title, box=None, title_justify="left")
+        for column in ("key", a.label, b.label):
+            table.add_column(column, overflow="fold")
+        keys = shown(found, group)
+        for key in keys:
+            table.add_row(key, *(_short(value) for value in found[group][key]))
+        out.print(table)
+        if hidden := len(found[group]) - len(keys):
+            out.print(f"and {hidden} keys of the two profiles in conf/cluster/")
+        out.print()
+    tell(verdict(found))
+    for note in notes:
+        tell(f"note: {note}")
+
+
+def verdict(found: Found) -> str:
+    """Say in a line what is the same and what is not."""
+    words = ("mathematics", "layout", "machine")
+    judged = [f"{'another' if found[KeyGroup(word)] else 'same'} {word}" for word in words]
+    return ", ".join(judged)
+
+
+def shown(found: Found, group: KeyGroup) -> list[str]:
+    """List a group's keys, but not the whole profile of another machine."""
+    return without_profile(found[group])
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+JUDGED = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
+
+
+def bundle_of(arguments: Arguments) -> Lock | None:
+    """Read the bundle that the recipe came in, if it came in one."""
+    if arguments.recipe is None or not arguments.recipe.endswith(".yaml"):
+        return None
+    given = read_given(Path(arguments.recipe).expanduser())
+    return given.lock if isinstance(given, ReceivedLock) else None
+
+
+def told_before(bundle: Lock, run: Path) -> Iterator[str]:
+    """Say what of the packed recipe, versions and data is otherwise here."""
+    there, here = side_of(bundle, "bundle"), side_of_run(run)
+    scales = [side.tree["scale"]["name"] for side in (there, here)]
+    if scales[0] != scales[1]:
+        yield f"bundle: packed at scale={scales[0]}, this is scale={scales[1]}: not compared"
+        return
+    found = compare(there, here)
+    yield f"bundle: {verdict(found)} as where it was packed"
+    for group in JUDGED:
+        for key in shown(found, group):
+            a, b = found[group][key]
+            yield f"bundle: {key}: {a} there, {b} here"
+    if bundle.data == "none":
+        yield "bundle: has no hashes of the data: whether they are the same, nobody can tell"
+
+
+def told_after(bundle: Lock, run: Path) -> Iterator[str]:
+    """Say whether the losses are those of the run that was packed."""
+    here = losses_in(RunFolder(run))
+    if isinstance(bundle.losses, str) or here is None:
+        return
+    if here == bundle.losses:
+        yield f"bundle: the losses of all {here.steps} steps are the packed run's, bit by bit"
+        return
+    there = bundle.losses
+    yield (
+        f"bundle: other losses: the last of {there.steps} is {there.last:.6f} there, of "
+        f"{here.steps} it is {here.last:.6f} here"
+    )

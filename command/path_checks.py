@@ -1,0 +1,173 @@
+"""Path checks: where received files and run folders may point to; the runs a command names.
+
+What a user names on the command line may lie anywhere.
+
+Of a run that this user made here every place is honoured, for the user named it. Of any other
+those below the working folder are, and those that the user names again.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from command.arguments import Arguments
+from components.config.schema.recipe import Recipe
+from components.config.user_overrides import UserOverrides
+from components.errors import RecipeError
+from components.run.folder import RunFolder, existing_run_folder
+from components.run.ownership import is_own
+
+PATTERN = re.compile(r"[*?\[]")
+NOWHERE = frozenset({"none", ""})
+
+
+def check_places(tree: Mapping[str, Any], named: UserOverrides) -> None:
+    """Check every place that a recipe's sections name and the user does not.
+
+    Raises:
+        RecipeError: an absolute or climbing path, or one that a link leads out.
+    """
+    for path, text in _unnamed(tree, named):
+        refuse_outside(text, path)
+
+
+def places_outside(tree: Mapping[str, Any], named: UserOverrides) -> dict[str, str]:
+    """Return the places that lead out of the working folder and that the user does not name."""
+    return {path: text for path, text in _unnamed(tree, named) if _leads_out(text)}
+
+
+def refuse_outside(text: str, path: str) -> None:
+    """Refuse a place that is not below the working folder once links are followed.
+
+    Raises:
+        RecipeError: it is not, or is no path.
+    """
+    if (how := _leads_out(text)) is not None:
+        key = path.partition("[")[0]
+        remedy = f"if you trust it, name it yourself: {key}=..."
+        raise RecipeError(path, f"{text!r} {how}", remedy)
+
+
+def _leads_out(text: str) -> str | None:
+    """Say how a place leaves the working folder; nothing where it stays inside."""
+    place = Path(text)
+    if place.is_absolute() or text.startswith("~") or ".." in place.parts:
+        return "leads out of the working folder"
+    here = Path.cwd()
+    plain = takewhile(lambda part: not PATTERN.search(part), place.parts)
+    try:
+        # What stands before a pattern first: a folder outside is not even listed.
+        inside = _is_below(here.joinpath(*plain), here) and all(
+            _is_below(one, here) for one in (here / place, *here.glob(text))
+        )
+    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+        return f"is no path: {error}"
+    return None if inside else "leads out of the working folder by a link"
+
+
+def _is_below(place: Path, folder: Path) -> bool:
+    return place.resolve().is_relative_to(folder.resolve())
+
+
+def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[str, str]]:
+    for path, text in _places(tree):
+        key = path.partition("[")[0]
+        if isinstance(text, str) and text not in NOWHERE and not named.covers(key):
+            yield path, text
+
+
+def _places(tree: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    data, model = _mapping(tree.get("data")), _mapping(tree.get("model"))
+    for key in ("folder", "tokenizer_folder"):
+        yield f"data.{key}", data.get(key)
+    yield "model.init_from", model.get("init_from")
+    yield "checkpoint.copy_to", _mapping(tree.get("checkpoint")).get("copy_to")
+    for name, source in _mapping(data.get("sources")).items():
+        where, source = f"data.sources.{name}", _mapping(source)
+        for key in ("files", "tokens"):
+            listed = source.get(key)
+            for index, item in enumerate(listed if isinstance(listed, list) else [listed]):
+                yield f"{where}.{key}[{index}]", item
+        yield f"{where}.dataset.path", _mapping(source.get("dataset")).get("path")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+FOLDER = "data.folder"
+
+
+def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
+    """Refuse, before a run goes on, places outside that are not the user's own words.
+
+    Raises:
+        RecipeError: the first such place of the recipe.
+    """
+    if is_own(folder.recipe):
+        return
+    try:
+        check_places(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
+    except RecipeError as error:
+        raise _theirs(folder, error) from None
+
+
+def check_data_place(folder: RunFolder, recipe: Recipe, values: Mapping[str, Any]) -> None:
+    """Refuse to read prepared data outside that are not the user's own words.
+
+    Raises:
+        RecipeError: the recipe's ``data.folder`` leads out, or the data lie elsewhere.
+    """
+    if (error := strange_data(folder, recipe, values)) is not None:
+        raise error
+
+
+def strange_data(
+    folder: RunFolder, recipe: Recipe, values: Mapping[str, Any]
+) -> RecipeError | None:
+    """Say why the prepared data of a run are not read, if they are not.
+
+    Raises:
+        RecipeError: ``data.json`` cannot be read.
+    """
+    if not (folder.path / "data.json").exists():
+        return None
+    place, wanted = Path(folder.data.folder), str(values.get(FOLDER, recipe.data.folder))
+    own = is_own(folder.recipe)
+    if own and is_own(folder.path / "data.json"):
+        return None
+    try:
+        if FOLDER not in values and not own:
+            refuse_outside(wanted, FOLDER)
+    except RecipeError as error:
+        return _theirs(folder, error)
+    if place.resolve().is_relative_to(Path(wanted).resolve()):
+        return None
+    problem = f"{place} is not below {FOLDER}, which is {wanted}"
+    remedy = f"if you trust it, name it yourself: {FOLDER}={place.parent}"
+    return _theirs(folder, RecipeError(str(folder.path / "data.json"), problem, remedy))
+
+
+def _theirs(folder: RunFolder, error: RecipeError) -> RecipeError:
+    problem = f"{error.problem}, and {folder.path} was not made by you on this machine"
+    return RecipeError(error.path, problem, error.remedy)
+
+
+def named_runs(arguments: Arguments) -> list[Path]:
+    """List the run folders that are named; a folder of run folders stands for all of them.
+
+    Raises:
+        RecipeError: none is named, or there is none.
+    """
+    named = [*arguments.runs, *filter(None, [arguments.folders.get("run")])]
+    if not named:
+        raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
+    found = []
+    for folder in named:
+        inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
+        alone = (folder / "recipe.json").is_file() or not inside
+        named_here = [folder] if alone else inside
+        found += [existing_run_folder(one).path for one in named_here]
+    return found

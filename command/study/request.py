@@ -1,0 +1,175 @@
+"""What a study's file says, with the user's words over it."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from command.arguments import ROOT, Arguments, read_point
+from command.lock_file import check_recipe_place
+from command.options import OF_STUDY, check_recipe_words, check_words, keys_of
+from command.study.cited_points import CitedRows, cite
+from command.study.listed_points import ListedStudy
+from command.study.schema import RECIPE, Point, SearchStudy
+from command.study.study_file import check_study, varied
+from command.sweep import STUDY, as_folder, folder_of_runs, submits
+from command.yaml_file import read_data
+from components.config.schema.recipe import read_section
+from components.config.targets import nearest
+from components.errors import RecipeError
+
+OVER = "study."  # keys of the study's own file
+MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
+TABLES = ROOT / "benchmarks" / "data"
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """One study as the command line asks for it; ``words`` are what every point has.
+
+    ``changed`` are those of them that the study's file does not say itself.
+    """
+
+    study: SearchStudy | ListedStudy
+    words: tuple[str, ...]
+    changed: tuple[str, ...]
+    action: str
+    output: str
+    folder: Path
+    page: Path
+
+    def arguments_of(self, point: Point) -> Arguments:
+        """Ask for a point: its values are the file's, and a key that the user names is his.
+
+        The words are those that the command line would have for it.
+        """
+        named = {word.partition("=")[0] for word in self.words}
+        values = {RECIPE: self.study.recipe, **self.study.values(point)}
+        own = {key: value for key, value in values.items() if key not in named}
+        words = list(self.words)
+        if RECIPE in own:
+            recipe = check_recipe_place(str(own.pop(RECIPE)), f"{self.study.name}.recipe")
+            words.append(f"{RECIPE}={recipe}")
+        if self.action != "plan":
+            words.append(f"run={self.folder_of(point)}")
+        said = [f"{key}={json.dumps(value)}" for key, value in own.items()]
+        return replace(read_point(words), words=(*words, *said), file_values=own)
+
+    def folder_of(self, point: Point) -> Path:
+        """Name the keys in the study's order: a journal gives them back in another."""
+        keys = varied(self.study)
+        return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
+
+
+def find_study(name: str) -> tuple[Path, dict[str, Any]]:
+    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``.
+
+    Raises:
+        RecipeError: there is none of that name, or it is no plain YAML.
+    """
+    file = Path(name).expanduser()
+    if file.suffix != ".yaml":
+        known = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
+        if name not in known:
+            raise RecipeError("study", f"there is no study {name!r}", nearest(name, known))
+        file = ROOT / "studies" / f"{name}.yaml"
+    return file, read_data(file, "study").tree
+
+
+def ask(words: Sequence[str]) -> StudyRequest:
+    """Read the study that the words name, and what they change of it.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
+    file, tree = find_study(name)
+    arguments = read_point([w for w in words if not w.startswith((STUDY, OVER))])
+    over = read_point([word for word in words if word.startswith(OVER)]).values
+    if arguments.at_most is not None:
+        over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
+    for key, value in over.items():
+        _put(tree, key.removeprefix(OVER).split("."), value, key)
+    study = check_study(with_cited(tree, file.name), file.name)
+    for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
+        if key in varied(study):
+            remedy = f"leave {key} out, or change it in a file of your own"
+            raise RecipeError(key, f"the study {study.name} varies it", remedy)
+    check_recipe_words(varied(study), file.name)
+    changed = tuple(word for word in words if not word.startswith(MINE))
+    asked = _asked(study, arguments, changed)
+    check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
+    return asked
+
+
+def _asked(
+    study: SearchStudy | ListedStudy, arguments: Arguments, changed: tuple[str, ...]
+) -> StudyRequest:
+    own = [word for word in changed if not word.startswith(OVER)]
+    if "cluster" not in arguments.choices:
+        own.insert(0, f"cluster={study.cluster}")
+    tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
+    said = json.dumps([tried, own])
+    return StudyRequest(
+        study=study,
+        words=tuple(own),
+        changed=changed,
+        action=_action(arguments.action, own),
+        output=arguments.output,
+        folder=folder_of_runs(arguments, study.name, said),
+        page=arguments.folders.get("file", Path(f"{study.name}.html")),
+    )
+
+
+def with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """Write the points that a study takes from a table, and what is published of them.
+
+    Raises:
+        RecipeError: the table's section is wrong, or it repeats what the table says.
+    """
+    if "table" not in tree:
+        return tree
+    rest = {key: value for key, value in tree.items() if key != "table"}
+    published = tree.get("published")
+    if not isinstance(tree["table"], dict) or not isinstance(published, dict):
+        raise RecipeError(f"{where}.table", "no mapping", "see studies/playbook_best.yaml")
+    for holder, key in ((rest, "points"), (rest, "grid"), (published, "values")):
+        if key in holder:
+            raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
+    table = read_section(CitedRows, tree["table"], f"{where}.table")
+    cited = cite(table, _rows(table.file, where), f"{where}.table")
+    return {
+        **rest,
+        "points": cited["points"],
+        "published": {**published, "values": cited["values"]},
+    }
+
+
+def _rows(name: str, where: str) -> list[dict[str, str]]:
+    known = sorted(path.name for path in TABLES.glob("*.csv"))
+    if name not in known:
+        problem = f"there is no table {name!r}"
+        raise RecipeError(f"{where}.table.file", problem, nearest(name, known))
+    with (TABLES / name).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) -> None:
+    """Change a key that the study's file has."""
+    *before, last = steps
+    for step in before:
+        tree = tree.get(step, {}) if isinstance(tree, dict) else {}
+    if not isinstance(tree, dict) or last not in tree:
+        raise RecipeError(key, "the study's file has no such key", "see studies/")
+    tree[last] = value
+
+
+def _action(action: str, own: list[str]) -> str:
+    if action == "auto":
+        return "submit" if submits([own]) else "train"
+    if action not in {"plan", "train", "submit", "report"}:
+        remedy = "action=plan compares plans; without action= its points are run"
+        raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
+    return action

@@ -1,0 +1,219 @@
+"""A YAML file that somebody sent, as plain data with the line of each key; nothing is imported.
+
+Every guard is a function of its own, so that a test can take it away and see what it held off.
+"""
+
+import stat
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+from unicodedata import category
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from components.config.targets import nearest
+from components.errors import RecipeError
+
+MAX_BYTES = 1_000_000
+MOST_LEVELS = 40  # the deepest recipe here has 8
+# Characters that show a line otherwise than it is read: bidirectional controls (Boucher and
+# Anderson 2021, arXiv 2111.00169, table 1) and the mark of byte order.
+HIDDEN = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+# Beside these: what ends a line, controls of a terminal, halves of characters.
+ACTING = frozenset({"Cc", "Zl", "Zp", "Cs"})
+PLAIN_CONTROLS = frozenset("\n\t")
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+@dataclass(frozen=True)
+class ReceivedYaml:
+    """A file's mapping, the lines of its dotted keys counted from 1, and its text."""
+
+    file: Path
+    tree: dict[str, Any]
+    lines: Mapping[str, int]
+    text: str
+
+    def told(self, error: RecipeError) -> RecipeError:
+        """Put file and line before an error's path, if a key of the file is meant."""
+        line = next(
+            (self.lines[key] for key in _upwards(error.path) if key in self.lines),
+            None,
+        )
+        if line is None:
+            return error
+        where = f"{self.file.name}:{line}: {error.path}"
+        return RecipeError(where, error.problem, error.remedy)
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield a key and those above it, each also as a bundle has it."""
+    while path:
+        yield from (path, f"asked.values.{path}", f"composed.{path}")
+        path = path.rpartition("." if "[" not in path else "[")[0]
+
+
+class _DataLoader(yaml.SafeLoader):
+    """YAML without tags, aliases, dates, repeated keys or depths."""
+
+    # As OmegaConf reads it: a date is text.
+    yaml_implicit_resolvers = {  # noqa: RUF012 (the name and form that PyYAML asks for)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML is untyped here
+        refuse_alias(event)
+        refuse_tag(event)
+        refuse_depth(self._level, event)
+        self._level += 1
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            found = super().construct_object(node, deep=deep)
+            refuse_acting(found, node)
+            return found
+        except ValueError as error:  # an integer of more digits than Python reads
+            raise ConstructorError(None, None, str(error), node.start_mark) from None
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        refuse_repeated(node)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_data(file: Path, kind: str) -> ReceivedYaml:
+    """Read a mapping; ``kind`` is the key of the command line that named the file.
+
+    Raises:
+        RecipeError: it cannot be read, is too large, is no plain YAML or no mapping.
+    """
+    text = _read_text(file, kind)
+    refuse_hidden(text, file)
+    try:
+        loader = _DataLoader(text)
+        node = loader.get_single_node()
+        tree = loader.construct_document(node) if node else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        _refuse(file, mark.line + 1 if mark else 1, str(error.problem))
+    except yaml.reader.ReaderError as error:
+        _refuse(file, text.count("\n", 0, error.position) + 1, error.reason)
+    except RecursionError:
+        _refuse(file, 1, "nested too deeply")
+    if not isinstance(tree, dict):
+        raise RecipeError(kind, f"{file} holds no mapping", "it has lines of key: value")
+    return ReceivedYaml(
+        file=file, tree=tree, lines=dict(_lines(node)) if node else {}, text=text
+    )
+
+
+def _read_text(file: Path, kind: str) -> str:
+    try:
+        refuse_device(file, kind)
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        refuse_size(content, file, kind)
+        return content.decode("utf-8")
+    except FileNotFoundError:
+        beside = sorted(one.name for one in file.parent.glob("*.yaml"))
+        way = (
+            f"{file.parent} holds: {nearest(file.name, beside)}" if beside else "check the path"
+        )
+        raise RecipeError(kind, f"there is no file {file}", way) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{file.name}:{line}", f"cannot read {file}: {error}", "write it in UTF-8"
+        ) from None
+    except OSError as error:
+        raise RecipeError(kind, f"cannot read {file}: {error}", "check the file") from None
+
+
+def _refuse(file: Path, line: int, problem: str) -> NoReturn:
+    where = f"{file.name}:{line}"
+    raise RecipeError(where, f"{file} is no plain YAML: {problem}", "mend it there")
+
+
+def refuse_device(file: Path, kind: str) -> None:
+    """Refuse what may never end or never begin: devices, pipes, folders."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise RecipeError(kind, f"{file} is no regular file", "name a file")
+
+
+def refuse_size(content: bytes, file: Path, kind: str) -> None:
+    """Refuse more than :data:`MAX_BYTES`; no more than one byte beyond was read."""
+    if len(content) > MAX_BYTES:
+        line = content.count(b"\n") + 1
+        problem = f"{file} is larger than {MAX_BYTES:,} bytes"
+        raise RecipeError(f"{file.name}:{line}", problem, "is it the file that you meant?")
+
+
+def refuse_hidden(text: str, file: Path) -> None:
+    """Refuse characters that make a text look otherwise than it reads."""
+    for character in HIDDEN.intersection(text):
+        line = text.count("\n", 0, text.index(character)) + 1
+        _refuse(file, line, f"the invisible character U+{ord(character):04X}")
+
+
+def refuse_acting(found: object, node: Any) -> None:
+    """Refuse text that acts on a terminal, as escapes can write it, or reads otherwise."""
+    for character in found if isinstance(found, str) else "":
+        hidden = character in HIDDEN or category(character) in ACTING
+        if hidden and character not in PLAIN_CONTROLS:
+            problem = f"a text holds the control character U+{ord(character):04X}"
+            raise ConstructorError(None, None, problem, node.start_mark)
+
+
+def refuse_alias(event: Any) -> None:
+    """Refuse what another place of the file says, and so bombs of aliases."""
+    mark = event.start_mark
+    if isinstance(event, yaml.AliasEvent):
+        raise ConstructorError(None, None, "aliases are not allowed", mark)
+
+
+def refuse_tag(event: Any) -> None:
+    """Refuse every tag: some make objects."""
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        raise ConstructorError(None, None, f"the tag {tag} is not allowed", event.start_mark)
+
+
+def refuse_depth(level: int, event: Any) -> None:
+    """Refuse what would exhaust whoever walks it."""
+    if level > MOST_LEVELS:
+        problem = f"more than {MOST_LEVELS} levels"
+        raise ConstructorError(None, None, problem, event.start_mark)
+
+
+def refuse_repeated(node: Any) -> None:
+    """Refuse a key that is given twice, and the merge key, which gives keys unseen."""
+    seen = set()
+    for key, _ in node.value:
+        if key.value == "<<":
+            raise ConstructorError(None, None, "'<<' is not allowed", key.start_mark)
+        if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+            problem = f"{key.value!r} is given twice"
+            raise ConstructorError(None, None, problem, key.start_mark)
+        seen.add((key.tag, str(key.value)))
+
+
+def _lines(node: yaml.Node, path: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = f"{path}.{key.value}" if path else str(key.value)
+            yield here, key.start_mark.line + 1
+            yield from _lines(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield f"{path}[{index}]", item.start_mark.line + 1
+            yield from _lines(item, f"{path}[{index}]")

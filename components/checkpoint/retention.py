@@ -1,0 +1,217 @@
+"""Retention of checkpoints: which stay, room for a new one, copies out of a scratch folder."""
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch.distributed as dist
+
+from components.checkpoint.error_sync import by_first, together
+from components.checkpoint.metadata import (
+    MARKER,
+    DamagedCheckpointError,
+    Marker,
+    RunProgress,
+    complete_checkpoints,
+    read_marker,
+    tokens_of,
+)
+from components.checkpoint.sections import check_names, check_sections
+from components.data.files import sync_folder
+from components.errors import RecipeError
+from components.run.disk import Patience, check_room, write_synced
+
+
+class SavedCheckpoint(NamedTuple):
+    """One checkpoint, as far as it matters for keeping it."""
+
+    tokens: int
+    held_out_loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """``last`` ones, the first in every ``every_tokens``, and the ``best`` by held-out loss."""
+
+    last: int
+    every_tokens: int | Literal["none"]
+    best: int
+
+    def kept(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
+        """Choose what stays, by its tokens; removing the others changes no later choice."""
+        ordered = sorted(saved)
+        judged = [one for one in ordered if one.held_out_loss is not None]
+        judged.sort(key=lambda one: (one.held_out_loss, one.tokens))
+        chosen = [*ordered[-self.last :], *judged[: self.best]]
+        return {one.tokens for one in chosen} | self.kept_for_good(saved)
+
+    def kept_for_good(self, saved: Sequence[SavedCheckpoint]) -> set[int]:
+        """Choose the first checkpoint at or after every multiple of ``every_tokens``."""
+        if self.every_tokens == "none":
+            return set()
+        firsts: dict[int, int] = {}
+        for one in sorted(saved):
+            firsts.setdefault(one.tokens // self.every_tokens, one.tokens)
+        return {tokens for multiple, tokens in firsts.items() if multiple}
+
+
+def saved_in(folder: Path) -> dict[Path, SavedCheckpoint]:
+    """Read the markers of all complete checkpoints; one that cannot be read has no loss."""
+    found = {}
+    for checkpoint in complete_checkpoints(folder):
+        try:
+            loss = read_marker(checkpoint).held_out_loss
+        except DamagedCheckpointError:
+            loss = None
+        found[checkpoint] = SavedCheckpoint(tokens_of(checkpoint), loss)
+    return found
+
+
+def prune(folder: Path, policy: Policy) -> None:
+    """Remove what the policy does not keep, oldest first, and what was never completed."""
+    saved = saved_in(folder)
+    kept = policy.kept(list(saved.values()))
+    for checkpoint, one in sorted(saved.items()):
+        if one.tokens not in kept:
+            (checkpoint / MARKER).unlink()  # without it a half-removed one is not taken
+    remove_incomplete(folder)
+
+
+def drop_after(checkpoint: Path) -> list[str]:
+    """Remove all later ones, the last first, and return their names."""
+    folder = checkpoint.parent
+    later = [one for one in complete_checkpoints(folder) if one > checkpoint]
+    for one in later:
+        (one / MARKER).unlink()
+    remove_incomplete(folder)
+    return [one.name for one in later]
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove what an interrupted save or an interrupted removal has left."""
+    for one in [*folder.glob(".tokens-*"), *folder.glob(".weights-*")]:
+        if one.is_dir():
+            shutil.rmtree(one)
+        else:  # a marker that was to be amended
+            one.unlink()
+    for one in [*folder.glob("tokens-*/"), *folder.glob("weights-*/")]:
+        if not (one / MARKER).exists():
+            shutil.rmtree(one)
+
+
+def beside(target: Path) -> Path:
+    """Name the folder in which a checkpoint grows: no reader looks there."""
+    return target.with_name(f".{target.name}")
+
+
+def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
+    """Make an empty folder beside, where all of it will fit; can be done twice.
+
+    Returns False where the checkpoint is there already: a run that goes on from it computes
+    the same again.
+
+    Raises:
+        OSError: the file system forbids it, has too little room or has gone.
+    """
+    if (target / MARKER).exists():
+        return False
+    remove_incomplete(target.parent)
+    check_room(target.parent, needed_bytes=needed_bytes, files=files + 2)  # marker and folder
+    beside(target).mkdir()
+    return True
+
+
+def amend(checkpoint: Path, progress: RunProgress) -> Marker:
+    """Put another ``progress`` of the same tokens beside the same tensors, at once.
+
+    Raises:
+        RecipeError: the marker cannot be read.
+        OSError: the file system forbids it or has gone.
+    """
+    marker = replace(read_marker(checkpoint), progress=progress)
+    written = checkpoint.with_name(f".{checkpoint.name}.{MARKER}")
+    write_synced(written, marker.dump())
+    written.replace(checkpoint / MARKER)
+    sync_folder(checkpoint)
+    return marker
+
+
+def complete(target: Path, marker: Marker) -> None:
+    """Mark what all ranks have written beside and let it take its place; can be done twice.
+
+    Raises:
+        RecipeError: not all that was written is there.
+        OSError: the file system forbids it or has gone.
+    """
+    grown = beside(target)
+    if grown.exists():
+        check_names(grown, marker.files)
+        write_synced(grown / MARKER, marker.dump())
+        sync_folder(grown)
+        grown.rename(target)
+    sync_folder(target.parent)
+    if not (target / MARKER).exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+
+
+COPY_BYTES = 1 << 24  # at a time
+
+
+def copy_out(
+    checkpoint: Path,
+    marker: Marker,
+    folder: Path,
+    *,
+    group: dist.ProcessGroup,
+    patience: Patience,
+) -> None:
+    """Copy a checkpoint into ``folder``, whole or not at all; its files are dealt to the ranks.
+
+    Raises:
+        RecipeError: the copy cannot be written, or what is read back is not what was written;
+            all ranks raise it.
+    """
+    target = folder / marker.name
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def begin() -> bool:
+        return clear(target, needed_bytes=marker.bytes, files=len(marker.files))
+
+    def copy() -> None:
+        for name in sorted(marker.files)[rank::ranks]:
+            _copy(checkpoint / name, beside(target) / name)
+
+    if by_first(lambda: patience(folder, begin), group):
+        together(lambda: patience(folder, copy), group)
+        together(
+            lambda: check_sections(beside(target), marker.files, rank=rank, ranks=ranks), group
+        )
+        by_first(
+            lambda: patience(folder, lambda: complete(target, marker)),
+            group,
+        )
+
+
+def check_target(folder: Path) -> None:
+    """Make the folder that copies go to, before the first is due.
+
+    Raises:
+        RecipeError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot make {folder}: {error.strerror}"
+        remedy = "name a folder that you may write to, or none"
+        raise RecipeError("checkpoint.copy_to", problem, remedy) from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as read, target.open("wb") as written:
+        shutil.copyfileobj(read, written, COPY_BYTES)
+        written.flush()
+        os.fsync(written.fileno())

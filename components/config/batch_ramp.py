@@ -1,0 +1,181 @@
+"""Batch ramp-up in closed form, and numbers that follow from a recipe (steps, FLOPs a token).
+
+Megatron-LM's ``--rampup-batch-size`` (``megatron/microbatches.py``): the batch grows from
+``start`` to ``full`` in equal increments, each held for an equal share of the ramp's samples. A
+step's batch is decided before it, so a plateau ends with the step that crosses its border.
+Megatron divides in floating point, which may round a border away; integers cannot. On BLOOM's
+ramps both take the same steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from components.config.schema.types import Section
+from components.config.shape import ModelShape
+from components.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Steps of one batch size in a row: the first step, the samples before it, the batch."""
+
+    first_step: int
+    first_sample: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRamp:
+    """Samples of each step, as a function of the samples consumed before it.
+
+    Raises:
+        RecipeError: counts below 1, a start above the full batch, increments that do not lead
+            from the start to the full batch, a ramp without length or without an increment.
+    """
+
+    full_samples: int
+    start_samples: int
+    increment_samples: int
+    ramp_samples: int
+
+    @classmethod
+    def constant(cls, full_samples: int) -> Self:
+        """Take ``full_samples`` in every step."""
+        return cls(
+            full_samples=full_samples,
+            start_samples=full_samples,
+            increment_samples=1,
+            ramp_samples=0,
+        )
+
+    def __post_init__(self) -> None:
+        full, start, increment = self.full_samples, self.start_samples, self.increment_samples
+        if full < 1:
+            raise RecipeError(
+                "budget.global_batch_tokens",
+                f"a batch of {full:,} samples is empty",
+                "use one sequence or more",
+            )
+        if not 1 <= start <= full:
+            raise RecipeError(
+                "budget.ramp_up.start_tokens",
+                f"{start:,} samples are not between 1 and the full batch's {full:,}",
+                "start with at least one sequence and at most the global batch",
+            )
+        if increment < 1 or (full - start) % increment:
+            raise RecipeError(
+                "budget.ramp_up.increment_tokens",
+                f"steps of {increment:,} samples do not lead from {start:,} to {full:,}",
+                f"use a divisor of {full - start:,} samples",
+            )
+        if self.ramp_samples < 0 or (start < full) != (self.ramp_samples > 0):
+            raise RecipeError(
+                "budget.ramp_up.over_tokens",
+                f"{self.ramp_samples:,} samples to go from {start:,} to {full:,}",
+                "give a ramp both a length and a way to go, or set budget.ramp_up=none",
+            )
+
+    def samples_at(self, consumed: int) -> int:
+        """The batch of the step before which ``consumed`` samples were seen."""
+        if consumed >= self.ramp_samples:
+            return self.full_samples
+        done = consumed * self._increments // self.ramp_samples
+        return self.start_samples + done * self.increment_samples
+
+    def consumed_after(self, step: int) -> int:
+        """Samples seen after ``step`` steps."""
+        here = next(p for p in reversed(self.plateaus) if p.first_step <= step)
+        return here.first_sample + (step - here.first_step) * here.samples
+
+    def steps(self, total_samples: int) -> int:
+        """The fewest steps that see ``total_samples`` or more; the last may overshoot."""
+        begun = (p for p in reversed(self.plateaus) if p.first_sample <= total_samples)
+        here = next(begun)
+        return here.first_step + _ceiling(total_samples - here.first_sample, here.samples)
+
+    @property
+    def ramp_steps(self) -> int:
+        """Steps before the first one of the full batch."""
+        return self.plateaus[-1].first_step
+
+    @cached_property
+    def plateaus(self) -> tuple[Plateau, ...]:
+        """All batch sizes that occur, in order; the last is the full batch."""
+        return tuple(self._walk())
+
+    @property
+    def _increments(self) -> int:
+        return (self.full_samples - self.start_samples) // self.increment_samples
+
+    def _walk(self) -> Iterator[Plateau]:
+        """Visit plateau after plateau; a long step may leap over some."""
+        step = consumed = 0
+        while (samples := self.samples_at(consumed)) < self.full_samples:
+            yield Plateau(step, consumed, samples)
+            index = (samples - self.start_samples) // self.increment_samples
+            border = _ceiling((index + 1) * self.ramp_samples, self._increments)
+            taken = _ceiling(border - consumed, samples)
+            step, consumed = step + taken, consumed + taken * samples
+        yield Plateau(step, consumed, self.full_samples)
+
+
+def _ceiling(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+class ParameterCounts(Section):
+    """Parameters by what they are; ``padding`` is beside the total, not in it."""
+
+    total: int
+    active: int
+    embedding: int
+    expert: int
+    padding: int
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> Self:
+        return cls(
+            total=shape.total_parameters,
+            active=shape.active_parameters,
+            embedding=shape.embedding_parameters,
+            expert=shape.expert_parameters,
+            padding=shape.padding_parameters,
+        )
+
+
+class FlopsPerToken(Section):
+    """FLOPs of forward and backward for one token, without any recomputation.
+
+    ``full`` counts the whole attention matrix, ``causal`` half of it. Six for each parameter
+    that a token is multiplied with (its experts; the tied matrix once; no look-up), and
+    12 x layers x attention width x sequence for the attention products (Narayanan et al. 2021,
+    arXiv 2104.04473, section 5.1, in its per-token form).
+    """
+
+    full: int
+    causal: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, sequence_length: int) -> Self:
+        looked_up = shape.position_parameters
+        if not shape.tied_embeddings:
+            looked_up += shape.vocab_size * shape.dim
+        products = 6 * (shape.active_parameters - looked_up)
+        width = shape.attention.num_heads * shape.attention.head_dim
+        attention = 12 * shape.num_layers * width * sequence_length
+        return cls(full=products + attention, causal=products + attention // 2)
+
+
+class DerivedNumbers(Section):
+    """All derived numbers of one recipe."""
+
+    parameters: ParameterCounts
+    tokens_per_step: int
+    samples_per_step: int
+    steps: int
+    ranks: int
+    microbatches_per_step: int
+    layers_by_stage: tuple[int, ...]
+    flops_per_token: FlopsPerToken

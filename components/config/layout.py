@@ -1,0 +1,199 @@
+"""Settle the number of ranks and the data degree, one from the other."""
+
+from math import prod
+from typing import Any
+
+from components.config.microbatches import fits_schedule
+from components.config.rules.layout import sequence_divisor, tensor_fits
+from components.config.schema.recipe import read_section
+from components.config.shape import ModelShape
+from components.config.user_overrides import Tree, UserOverrides
+from components.errors import RecipeError
+
+AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
+OTHERS = AXES[1:]
+
+
+SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
+
+
+def settle_smoke(tree: Tree, named: UserOverrides) -> None:
+    """Give a smoke job two nodes, unless the user says how many.
+
+    Raises:
+        RecipeError: there is no scheduler, or a replica of the full-size layout needs more.
+    """
+    cluster, degrees = tree["cluster"], tree["parallelism"]
+    if not cluster["smoke"]:
+        return
+    if cluster["scheduler"] == "none":
+        problem = f"{cluster['name']} has no scheduler: there is no job to try"
+        raise RecipeError("cluster.smoke", problem, "leave it out, or name a cluster=...")
+    if any(named.covers(f"cluster.{key}") for key in ("nodes", "ranks")):
+        return
+    cluster["ranks"] = SMOKE_NODES * cluster["devices_per_node"]
+    others = prod(degrees[axis] for axis in OTHERS)
+    if tree["scale"]["shrink"] == "none" and cluster["ranks"] % others:
+        raise RecipeError(
+            "cluster.smoke",
+            f"two nodes of {cluster['name']} are {cluster['ranks']} ranks, one replica of this "
+            f"layout has {others}",
+            "add scale=mini: the same layout in twos; or set cluster.nodes=...",
+        )
+
+
+def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> None:
+    """Deal a miniature's ranks in twos to the axes that the recipe uses, round by round.
+
+    Eight ranks of a recipe with tensor and pipeline degrees become 2 x 2 x 2. What the recipe
+    uses, and what the small model has room for, is also the most that an axis gets; what is
+    left over goes to data. Who says neither ranks nor nodes has one node. Microbatches are the
+    largest, up to ``microbatch_sequences``, of which every batch has as many as the pipeline's
+    schedule needs.
+    """
+    degrees = tree["parallelism"]
+    left = _given_ranks(tree["cluster"]) or _ranks_of_a_node(tree["cluster"])
+    dealt = dict.fromkeys(AXES, 1)
+    for axis in AXES:
+        if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
+            dealt[axis] = degrees[axis]
+            left //= dealt[axis]
+    free = [axis for axis in AXES if not named.covers(f"parallelism.{axis}")]
+    while left > 1:
+        takers = [axis for axis in free if axis != "data" and _has_room(tree, dealt, axis)]
+        for axis in ["data", *takers] if "data" in free else takers:
+            if left % 2 == 0:
+                dealt[axis] *= 2
+                left //= 2
+        if left % 2 or not takers:
+            dealt["data"] *= left if "data" in free else 1
+            break
+    for axis in AXES:
+        named.put(tree, f"parallelism.{axis}", dealt[axis])
+    named.put(tree, "parallelism.data_shard", "auto")
+    fitting = _microbatch_sequences(tree, dealt, microbatch_sequences)
+    named.put(tree, "parallelism.microbatch_sequences", fitting)
+
+
+def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
+    """Whether ``axis`` may double: the recipe goes that far, and the small model does too."""
+    degrees, model = tree["parallelism"], tree["model"]
+    doubled = dealt[axis] * 2
+    if degrees[axis] != "auto" and doubled > degrees[axis]:
+        return False
+    if axis in {"tensor", "context"} and not _cuts_sequence(tree, dealt | {axis: doubled}):
+        return False
+    if axis == "tensor":
+        return tensor_fits(read_section(ModelShape, model, "model"), doubled)
+    if axis == "expert":
+        return bool(model["mlp"]["num_experts"] % doubled == 0)
+    if axis == "pipeline":
+        stages = doubled * degrees["stages_per_rank"]
+        return bool(degrees["zero"] < 3 and stages <= model["num_layers"])
+    return True
+
+
+def _cuts_sequence(tree: Tree, dealt: dict[str, int]) -> bool:
+    slices = dealt["tensor"] if tree["parallelism"]["sequence_parallel"] else 1
+    divisor = sequence_divisor(context=dealt["context"], slices=slices)
+    return bool(tree["budget"]["sequence_length"] % divisor == 0)
+
+
+def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
+    degrees, budget = tree["parallelism"], tree["budget"]
+    data_ranks = dealt["data"] * dealt["expert"]
+    batches = [budget["global_batch_tokens"]]
+    if budget["ramp_up"] != "none":
+        start, increment = (
+            budget["ramp_up"][key] for key in ("start_tokens", "increment_tokens")
+        )
+        batches = [*range(start, batches[0], increment), *batches]
+    shares = [tokens // budget["sequence_length"] // data_ranks for tokens in batches]
+    fitting = [
+        size
+        for size in range(1, most + 1)
+        if all(
+            share >= size
+            and share % size == 0
+            and fits_schedule(
+                share // size, pipeline=dealt["pipeline"], schedule=degrees["schedule"]
+            )
+            for share in shares
+        )
+    ]
+    return max(fitting, default=1)
+
+
+def settle_layout(tree: Tree, named: UserOverrides) -> None:
+    """Derive whichever of ranks and data degree is not given, and the nodes.
+
+    Raises:
+        RecipeError: the other degrees do not divide the ranks, or the ranks do not fill nodes;
+            the nearest data degrees that do are proposed.
+    """
+    degrees, cluster = tree["parallelism"], tree["cluster"]
+    others = prod(degrees[axis] for axis in OTHERS)
+    ranks = _given_ranks(cluster)
+    if ranks is not None and not named.covers("parallelism.data"):
+        if ranks % others:
+            below, above = max(ranks // others, 1) * others, (ranks // others + 1) * others
+            raise RecipeError(
+                "cluster.ranks",
+                f"{ranks} are no multiple of tensor x pipeline x expert x context = {others}",
+                f"the nearest that are: {below} and {above}",
+            )
+        degrees["data"] = ranks // others
+    elif degrees["data"] == "auto":
+        degrees["data"] = 1
+    if ranks is None:
+        ranks = degrees["data"] * others
+    if degrees["data_shard"] == "auto":
+        degrees["data_shard"] = degrees["data"] * degrees["expert"]
+    cluster["ranks"] = ranks
+    _settle_nodes(tree, others)
+
+
+def _given_ranks(cluster: Any) -> int | None:
+    if cluster["ranks"] != "auto":
+        return int(cluster["ranks"])
+    if cluster["nodes"] != "auto" and cluster["devices_per_node"] != "auto":
+        return int(cluster["nodes"] * cluster["devices_per_node"])
+    return None
+
+
+def _ranks_of_a_node(cluster: Any) -> int:
+    devices = cluster["devices_per_node"]
+    return 1 if devices == "auto" else int(devices)
+
+
+def _settle_nodes(tree: Tree, others: int) -> None:
+    cluster = tree["cluster"]
+    ranks, devices = cluster["ranks"], cluster["devices_per_node"]
+    if devices == "auto":
+        cluster["devices_per_node"] = devices = ranks
+    if ranks % devices:
+        raise RecipeError(
+            "cluster.devices_per_node",
+            f"{ranks} ranks do not fill nodes of {devices} devices",
+            _proposal(tree, others, devices),
+        )
+    if cluster["nodes"] == "auto":
+        cluster["nodes"] = ranks // devices
+
+
+def _proposal(tree: Tree, others: int, devices: int) -> str:
+    """Nearest data degrees that fill whole nodes and divide the batch, else only the former."""
+    budget, wanted = tree["budget"], tree["parallelism"]["data"]
+    samples = budget["global_batch_tokens"] // budget["sequence_length"]
+    filling = [
+        data for data in range(1, 2 * wanted + devices + 1) if data * others % devices == 0
+    ]
+    legal = [data for data in filling if samples % data == 0] or filling
+    nearest = sorted(legal, key=lambda data: abs(data - wanted))[:3]
+    layouts = ", ".join(
+        f"parallelism.data={data} ({data * others // devices} nodes)"
+        for data in sorted(nearest)
+    )
+    if legal is filling and samples % nearest[0]:
+        layouts += f", with a batch that divides (now {samples} sequences)"
+    return f"the nearest that do: {layouts}"

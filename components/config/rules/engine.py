@@ -1,0 +1,196 @@
+"""Rules of the engine and of float8: what DeepSpeed or torchao cannot do is refused at once."""
+
+from math import log2
+from typing import TYPE_CHECKING
+
+from components.errors import RecipeError
+
+if TYPE_CHECKING:
+    from components.config.schema.recipe import Recipe
+
+_OTHER_AXES = ("tensor", "pipeline", "expert", "context")
+_TO_MESH = "or parallelism.engine=mesh"
+
+
+def check_engine(recipe: "Recipe") -> None:
+    """Hold what each of the two engines can do.
+
+    Raises:
+        RecipeError: the first thing that the chosen one cannot.
+    """
+    degrees = recipe.parallelism
+    if degrees.engine == "mesh":
+        if degrees.offload_optimizer:
+            raise RecipeError(
+                "parallelism.offload_optimizer",
+                "true, but the mesh engine keeps the optimizer's state on the device",
+                "set offload_optimizer=false, or parallelism.engine=deepspeed",
+            )
+        return
+    _check_degrees(recipe)
+    _check_compiler(recipe)
+    compute, device = recipe.precision.compute, recipe.cluster.device
+    if compute != "auto":
+        check_precision(recipe, compute)
+    elif device != "auto":
+        check_precision(recipe, "float32" if device == "cpu" else "bfloat16")
+
+
+def _check_degrees(recipe: "Recipe") -> None:
+    degrees = recipe.parallelism
+    for axis in _OTHER_AXES:
+        if (degree := getattr(degrees, axis)) > 1:
+            raise RecipeError(
+                f"parallelism.{axis}",
+                f"{degree}, but the deepspeed engine has data ranks alone",
+                f"set parallelism.{axis}=1, {_TO_MESH}",
+            )
+    if degrees.zero and degrees.data_shard != degrees.data:
+        raise RecipeError(
+            "parallelism.data_shard",
+            f"{degrees.data_shard}, but DeepSpeed shards over all {degrees.data} data ranks",
+            f"set parallelism.data_shard={degrees.data}, {_TO_MESH}",
+        )
+    if degrees.offload_optimizer and degrees.zero == 0:
+        raise RecipeError(
+            "parallelism.offload_optimizer",
+            "true at zero=0, where DeepSpeed has no state of its own to move",
+            "set parallelism.zero=1, or offload_optimizer=false",
+        )
+
+
+def _check_compiler(recipe: "Recipe") -> None:
+    """Refuse layers that could not share a graph: a run would stop at the ninth."""
+    degrees = recipe.parallelism
+    if degrees.compile != "none" and degrees.zero == 3:
+        raise RecipeError(
+            "parallelism.compile",
+            f"{degrees.compile}, but at zero=3 DeepSpeed's hooks are inside of each layer, and "
+            "no two layers have a graph in common",
+            f"set parallelism.compile=none, zero=2, {_TO_MESH}",
+        )
+
+
+def check_precision(recipe: "Recipe", compute: str) -> None:
+    """Hold what DeepSpeed can do in ``compute``, which is never ``auto`` here.
+
+    Raises:
+        RecipeError: the first dtype or loss scale that it has not.
+    """
+    for key, value in {**recipe.precision.model_dump(), "compute": compute}.items():
+        if value == "float64":
+            raise RecipeError(
+                f"precision.{key}",
+                "float64 is unknown to DeepSpeed",
+                f"set precision.{key}=float32, {_TO_MESH}",
+            )
+    if compute != "float32" and recipe.parallelism.zero == 0:
+        raise RecipeError(
+            "parallelism.zero",
+            f"0, but in {compute} DeepSpeed keeps float32 weights that can be saved only with "
+            "ZeRO",
+            f"set parallelism.zero=1, {_TO_MESH}",
+        )
+    accumulate = recipe.precision.accumulate
+    if accumulate not in {"float32", compute}:
+        raise RecipeError(
+            "precision.accumulate",
+            f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32",
+            f"set precision.accumulate=float32, {_TO_MESH}",
+        )
+    if compute == "float16":
+        _check_loss_scale(recipe)
+
+
+def _check_loss_scale(recipe: "Recipe") -> None:
+    scaling = recipe.precision.loss_scale
+    assert not isinstance(scaling, str), "float16 without one is refused before"
+    if scaling.initial < 1 or not log2(scaling.initial).is_integer():
+        raise RecipeError(
+            "precision.loss_scale.initial",
+            f"{scaling.initial:,}, but DeepSpeed starts from a power of two",
+            f"the nearest: {2.0 ** max(0, round(log2(scaling.initial))):,}",
+        )
+    if scaling.minimum < 1 or not scaling.minimum.is_integer():
+        raise RecipeError(
+            "precision.loss_scale.minimum",
+            f"{scaling.minimum}, but DeepSpeed takes whole numbers from 1 on",
+            f"the nearest: {max(1.0, float(round(scaling.minimum)))}",
+        )
+
+
+FLOAT8 = "float8"
+# `torch._scaled_mm` asks it of both sides of a weight; what is emulated must run there too.
+MULTIPLE = 16
+_TO_BFLOAT16 = "precision.compute=bfloat16"
+
+
+def check_float8(recipe: "Recipe") -> None:
+    """Hold what products in float8 ask of the model and of the device.
+
+    Raises:
+        RecipeError: a width that they cannot have, or a device that has none.
+    """
+    if recipe.precision.compute == FLOAT8:
+        _check_shapes(recipe)
+        _check_profile(recipe)
+
+
+def check_float8_layout(recipe: "Recipe") -> None:
+    """Hold that every rank has whole rows and float32 weights to round by itself.
+
+    Raises:
+        RecipeError: tensor ranks have parts of rows, or DeepSpeed has weights of its own.
+    """
+    degrees = recipe.parallelism
+    if recipe.precision.compute != FLOAT8:
+        return
+    if degrees.engine != "mesh":
+        raise RecipeError(
+            "parallelism.engine",
+            f"{degrees.engine}, which rounds weights to bfloat16 before they could become "
+            f"{FLOAT8}",
+            f"set parallelism.engine=mesh, or {_TO_BFLOAT16}",
+        )
+    if degrees.tensor > 1:
+        raise RecipeError(
+            "parallelism.tensor",
+            f"{degrees.tensor}, but in {FLOAT8} a row has one scale, and tensor ranks have "
+            "parts of rows",
+            f"set parallelism.tensor=1, or {_TO_BFLOAT16}",
+        )
+
+
+def _check_shapes(recipe: "Recipe") -> None:
+    shape = recipe.shape
+    heads, experts = shape.attention, shape.mlp.num_experts
+    widths = {
+        "model.dim": shape.dim,
+        "model.attention.head_dim": heads.num_heads * heads.head_dim,
+        "model.attention.num_kv_heads": heads.num_kv_heads * heads.head_dim,
+    }
+    if not experts:  # their products stay in bfloat16
+        widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
+    for key, width in widths.items():
+        if width % MULTIPLE:
+            raise RecipeError(
+                key,
+                f"gives linear maps {width:,} wide, but products in {FLOAT8} want multiples "
+                f"of {MULTIPLE}",
+                f"choose it so that they are {width + MULTIPLE - width % MULTIPLE:,}, or set "
+                f"{_TO_BFLOAT16}",
+            )
+
+
+def _check_profile(recipe: "Recipe") -> None:
+    """Where devices have float8, a profile states its peak."""
+    hardware = recipe.cluster.hardware
+    if recipe.cluster.device == "cpu" or isinstance(hardware, str):
+        return  # emulated, or known on the machine alone
+    if FLOAT8 not in hardware.peak_teraflops:
+        raise RecipeError(
+            "precision.compute",
+            f"{FLOAT8}, but {hardware.device} has none: its profile states a peak in "
+            f"{', '.join(hardware.peak_teraflops)}",
+            f"set {_TO_BFLOAT16}, or choose a cluster whose devices have it",
+        )

@@ -1,0 +1,258 @@
+"""Rules of the layout: ranks, shards, what tensor ranks share, stages, schedules, microbatches.
+
+Everything that a full-size job would refuse after minutes in the queue is refused here, from
+numbers alone.
+"""
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from components.config.microbatches import check_microbatches
+from components.config.rules.engine import check_engine, check_float8_layout
+from components.config.rules.model import check_experts
+from components.config.schema.sections import Parallelism
+from components.config.shape import ModelShape
+from components.errors import RecipeError
+
+if TYPE_CHECKING:
+    from components.config.schema.recipe import Recipe
+
+AXES = ("data", "expert", "context", "tensor", "pipeline")
+
+
+def check_layout(recipe: "Recipe") -> None:
+    """Hold every rule between the degrees, the ranks, the model and the batch.
+
+    Raises:
+        RecipeError: the first rule that is broken.
+    """
+    check_degrees(recipe)
+    check_microbatches(recipe)
+
+
+def check_degrees(recipe: "Recipe") -> None:
+    """Hold the rules that do not ask how a batch is cut into microbatches.
+
+    Raises:
+        RecipeError: the first rule that is broken.
+    """
+    _check_ranks(recipe)
+    _check_order(recipe.parallelism)
+    _check_shards(recipe.parallelism)
+    _check_tensor(recipe)
+    _check_context(recipe)
+    check_experts(recipe)
+    check_schedule(recipe.parallelism)
+    _check_zero_bubble(recipe)
+    _check_pipeline(recipe)
+    check_engine(recipe)
+    check_float8_layout(recipe)
+
+
+def _check_ranks(recipe: "Recipe") -> None:
+    degrees, cluster = recipe.parallelism, recipe.cluster
+    product = 1
+    for axis in AXES:
+        product *= getattr(degrees, axis)
+    if product != cluster.ranks:
+        factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in AXES)
+        raise RecipeError(
+            "parallelism",
+            f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}",
+            f"set cluster.ranks={product}, or leave one of the two to be derived",
+        )
+
+
+def _check_order(degrees: Parallelism) -> None:
+    if sorted(degrees.rank_order) != sorted(AXES):
+        raise RecipeError(
+            "parallelism.rank_order",
+            f"[{', '.join(degrees.rank_order)}] does not name each of the five axes once",
+            "[pipeline, data, expert, context, tensor] does, slowest axis first",
+        )
+
+
+def _check_shards(degrees: Parallelism) -> None:
+    """Without ZeRO nothing is sharded, so 1 and all data ranks mean the same, and no more."""
+    ranks, shard = degrees.data * degrees.expert, degrees.data_shard
+    if ranks % shard:
+        raise RecipeError(
+            "parallelism.data_shard",
+            f"{shard} does not divide data x expert = {ranks}",
+            f"values that do: {_divisors(ranks, shard)}",
+        )
+    if shard % degrees.expert and (degrees.zero or shard > 1):
+        raise RecipeError(
+            "parallelism.data_shard",
+            f"{shard} ranks cannot hold whole groups of {degrees.expert} expert ranks",
+            f"use a multiple of parallelism.expert={degrees.expert}",
+        )
+    if degrees.zero == 0 and shard not in {1, ranks}:
+        raise RecipeError(
+            "parallelism.data_shard",
+            f"{shard} ranks would share a sharded copy, but at zero=0 nothing is sharded",
+            "leave data_shard out, or set parallelism.zero=1",
+        )
+
+
+def tensor_fits(shape: ModelShape, tensor: int) -> bool:
+    """Whether ``tensor`` ranks can hold equal parts of all that is cut.
+
+    Heads, feed-forward width and vocabulary rows are; where there are fewer key/value heads
+    than ranks, each is copied to as many ranks as share it.
+    """
+    attention = shape.attention
+    cut = (attention.num_heads, shape.mlp.ffn_dim, shape.padded_vocab_size)
+    return _share_groups(attention.num_kv_heads, tensor) and not any(n % tensor for n in cut)
+
+
+def _share_groups(groups: int, tensor: int) -> bool:
+    return groups % tensor == 0 or tensor % groups == 0
+
+
+def _check_tensor(recipe: "Recipe") -> None:
+    shape, tensor = recipe.shape, recipe.parallelism.tensor
+    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
+    if heads % tensor:
+        problem = f"{tensor} does not divide model.attention.num_heads {heads}"
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
+    if not _share_groups(groups, tensor):
+        problem = f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other"
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
+    if shape.mlp.ffn_dim % tensor:
+        problem = f"{tensor} does not divide model.mlp.ffn_dim {shape.mlp.ffn_dim:,}"
+        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
+    rows = shape.padded_vocab_size
+    if rows % tensor:
+        raise RecipeError(
+            "model.padded_vocab_size",
+            f"{rows:,} rows do not divide among {tensor} tensor ranks",
+            f"the next multiple: {rows + tensor - rows % tensor:,}",
+        )
+    length = recipe.budget.sequence_length
+    if recipe.parallelism.sequence_parallel and length % tensor:
+        raise RecipeError(
+            "parallelism.sequence_parallel",
+            f"budget.sequence_length {length:,} does not divide among {tensor} tensor ranks",
+            "set sequence_parallel=false, or a sequence_length of "
+            f"{length + tensor - length % tensor:,}",
+        )
+
+
+def _fitting_tensor(shape: ModelShape) -> str:
+    heads = shape.attention.num_heads
+    fitting = [n for n in range(1, heads + 1) if tensor_fits(shape, n)]
+    return f"values that fit the model: {', '.join(map(str, fitting))}"
+
+
+def sequence_divisor(*, context: int, slices: int) -> int:
+    """Return what must divide the tokens of a sequence for its ranks to hold equal parts.
+
+    A context rank holds two chunks, which its sequence-parallel tensor ranks cut in ``slices``.
+    """
+    return slices if context == 1 else context * lcm(2, slices)
+
+
+def _check_context(recipe: "Recipe") -> None:
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    if degrees.context == 1:
+        return
+    slices = degrees.tensor if degrees.sequence_parallel else 1
+    divisor = sequence_divisor(context=degrees.context, slices=slices)
+    if length % divisor:
+        below = length - length % divisor
+        raise RecipeError(
+            "parallelism.context",
+            f"budget.sequence_length {length:,} does not divide by {divisor}: each of "
+            f"{degrees.context} ranks holds two chunks",
+            f"the nearest that do: {f'{below:,} and ' if below else ''}{below + divisor:,}",
+        )
+    if recipe.model["attention"]["backend"] == "flex":
+        raise RecipeError(
+            "parallelism.context",
+            f"{degrees.context} ranks gather keys, which flex does not know the order of",
+            "set model.attention.backend=auto, or parallelism.context=1",
+        )
+    places = recipe.shape.positions.num_positions
+    if places is not None and places < length:
+        raise RecipeError(
+            "model.positions.num_positions",
+            f"{places:,} learned positions for {length:,} tokens",
+            f"use {length:,} or more, or shorten budget.sequence_length",
+        )
+
+
+def check_schedule(degrees: Parallelism) -> None:
+    """Hold that one schedule has one stage on each rank, the other several; also on one rank.
+
+    Raises:
+        RecipeError: it is the other way round.
+    """
+    schedule, stages = degrees.schedule, degrees.stages_per_rank
+    several = schedule in {"interleaved", "zero_bubble"}
+    if several and stages < 2:
+        raise RecipeError(
+            "parallelism.stages_per_rank",
+            f"{schedule} needs several stages on each rank, not {stages}",
+            "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
+        )
+    if stages > 1 and not several:
+        raise RecipeError(
+            "parallelism.stages_per_rank",
+            f"{schedule} has one stage on each rank, not {stages}",
+            "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
+        )
+
+
+def _check_zero_bubble(recipe: "Recipe") -> None:
+    """This schedule adds weight gradients up by itself: nothing can be done in between."""
+    degrees, accumulate = recipe.parallelism, recipe.precision.accumulate
+    if degrees.pipeline == 1 or degrees.schedule != "zero_bubble":
+        return
+    if degrees.zero == 2:
+        raise RecipeError(
+            "parallelism.zero",
+            "2 shards gradients after each microbatch, which zero_bubble leaves no moment for",
+            "set parallelism.zero=1, or parallelism.schedule=interleaved",
+        )
+    if degrees.recompute != "none":
+        raise RecipeError(
+            "parallelism.recompute",
+            "zero_bubble goes through the backward pass twice, torch's recomputation once",
+            "set parallelism.recompute=none, or parallelism.schedule=interleaved",
+        )
+    if accumulate == "bfloat16":
+        raise RecipeError(
+            "precision.accumulate",
+            "bfloat16 rounds after each microbatch, which zero_bubble leaves no moment for",
+            "set precision.accumulate=float32, or parallelism.schedule=interleaved",
+        )
+
+
+def _check_pipeline(recipe: "Recipe") -> None:
+    degrees = recipe.parallelism
+    if degrees.pipeline == 1:
+        return
+    if degrees.zero == 3:
+        raise RecipeError(
+            "parallelism.zero",
+            f"3 with {degrees.pipeline} pipeline stages would gather every parameter again for "
+            "each microbatch",
+            "set parallelism.zero=1 or 2, or parallelism.pipeline=1",
+        )
+    layers, stages = recipe.shape.num_layers, degrees.pipeline * degrees.stages_per_rank
+    if stages > layers:
+        fitting = max(1, layers // degrees.stages_per_rank)
+        raise RecipeError(
+            "parallelism.pipeline",
+            f"{degrees.pipeline} ranks x {degrees.stages_per_rank} stages need as many layers, "
+            f"model.num_layers is {layers}",
+            f"the most that has a layer on each stage: parallelism.pipeline={fitting}",
+        )
+
+
+def _divisors(number: int, near: int) -> str:
+    """List the divisors of ``number``, the dozen around ``near`` if there are more."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    around = sorted(divisors, key=lambda divisor: abs(divisor - near))[:12]
+    return ", ".join(map(str, sorted(around)))

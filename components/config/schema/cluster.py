@@ -1,0 +1,213 @@
+"""Schema of a cluster's profile: its hardware, its site, and what a node must show.
+
+A figure that no source gives is null; a plan that needs it names it and says how to measure
+it. Rates are per device; a device is what a rank gets, a tile where a card has two.
+
+Every value comes from the site's documentation or from scripts that ran there; the profiles
+name their sources in comments. What belongs to one user (account, paths, image) is not here.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.config.schema.types import Count, Fraction, FrozenMapping, Section
+
+Rate = Annotated[float, Field(gt=0)]
+Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
+
+
+class NetworkLink(Section):
+    """One level of the network, as one device sees it while all devices of its node talk.
+
+    ``peak`` is the vendor's figure for one direction; the other two are measured bus
+    bandwidths of large messages (algorithm bandwidth times 2 (n - 1) / n for an all-reduce).
+    """
+
+    peak_gigabytes_per_second: Rate | None
+    all_reduce_gigabytes_per_second: Rate | None
+    all_gather_gigabytes_per_second: Rate | None
+    latency_seconds: Rate | None
+
+
+class Network(NetworkLink):
+    """The links between nodes.
+
+    ``by_nodes`` lists bus bandwidths of an all-reduce over all devices of so many nodes: they
+    fall where many nodes share switches.
+    """
+
+    by_nodes: Annotated[tuple[Measured, ...], Field(strict=False)]
+
+
+class Hardware(Section):
+    """One device, its links and its power.
+
+    A product's tiles are dealt to ``compute_units``: multiprocessors, or Xe cores.
+    ``gemm`` is what large matrix products reach, ``peak`` what the vendor states.
+    ``usable_bytes`` is the most that a run's tensors were seen to take; where it is null, all
+    but ``context_bytes`` counts as usable.
+    """
+
+    device: str
+    memory_bytes: Count
+    context_bytes: Count | None
+    usable_bytes: Count | None
+    peak_teraflops: FrozenMapping[Rate]
+    gemm_teraflops: FrozenMapping[Rate]
+    compute_units: Count
+    memory_gigabytes_per_second: Rate
+    inside: NetworkLink
+    across: Network
+    power_watts: Rate | None
+
+
+class Storage(Section):
+    """The file system that checkpoints go to, as all nodes of one job together see it.
+
+    ``peak`` is what the site states of it, for all its users; the other two are measured.
+    """
+
+    peak_gigabytes_per_second: Rate | None
+    write_gigabytes_per_second: Rate | None
+    read_gigabytes_per_second: Rate | None
+
+
+class Failures(Section):
+    """How many hours nodes run, added up, between two failures that end a job."""
+
+    node_hours_between: Rate | None
+
+
+class Accounting(Section):
+    """The unit in which a site counts, and how many of it an hour of a node costs."""
+
+    unit: str
+    per_node_hour: Rate
+
+
+class QueueSection(Section):
+    """A queue's limits: jobs of so many nodes may run so long.
+
+    Jobs are handed to ``route`` where a site sorts them into its queues itself.
+    """
+
+    name: str
+    fewest_nodes: Count
+    most_nodes: Count
+    longest_hours: Rate
+    debug: bool = False
+    route: str | None = None
+
+
+Machine = Hardware | Literal["none"]
+Bill = Accounting | Literal["none"]
+
+
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Variable(Section):
+    """An environment variable's value, and why the site needs it."""
+
+    value: str
+    reason: str
+
+
+class SetupStep(Section):
+    """A line of shell that a site needs after its modules, and why."""
+
+    run: str
+    reason: str
+
+
+class Binding(Section):
+    """Which cores and which network port a rank gets.
+
+    ``cores`` is the launcher's own binding argument, null where the scheduler's default is
+    right; ``ports`` says in words who gives a rank its port.
+    """
+
+    cores_per_rank: Count | None
+    cores: str | None
+    ports: str
+
+
+class FileSystem(Section):
+    """A file system by its name in a shell, what it is for, and its limits as far as known."""
+
+    path: str
+    purpose: str
+    limits: str | None
+
+
+class Site(Section):
+    """Directives, modules, environment, binding and launch of one site.
+
+    ``directives`` follow ``#SBATCH`` or ``#PBS`` as they stand, ``modules`` follow ``module``,
+    ``launch`` follows ``srun`` or ``mpiexec``. ``queue`` is used where the profile lists no
+    ``queues``. ``node_resources`` is what a PBS job asks of each node, as ``ncpus=48:ngpus=6``.
+    ``host_suffix`` turns a node's name into the one under which other nodes reach it.
+    ``node_folder`` is on each node its own, for what a job keeps there while it runs.
+    ``spare_seconds`` are what saving a checkpoint may take before the wall. ``python`` is the
+    version that the modules bring, null if they bring none or nobody has said; ``provides`` are
+    packages that they bring, which no environment installs over.
+    """
+
+    queue_option: Literal["--partition", "--qos", "-q"]
+    queue: str | None
+    account: Literal["required", "optional"]
+    account_suffix: str
+    node_resources: str | None
+    directives: Words
+    modules: Words
+    python: str | None
+    provides: Words
+    setup: Annotated[tuple[SetupStep, ...], Field(strict=False)]
+    container: str | None
+    environment: FrozenMapping[Variable]
+    binding: Binding
+    launch: Words
+    host_suffix: str
+    node_folder: str
+    spare_seconds: Count
+    internet: bool | None
+    proxy: str | None
+    file_systems: FrozenMapping[FileSystem]
+
+
+JobSite = Site | Literal["none"]
+
+
+Seconds = Annotated[float, Field(gt=0)]
+_ROUNDS = 1 + 2 + 3  # of pairs: the second waits twice as long as the first, the third thrice
+
+
+class Preflight(Section):
+    """Limits by which a node is judged.
+
+    Who does not answer within ``answer_seconds`` is bad, and so is a link that takes longer
+    than ``link_seconds``. A product and a link reach a fraction of what the profile says or, as
+    to products, of what half of the nodes reach. Of each device's memory ``memory_fraction`` is
+    free. Clocks differ by ``clock_seconds`` at most. The run's folder has room for so many
+    ``checkpoints``, the folder for temporary files for ``temporary_bytes``. Of the data every
+    file's size is compared, and the hashes of as many as have ``hashed_bytes`` together.
+    """
+
+    answer_seconds: Seconds
+    link_seconds: Seconds
+    product_fraction: Fraction
+    link_fraction: Fraction
+    memory_fraction: Fraction
+    clock_seconds: Seconds
+    checkpoints: Annotated[int, Field(ge=0)]
+    temporary_bytes: Count
+    hashed_bytes: Annotated[int, Field(ge=0)]
+
+    @property
+    def longest_seconds(self) -> float:
+        """How long all of it may take, whatever hangs."""
+        return self.answer_seconds + _ROUNDS * self.link_seconds
+
+
+Preflights = Preflight | Literal["none"]

@@ -1,0 +1,172 @@
+"""Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates.
+
+``executor``, ``workers``, ``most_jobs`` and ``wait`` say where and how wide the work is done;
+they change no byte of the result. Everything else decides it.
+"""
+
+import math
+from fractions import Fraction as Exact
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainSerializer
+
+from components.config.schema.document_steps import DocumentSteps
+from components.config.schema.types import Count, Fraction, FrozenMapping, Section
+
+
+class NearDuplicates(Section):
+    """MinHash over runs of ``ngram`` words, in ``bands`` of ``rows`` slots.
+
+    Two documents whose shingles have Jaccard similarity s agree in a whole band, and become
+    candidates, with probability 1 - (1 - s^rows)^bands (Leskovec, Rajaraman and Ullman, Mining
+    of Massive Datasets, section 3.4.2). ``threshold`` is the similarity that a candidate must
+    also have by its whole signature; with ``none`` every candidate counts.
+    """
+
+    ngram: Count
+    bands: Count
+    rows: Count
+    threshold: Annotated[float, Field(gt=0, le=1)] | Literal["none"]
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+MANNER = frozenset({"executor", "workers", "most_jobs", "wait"})
+
+
+class Reading(Section):
+    """What happens to what cannot be read: invalid documents, and those of excessive length.
+
+    A document is invalid if it is not UTF-8, not JSON, or has no text; in UTF-8 it has
+    ``longest_bytes`` at most.
+    """
+
+    invalid: Literal["refuse", "remove"]
+    longest_bytes: Count | Literal["any"]
+
+
+class ExactDuplicates(Section):
+    """Of documents with the same normalised text the first one stays."""
+
+    unit: Literal["document"]
+
+
+class Preparation(DocumentSteps):
+    """The stages, and how they are run: what is done to one document, then the duplicates.
+
+    ``workers`` are processes on one machine, ``most_jobs`` elements of a job array, each on a
+    node of its own. A task is about ``shard_bytes`` of input. Without ``wait`` a job array is
+    submitted and the command ends; the same command goes on with what the array has done.
+    Personal data is removed last, from what is kept.
+    """
+
+    executor: Literal["local", "slurm", "ray"]
+    workers: Count | Literal["auto"]
+    most_jobs: Count
+    wait: bool
+    shard_bytes: Count
+    read: Reading
+    exact_duplicates: ExactDuplicates | Literal["none"]
+    near_duplicates: NearDuplicates | Literal["none"]
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)]
+# The first number in the run's order, and how many from there on.
+Window = Annotated[
+    tuple[Annotated[int, Field(ge=0)], Count], Field(strict=False), PlainSerializer(list)
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class HubDataset(Section):
+    """What ``datasets.load_dataset`` opens: a name on the hub, or a folder of data files."""
+
+    path: str
+    name: str | None = None
+    split: str
+    revision: str | None = None
+    streaming: bool = False
+
+
+class Source(Section):
+    """Where the text of one source is: files, a dataset, token files or an embedded corpus.
+
+    All may be absent: a published corpus that cannot be shipped has a share but no text, and
+    ``stand_in`` names the embedded corpus that takes its place in a miniature. What a source
+    does not use is left out of the settled recipe.
+
+    ``column`` names the text in records, ``tokens`` the prefixes of Megatron's ``.bin`` and
+    ``.idx`` files, ``eod`` whether each of their documents ends with the end-of-document id.
+    ``most_epochs`` limits how often a run reads the source: up to 4 times was nearly as good as
+    new text in Muennighoff et al. 2023 (arXiv 2305.16264, abstract). ``language`` (ISO 639-1)
+    is what the text claims to be in; a preparation that tells languages shows how much is.
+    ``licence`` and ``origin`` are for the data card: under which terms, and from where.
+    """
+
+    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    embedded: str | None = None
+    stand_in: str | None = None
+    tokens: Names = ()
+    eod: Annotated[
+        Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
+    ] = "appended"
+    dataset: Annotated[HubDataset | None, Field(exclude_if=lambda one: one is None)] = None
+    column: Annotated[str, Field(exclude_if=lambda name: name == "text")] = "text"
+    most_epochs: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
+    language: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+    licence: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+    origin: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.files or self.embedded or self.tokens or self.dataset)
+
+
+class Temperature(Section):
+    """Shares in proportion to tokens ** (1 / temperature)."""
+
+    temperature: Annotated[float, Field(ge=1)]
+
+
+class DataPhase(Section):
+    """Other shares, from a point of the token budget on: one of the two says which."""
+
+    from_tokens: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
+    from_fraction: Annotated[Fraction | None, Field(exclude_if=lambda one: one is None)] = None
+    shares: FrozenMapping[Share]
+
+    def first_sample(self, *, total_tokens: int, sequence_length: int) -> int:
+        """The first sample that begins at the phase's token or after it."""
+        if self.from_tokens is not None:
+            return -(-self.from_tokens // sequence_length)
+        return math.ceil(Exact(repr(self.from_fraction)) * total_tokens / sequence_length)
+
+
+class DataSection(Section):
+    """Which sources, in which shares of the training tokens, prepared where.
+
+    With a ``mixture`` other than ``given`` the shares follow from the tokens that are found.
+    ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
+    """
+
+    shares: FrozenMapping[Share]
+    mixture: Literal["given", "natural"] | Temperature
+    surplus: Literal["refused", "dealt"]
+    phases: FrozenMapping[DataPhase]
+    sources: FrozenMapping[Source]
+    preparation: Preparation | Literal["none"]
+    folder: str
+    tokenizer_folder: str
+    held_out_fraction: Fraction
+    tokenizer_sample_bytes: Count | Literal["all"]
+    document_mask: bool
+    verify: Literal["contents", "sizes"]
+    write_megatron: bool
+    skip: Annotated[tuple[Window, ...], Field(strict=False)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources that this run reads or judges, in the order of the recipe."""
+        if self.mixture != "given":
+            return tuple(self.sources)
+        later = (name for phase in self.phases.values() for name in phase.shares)
+        return tuple(dict.fromkeys([*self.shares, *later]))

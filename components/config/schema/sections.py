@@ -1,0 +1,212 @@
+"""The fixed sections of a recipe: types and ranges, without defaults (those live in ``conf/``).
+
+Open sections (``model``, ``tokenizer``, ``optimizer``, ``schedule``) name a class with
+``_target_``; their schema is its constructor, see :mod:`components.config.targets`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.config.schema.cluster import (
+    Bill,
+    Failures,
+    JobSite,
+    Machine,
+    Preflights,
+    QueueSection,
+    Rate,
+    Storage,
+)
+from components.config.schema.types import Count, Fraction, FrozenMapping, FrozenValue, Section
+from components.config.stages import Balance
+from components.ranges import Positive, Ranks
+
+Part = Literal["attention", "mlp", "norms"]
+Axis = Literal["data", "tensor", "pipeline", "expert", "context"]
+Stem = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+Works = Annotated[tuple[Stem, ...], Field(strict=False)]
+
+
+class RampUp(Section):
+    """A batch that grows from ``start_tokens`` in equal steps, spread ``over_tokens``."""
+
+    start_tokens: Count
+    increment_tokens: Count
+    over_tokens: Count
+
+
+class Budget(Section):
+    """How many tokens, in what helpings."""
+
+    total_tokens: Count
+    global_batch_tokens: Count
+    ramp_up: RampUp | Literal["none"]
+    sequence_length: Count
+    seed: Annotated[int, Field(ge=0)]
+
+
+class LossScaleSection(Section):
+    """Dynamic loss scaling for float16, in DeepSpeed's terms."""
+
+    initial: Positive
+    window: Count
+    hysteresis: Count
+    minimum: Positive
+
+
+class Precision(Section):
+    """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32.
+
+    ``float64`` is for proofs: two layouts that agree in it compute the same. ``float8`` is
+    bfloat16 but for the linear maps of the layers, see :mod:`components.model.float8`.
+    """
+
+    compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
+    accumulate: Literal["bfloat16", "float32", "float64"]
+    reduce: Literal["bfloat16", "float32", "float64"]
+    loss_scale: LossScaleSection | Literal["none"]
+
+
+class Parallelism(Section):
+    """The degrees; their product is the number of ranks.
+
+    ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
+    so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
+    which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
+    others are under way.
+    """
+
+    data: Ranks
+    data_shard: Ranks
+    tensor: Ranks
+    pipeline: Ranks
+    expert: Ranks
+    context: Ranks
+    engine: Literal["mesh", "deepspeed"]
+    zero: Literal[0, 1, 2, 3]
+    offload_optimizer: bool
+    expert_dispatch: Literal["all_gather", "all_to_all"]
+    expert_overlap: Count
+    expert_aware: bool
+    expert_divisor: Literal["ranks", "copies"]
+    sequence_parallel: bool
+    microbatch_sequences: Count
+    recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
+    compile: Literal["none", "layers"]
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+    stages_per_rank: Ranks
+    stage_balance: Balance
+    rank_order: Annotated[tuple[Axis, ...], Field(strict=False)]
+
+
+class Checkpoint(Section):
+    """How often a checkpoint is written, on the clock of tokens, and which are kept.
+
+    Of checkpoints stay the last ``keep``, the first at or after every multiple of
+    ``keep_every_tokens``, and the ``keep_best`` of lowest held-out loss. Weights alone are
+    written every ``weights_every_tokens`` and stay. What stays for good is copied into the
+    folder ``copy_to``. All ranks together write at most ``files``; a file system that is away
+    or full is waited for, ``retry_seconds``.
+    """
+
+    every_tokens: Count
+    keep: Count
+    keep_every_tokens: Count | Literal["none"]
+    keep_best: Annotated[int, Field(ge=0)]
+    weights_every_tokens: Count | Literal["none"]
+    copy_to: str
+    asynchronous: bool
+    files: Count
+    retry_seconds: Annotated[float, Field(ge=0)]
+
+
+class EvaluationSection(Section):
+    """How often the held-out loss is taken, and on how many windows of each source."""
+
+    every_tokens: Count
+    max_windows_per_source: Count
+
+
+class Cluster(Section):
+    """The machine: how many nodes of how many devices, behind which scheduler.
+
+    The planner alone reads ``hardware``, ``accounting``, ``storage``, ``failures`` and
+    ``waiting_hours`` (what the user expects each job of a chain to wait), job scripts alone
+    ``site``. ``hours`` are what one job asks for, ``jobs`` how many the chain has at most;
+    ``smoke`` is one short job on two nodes, to see that everything starts. A job asks for
+    ``spare_nodes`` more than it has ranks for: they take the place of nodes that fail, or that
+    ``preflight`` finds bad before the ranks start. Ranks import Python's packages and this code
+    from where they lie, or from a copy that each node makes before (``imports``).
+    """
+
+    name: str
+    scheduler: Literal["none", "slurm", "pbs"]
+    device: Literal["auto", "cpu", "cuda", "xpu"]
+    devices_per_node: Ranks
+    nodes: Ranks
+    ranks: Ranks
+    hardware: Machine
+    storage: Storage
+    failures: Failures
+    accounting: Bill
+    queues: Annotated[tuple[QueueSection, ...], Field(strict=False)]
+    waiting_hours: Annotated[float, Field(ge=0)]
+    hours: Literal["auto"] | Rate
+    jobs: Literal["auto"] | Count
+    smoke: bool
+    spare_nodes: Annotated[int, Field(ge=0)]
+    preflight: Preflights
+    imports: Literal["shared", "node_local"]
+    site: JobSite
+
+
+class PublishedFigure(Section):
+    """A figure that a source states."""
+
+    value: int | float | str
+    unit: str
+    source: str
+
+
+class AssumedValue(Section):
+    """A value that a run needs and no source gives, set here once, with the reason."""
+
+    value: FrozenValue
+    reason: str
+
+
+class Carrier(Section):
+    """An embedded corpus that carries a share of a miniature's tokens."""
+
+    embedded: str
+    share: Fraction
+
+
+class Shrink(Section):
+    """The sizes that a miniature is brought down to."""
+
+    dim: Count
+    num_layers: Count
+    head_dim: Count
+    num_experts: Count
+    padded_vocab_size: Count
+    padding_rows: Count
+    sequence_length: Count
+    samples_per_step: Count
+    microbatch_sequences: Count
+    total_tokens: Count
+    checkpoints: Count
+    evaluations: Count
+    lr_width_exponent: Annotated[float, Field(ge=0, le=1)]
+    held_out_fraction: Fraction
+    tokenizer_sample_bytes: Count | Literal["all"]
+    carriers: FrozenMapping[Carrier]
+
+
+class ScaleSection(Section):
+    """Which size of the recipe this is, and how a smaller one is made."""
+
+    name: Stem
+    shrink: Shrink | Literal["none"]

@@ -1,0 +1,173 @@
+"""The numbers of a decoder that arithmetic needs, read from the ``model`` section.
+
+Fields, not class names, carry what is counted, so a new part that uses the same fields is
+counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
+"""
+
+from pydantic import BaseModel, ConfigDict
+
+from components.config.schema.types import Count
+from components.errors import RecipeError
+from components.ranges import Heads, Layers
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class NormShape(_Part):
+    """Vectors of one norm."""
+
+    weight: bool
+    bias: bool
+
+    def parameters(self, width: int) -> int:
+        return width * (int(self.weight) + int(self.bias))
+
+
+class AttentionShape(_Part):
+    """Projections of one attention block, and its norms over all queries and all keys."""
+
+    num_heads: Heads
+    num_kv_heads: Heads
+    head_dim: Count
+    bias: bool
+    qk_norm: NormShape | None = None
+
+    def parameters(self, dim: int) -> int:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        count = dim * (2 * queries + 2 * keys)
+        if self.bias:
+            count += queries + 2 * keys + dim
+        if self.qk_norm is not None:
+            count += self.qk_norm.parameters(queries) + self.qk_norm.parameters(keys)
+        return count
+
+
+class MLPShape(_Part):
+    """Projections of one feed-forward block, or of many experts behind a router.
+
+    A gated one has a third matrix.
+    """
+
+    ffn_dim: Count
+    gated: bool
+    bias: bool = False
+    num_experts: Count | None = None
+    top_k: Count | None = None
+
+    def expert_parameters(self, dim: int) -> int:
+        """Parameters of one expert, or of the dense block."""
+        up_matrices = 2 if self.gated else 1
+        count = (up_matrices + 1) * dim * self.ffn_dim
+        return count + (up_matrices * self.ffn_dim + dim if self.bias else 0)
+
+    def router_parameters(self, dim: int) -> int:
+        return dim * (self.num_experts or 0)
+
+
+class PositionsShape(_Part):
+    """A row for each position, where positions are learned; a base, where heads are rotated."""
+
+    num_positions: Count | None = None
+    base: float | None = None
+
+
+class ModelShape(_Part):
+    """A decoder with two norms a layer and a final one; an absent key is an absent feature."""
+
+    dim: Count
+    num_layers: Layers
+    vocab_size: Count
+    padded_vocab_size: Count
+    tied_embeddings: bool
+    attention: AttentionShape
+    mlp: MLPShape
+    norm: NormShape
+    positions: PositionsShape
+    embedding_norm: NormShape | None = None
+
+    @property
+    def vocabulary_matrices(self) -> int:
+        """Matrices of vocabulary rows: one if the ends are tied."""
+        return 1 if self.tied_embeddings else 2
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocabulary_matrices * self.vocab_size * self.dim
+
+    @property
+    def padding_parameters(self) -> int:
+        rows = self.padded_vocab_size - self.vocab_size
+        return self.vocabulary_matrices * rows * self.dim
+
+    @property
+    def position_parameters(self) -> int:
+        return (self.positions.num_positions or 0) * self.dim
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts; 0 for a dense model."""
+        experts = self.mlp.num_experts or 0
+        return self.num_layers * experts * self.mlp.expert_parameters(self.dim)
+
+    @property
+    def layer_parameters(self) -> int:
+        """One layer with all its experts."""
+        experts = self.mlp.num_experts or 1
+        return (
+            self.attention.parameters(self.dim)
+            + experts * self.mlp.expert_parameters(self.dim)
+            + self.mlp.router_parameters(self.dim)
+            + 2 * self.norm.parameters(self.dim)
+        )
+
+    @property
+    def total_parameters(self) -> int:
+        """Parameters of the published checkpoint: without the rows added for training."""
+        entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0
+        return (
+            self.embedding_parameters
+            + self.position_parameters
+            + entry
+            + self.num_layers * self.layer_parameters
+            + self.norm.parameters(self.dim)
+        )
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: of the experts, the ``top_k`` that it is sent to."""
+        idle = (self.mlp.num_experts or 1) - (self.mlp.top_k or 1)
+        return self.total_parameters - (
+            self.num_layers * idle * self.mlp.expert_parameters(self.dim)
+        )
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Hold the rules between the numbers of one model.
+
+    Raises:
+        RecipeError: query heads that do not divide among the key/value heads, a padded
+            vocabulary smaller than the vocabulary, or more experts a token than there are.
+    """
+    heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
+    if heads % groups:
+        legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise RecipeError(
+            "model.attention.num_kv_heads",
+            f"{groups} does not divide num_heads {heads}",
+            f"values that do: {legal}",
+        )
+    if shape.padded_vocab_size < shape.vocab_size:
+        raise RecipeError(
+            "model.padded_vocab_size",
+            f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}",
+            f"give at least {shape.vocab_size:,}",
+        )
+    experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
+    if experts is not None and (top_k is None or top_k > experts):
+        raise RecipeError(
+            "model.mlp.top_k",
+            f"a token cannot go to {top_k} of {experts} experts",
+            f"give a number from 1 to {experts}",
+        )

@@ -1,0 +1,37 @@
+"""The keys that the user named: they are final, and no rule changes them."""
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+Tree = MutableMapping[str, Any]
+
+
+class UserOverrides:
+    """Dotted keys of the command line, asked whether a rule may touch a path."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [tuple(key.split(".")) for key in keys]
+
+    def covers(self, path: str) -> bool:
+        """Whether the user named ``path``, something above it, or something below it."""
+        steps = tuple(path.split("."))
+        return any(key[: len(steps)] == steps[: len(key)] for key in self._keys)
+
+    def put(self, tree: Tree, path: str, value: Any) -> None:
+        """Set ``path`` in ``tree``, unless the user named it."""
+        if self.covers(path):
+            return
+        *parents, last = path.split(".")
+        for step in parents:
+            tree = tree[step]
+        tree[last] = value
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield every dotted path of ``tree`` that holds no mapping, with its value."""
+    for key, value in tree.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping):
+            yield from leaves(value, here)
+        else:
+            yield here, value

@@ -1,0 +1,213 @@
+"""Collectives of rows between ranks with their gradients, and many tensors in one (buckets).
+
+All-gather and reduce-scatter are each the other's adjoint; an all-to-all is its own, with the
+counts swapped. A rank that sends or gets no row takes part all the same: without it the others
+would wait, in the backward pass too.
+
+What is computed between `async_start` and `async_wait` hides the collective. Backward,
+gradients start where rows were waited for, and are waited for where rows started, so the same
+computation's backward pass hides theirs. Collectives start in one order on all ranks, forward
+by the code, backward by autograd's engine, which takes what was last recorded first.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from components.distributed.weight_shards import WeightShard, local, rows_of
+
+_BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
+
+
+# Torch 2.13 gave both another name and warns of the old one, which is all that sites with older
+# releases have.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def buckets(shards: Sequence[WeightShard]) -> Iterator[Sequence[WeightShard]]:
+    """Put neighbours together until a bucket is full; a larger weight is one of its own."""
+    starts, held = [0], 0
+    for index, shard in enumerate(shards):
+        size = local(shard.weight).numel()
+        if held and held + size > _BUCKET_ELEMENTS:
+            starts.append(index)
+            held = 0
+        held += size
+    return (shards[first:last] for first, last in pairwise([*starts, len(shards)]) if last)
+
+
+def piece_lengths(bucket: Sequence[WeightShard], pieces: int) -> list[int]:
+    """Count the rows of a piece of each weight; the last pieces may hold fewer."""
+    return [-(-len(rows_of(local(shard.weight))) // pieces) for shard in bucket]
+
+
+def pack(tensors: Sequence[Tensor], lengths: Sequence[int], pieces: int) -> list[Tensor]:
+    """Lay rows out as (pieces, columns of all tensors), rows that are missing as zeros."""
+    rows = [tensor.reshape(len(tensor), _width(tensor)) for tensor in tensors]
+    return [
+        F.pad(tensor, (0, 0, 0, pieces * length - len(tensor))).view(pieces, -1)
+        for tensor, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def unpack(packed: Tensor, like: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    """Take each tensor's rows out of ``packed``, (pieces, columns of all tensors)."""
+    widths = [length * _width(tensor) for tensor, length in zip(like, lengths, strict=True)]
+    return [
+        part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
+        for part, tensor in zip(torch.split(packed, widths, dim=1), like, strict=True)
+    ]
+
+
+def _width(tensor: Tensor) -> int:
+    """Count the numbers in a row, also where a rank has no row of a weight."""
+    return prod(tensor.shape[1:])
+
+
+Started = tuple[Tensor, dist.Work | None]
+Start = Callable[[Tensor], Started]
+
+
+class Collective(NamedTuple):
+    """A collective, and its adjoint."""
+
+    forward: Start
+    adjoint: Start
+
+    def reversed(self) -> "Collective":
+        return Collective(self.adjoint, self.forward)
+
+
+class PendingCollective(NamedTuple):
+    """Rows under way: of ``link`` only the graph is of use."""
+
+    link: Float[Tensor, "rows *rest"]
+    state: "_CollectiveState"
+
+
+def gathering(group: dist.ProcessGroup) -> Collective:
+    """Collect every rank's equally many rows, in the order of the ranks."""
+    return Collective(partial(_gather, group=group), partial(_sum, group=group))
+
+
+def summing(group: dist.ProcessGroup) -> Collective:
+    """Add up what all ranks have of every rank's rows, and keep this rank's."""
+    return gathering(group).reversed()
+
+
+def exchanging(
+    sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Collective:
+    """Send the first ``sent[0]`` rows to the group's first rank, and so on."""
+    forward = partial(_exchange, sent=sent, received=received, group=group)
+    return Collective(forward, partial(_exchange, sent=received, received=sent, group=group))
+
+
+def async_start(rows: Float[Tensor, "rows *rest"], collective: Collective) -> PendingCollective:
+    """Start a collective and go on."""
+    apply: Callable[..., Tensor] = _StartCollective.apply
+    state = _CollectiveState(collective)
+    return PendingCollective(apply(rows, state), state)
+
+
+def async_wait(departed: PendingCollective) -> Float[Tensor, "arrived *rest"]:
+    """Wait for a collective's result; on a device its stream waits, not the host."""
+    apply: Callable[..., Tensor] = _WaitCollective.apply
+    return apply(*departed)
+
+
+def gather_rows(
+    rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup
+) -> Float[Tensor, "all_rows *rest"]:
+    """Collect every rank's rows at once."""
+    apply: Callable[..., Tensor] = _Gather.apply
+    return apply(rows, group)
+
+
+def _gather(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+    everyones = rows.new_empty(dist.get_world_size(group) * len(rows), *rows.shape[1:])
+    work = all_gather(everyones, rows.contiguous(), group=group, async_op=not at_once)
+    return everyones, work
+
+
+def _sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> Started:
+    mine = rows.new_empty(len(rows) // dist.get_world_size(group), *rows.shape[1:])
+    work = reduce_scatter(mine, rows.contiguous(), group=group, async_op=not at_once)
+    return mine, work
+
+
+def _exchange(
+    rows: Tensor, *, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Started:
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    counts = (list(received), list(sent))
+    work = dist.all_to_all_single(
+        arrived, rows.contiguous(), *counts, group=group, async_op=True
+    )
+    return arrived, work
+
+
+@dataclass
+class _CollectiveState:
+    """What both ends of a collective share: no tensor once it is over, to free its graph."""
+
+    collective: Collective
+    result: Tensor | None = None
+    work: dist.Work | None = None
+
+    def start(self, start: Start, rows: Tensor) -> Tensor:
+        self.result, self.work = start(rows)
+        return self.result
+
+    def end(self) -> Tensor:
+        result, work = self.result, self.work
+        self.result = self.work = None
+        assert result is not None
+        if work is not None:
+            work.wait()
+        return result
+
+
+class _StartCollective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, state: _CollectiveState) -> Tensor:
+        ctx.state = state
+        state.start(state.collective.forward, rows)
+        # Autograd wants gradients of the shape that it has seen: that of what departs.
+        return rows.new_empty(()).expand(rows.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.state.end(), None
+
+
+class _WaitCollective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, link: Tensor, state: _CollectiveState) -> Tensor:
+        ctx.state = state
+        return state.end()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.state.start(ctx.state.collective.adjoint, upstream[0]), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(rows, group=group, at_once=True)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        return _sum(upstream[0], group=ctx.group, at_once=True)[0], None

@@ -1,0 +1,156 @@
+"""Context parallelism: every rank of an axis holds a part of each sequence.
+
+With C ranks a sequence is cut into 2 C equal chunks, and rank r holds chunks r and 2 C - 1 - r
+(Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2): under a causal mask each rank then
+has as many pairs of query and key to compute as any other. Attention gathers the keys and
+values of all ranks; everything else in a decoder works token by token and does not notice.
+"""
+
+from dataclasses import dataclass
+from typing import Self, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.bias import causal_lower_right
+from typing_extensions import override
+
+from components.distributed.collectives import gather_rows
+from components.distributed.dropout_streams import stream_seed
+from components.model.attention import AttentionCore
+from components.model.decoder import Decoder, Layer
+from components.model.masks import ForwardScope, Heads, QueryBlock
+
+
+def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
+    """Pour context parallelism over a decoder or a stage of one; ``mesh`` has one axis.
+
+    The tokens, targets and hidden states that it is given are then this rank's part, see
+    `SequencePart`; documents stay those of the whole sequence. The loss is the mean over this
+    rank's tokens, and gradients are averaged over the axis as over data ranks. Call it before
+    `split_tensors`. One rank alone changes nothing.
+    """
+    if mesh.size() == 1:
+        return
+    decoder.places = SequencePart.here(mesh).places
+    for layer in cast("list[Layer]", list(decoder.layers.values())):
+        layer.attention.core = ContextCore(layer.attention.core, mesh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencePart:
+    """The part of a sequence that one rank of a context axis holds: two chunks, in order."""
+
+    rank: int
+    ranks: int
+
+    @classmethod
+    def here(cls, mesh: DeviceMesh) -> Self:
+        """Return this rank's part along the only axis of ``mesh``."""
+        return cls(rank=mesh.get_local_rank(), ranks=mesh.size())
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Number the two chunks among all: early queries see little, late ones much."""
+        return self.rank, 2 * self.ranks - 1 - self.rank
+
+    def places(self, length: int, device: torch.device) -> Int[Tensor, " length"]:
+        """List the places of a part of ``length`` tokens in its sequence."""
+        chunk = length // 2
+        return torch.cat([
+            torch.arange(index * chunk, (index + 1) * chunk, device=device)
+            for index in self.chunks
+        ])
+
+    def take(self, rows: Int[Tensor, "batch whole"]) -> Int[Tensor, "batch part"]:
+        """Take the part out of whole sequences, whose length 2 x ranks divides."""
+        if self.ranks == 1:
+            return rows
+        count = 2 * self.ranks
+        assert rows.shape[1] % count == 0, "the recipe's rules let only these through"
+        chunks = rows.chunk(count, dim=1)
+        return torch.cat([chunks[index] for index in self.chunks], dim=1)
+
+
+class ContextCore(AttentionCore):
+    """Attend from this rank's queries to the keys of all ranks, each chunk up to its own end.
+
+    That cut is what balances the work: chunk i of 2 C computes on i + 1 chunks of keys, the
+    two of a rank on 2 C + 1. Positions with slopes and documents need a dense mask of the same
+    pairs; without them no mask exists where torch has a kernel for its lower right form.
+    """
+
+    def __init__(self, core: AttentionCore, mesh: DeviceMesh) -> None:
+        super().__init__(dropout=core.dropout, backend=core.backend)
+        assert core.backend != "flex", "the recipe's rules refuse it"
+        self._part = SequencePart.here(mesh)
+        self._group = mesh.get_group()
+
+    @override
+    def forward(
+        self,
+        query: Float[Tensor, "batch heads part head_dim"],
+        key: Float[Tensor, "batch kv_heads part head_dim"],
+        value: Float[Tensor, "batch kv_heads part head_dim"],
+        scope: ForwardScope,
+        *,
+        first_head: int,
+    ) -> Float[Tensor, "batch heads part head_dim"]:
+        keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
+        heads = (first_head, first_head + query.shape[1])
+        chunk = query.shape[2] // 2
+        mixed = []
+        for first, index in zip((0, chunk), self._part.chunks, strict=True):
+            block = QueryBlock(queries=range(first, first + chunk), keys=(index + 1) * chunk)
+            mask = _mask(scope, block, heads, query.dtype)
+            mixed.append(self._attend(query, keys, values, block, mask))
+        return torch.cat(mixed, dim=2)
+
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, block: QueryBlock, mask: Tensor
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query[:, :, block.queries.start : block.queries.stop],
+            keys[:, :, : block.keys],
+            values[:, :, : block.keys],
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=False,
+            enable_gqa=True,
+        )
+
+
+def _mask(scope: ForwardScope, block: QueryBlock, heads: Heads, dtype: torch.dtype) -> Tensor:
+    if scope.is_plain:  # the last query is at the last key's place
+        return causal_lower_right(len(block.queries), block.keys)
+    return scope.dense(heads, dtype, block)
+
+
+def gather_sequence(
+    part: Float[Tensor, "*batch part channels"], group: dist.ProcessGroup
+) -> Float[Tensor, "*batch whole channels"]:
+    """Put the parts of all ranks together in natural order; gradients go back to them."""
+    parts = gather_rows(part[None], group)  # (ranks, ..., part, channels)
+    early, late = parts.chunk(2, dim=-2)
+    chunks = torch.cat((early, late.flip(0)))
+    return chunks.movedim(0, -3).flatten(-3, -2)
+
+
+def mean_over_parts(values: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Average what each rank of the axis has over its own tokens; all of them must call it."""
+    if mesh.size() == 1:
+        return values
+    total = values.clone()
+    dist.all_reduce(total, group=mesh.get_group())
+    return total / mesh.size()
+
+
+def part_seed(seed: int, mesh: DeviceMesh) -> int:
+    """Return what to seed this rank with, for ``seed`` that all ranks of the axis share.
+
+    Each holds other tokens, of which it must drop others. One rank alone keeps the seed.
+    """
+    return stream_seed(seed, mesh, sequence_parallel=mesh.size() > 1)

@@ -1,0 +1,198 @@
+"""The devices of this machine: their kind, how many there are, what joins ranks, their memory.
+
+A rank has one device, that of its own number on the node. On Intel's GPUs of two tiles a device
+is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/flattening-gpu-tile-hierarchy.html
+"""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from components.config.rules.engine import FLOAT8
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
+from components.errors import RecipeError
+
+_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+_TILES_ARE_DEVICES = ("FLAT", "COMBINED")
+MASKS = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # hide devices from torch
+_TELL = "tell the site if its other nodes have {}"
+_FLOAT8_CAPABILITY = (8, 9)  # Ada; `torch._scaled_mm` refuses what is older
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
+
+
+def device_type(wanted: str) -> str:
+    """Choose the device that ``auto`` stands for here."""
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "cuda"
+    return "xpu" if torch.xpu.is_available() else "cpu"
+
+
+def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
+    """Choose the dtype that ``auto`` stands for on ``device``, or what is not in float8."""
+    if compute == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if compute == FLOAT8:
+        return torch.bfloat16
+    dtype = getattr(torch, compute)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def emulates_float8(kind: str) -> bool:
+    """Whether such a device has no products in float8, but may go through their numbers."""
+    return kind == "cpu"
+
+
+def emulation_of(recipe: Recipe, kind: str) -> str | None:
+    """Say how the recipe's float8 is computed on such a device, where it is emulated."""
+    if recipe.precision.compute != FLOAT8 or not emulates_float8(kind):
+        return None
+    return f"emulated: a {kind} rounds the numbers and multiplies them in float32, slower"
+
+
+def check_float8_device(device: torch.device) -> None:
+    """Refuse a GPU that has no products of rows in float8; a CPU emulates them.
+
+    Raises:
+        RecipeError: it is older than Ada, or Intel's.
+    """
+    if emulates_float8(device.type):
+        return
+    seen = f"an {device.type} device"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) >= _FLOAT8_CAPABILITY:
+            return
+        seen = f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
+    raise RecipeError(
+        "precision.compute",
+        f"{FLOAT8}, but {seen} has no products in it",
+        "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them",
+    )
+
+
+def misses_profile(cluster: Cluster) -> bool:
+    """Whether ``auto`` would fall to the CPU of a node whose profile describes its devices.
+
+    Without a scheduler the profile may be of this very CPU.
+    """
+    described = cluster.scheduler != "none" and not isinstance(cluster.hardware, str)
+    return described and cluster.device == "auto" and device_type("auto") == "cpu"
+
+
+def count_devices(kind: str) -> int:
+    """Count the GPUs, or tiles of GPUs, that torch sees."""
+    return torch.cuda.device_count() if kind == "cuda" else torch.xpu.device_count()
+
+
+def check_devices(cluster: Cluster) -> None:
+    """Refuse a machine whose devices are not those that the recipe counts on.
+
+    Under a scheduler a node is ours, and has exactly what its profile says; without one,
+    devices may be left over.
+
+    Raises:
+        RecipeError: too few devices or none, another number than a cluster's profile says, or
+            GPUs whose tiles are not devices.
+    """
+    kind = device_type(cluster.device)
+    if misses_profile(cluster):
+        assert not isinstance(cluster.hardware, str)
+        raise RecipeError(
+            "cluster.device",
+            f"auto, but torch {torch.__version__} sees no GPU here, and the profile's hardware "
+            f"is {cluster.hardware.device}",
+            f"{_TELL.format(cluster.devices_per_node)}, or load a torch that was built for it, "
+            "or set cluster.device=cpu",
+        )
+    if kind == "cpu":
+        return
+    if kind == "xpu":
+        _check_hierarchy()
+    wanted, seen = cluster.devices_per_node, count_devices(kind)
+    if seen == 0:
+        alone = cluster.scheduler == "none"
+        other = "leave cluster.device=auto" if alone else _TELL.format(wanted)
+        raise RecipeError(
+            "cluster.device",
+            f"{kind}, but torch {torch.__version__} sees no such device here",
+            f"{other}, or load a torch that was built for it",
+        )
+    if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
+        raise RecipeError(
+            "cluster.devices_per_node",
+            f"{wanted} {kind} devices, one a rank, but torch sees {seen} here",
+            _remedy(kind, cluster, seen),
+        )
+
+
+def _check_hierarchy() -> None:
+    """Where the variable is not set, old drivers show whole GPUs: then the count tells."""
+    seen = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
+    if seen.upper() not in _TILES_ARE_DEVICES:
+        raise RecipeError(
+            _HIERARCHY,
+            f"{seen} shows a GPU of two tiles as one device, but a rank has one tile",
+            f"export {_HIERARCHY}=FLAT",
+        )
+
+
+def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
+    mask, wanted = os.environ.get(MASKS[kind]), cluster.devices_per_node
+    if mask is not None and len(mask.split(",")) != wanted:
+        return f"unset {MASKS[kind]}, now {mask}: a rank finds its device by its number"
+    if cluster.scheduler == "none":
+        ways = [f"set cluster.ranks={seen}", "set cluster.device=cpu"]
+    else:
+        ways = [f"set cluster.devices_per_node={seen}"]
+        if seen < wanted:
+            ways = [_TELL.format(wanted), *ways]
+    if kind == "xpu" and seen < cluster.devices_per_node:
+        ways = [f"export {_HIERARCHY}=FLAT, under which each tile is a device", *ways]
+    return ", or ".join(ways)
+
+
+def group_backend(kind: str) -> str:
+    """Name what joins ranks on such devices.
+
+    Raises:
+        RecipeError: this build of torch does not have it.
+    """
+    backend = _BACKENDS[kind]
+    if not dist.is_backend_available(backend):
+        raise RecipeError(
+            "cluster.device",
+            f"{kind}, whose ranks {backend} joins, but torch {torch.__version__} was built "
+            "without it",
+            f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1",
+        )
+    return backend
+
+
+def lone_backend(kind: str) -> str:
+    """Name what a world of one rank on such a device has: the device's own where torch has it.
+
+    Also a rank alone gathers sharded weights on its device, which gloo refuses for a GPU's.
+    """
+    backend = _BACKENDS[kind]
+    return backend if dist.is_backend_available(backend) else _BACKENDS["cpu"]
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Read the most that tensors took on ``device`` so far, on a CPU the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "xpu":
+        return torch.xpu.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+    # Linux counts into `ru_maxrss` what the process was before it became this program.
+    lines = dict(line.split(":", 1) for line in status.read_text("utf-8").splitlines())
+    return int(lines["VmHWM"].removesuffix("kB")) * 1024

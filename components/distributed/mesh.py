@@ -1,0 +1,145 @@
+"""One device mesh for all ranks: six axes, in the order of ranks that a recipe asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from components.torch_internals.distributed import flattened
+
+# The data axis is two: replicas of the model, and the ranks that share one sharded copy of it.
+AXES = ("pipeline", "data_replicate", "data_shard", "expert", "context", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How many ranks each axis has; their product is the number of ranks."""
+
+    pipeline: int
+    data_replicate: int
+    data_shard: int
+    expert: int
+    context: int
+    tensor: int
+
+    @property
+    def ranks(self) -> int:
+        return prod(getattr(self, axis) for axis in AXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamGroupMesh:
+    """The ranks that hold one family of weights and differ in the tokens they see.
+
+    Each of the three is a mesh of one axis. ``copies`` are all of them: their gradients add up.
+    Where something is sharded, ``pieces`` divide the rows among them, and ``others`` have the
+    same piece; together they are the copies.
+    """
+
+    copies: DeviceMesh
+    pieces: DeviceMesh
+    others: DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The mesh with what is asked of it most; every collective names its axis.
+
+    ``dense`` weights are on all ranks of a stage, of each weight of ``experts`` an expert rank
+    has its own part.
+    """
+
+    root: DeviceMesh
+    degrees: Degrees
+    dense: ParamGroupMesh
+    experts: ParamGroupMesh
+
+    def axis(self, name: str) -> DeviceMesh:
+        """Return one axis as a mesh of its own."""
+        return self._axes[name]
+
+    @cached_property
+    def _axes(self) -> dict[str, DeviceMesh]:
+        """Keep the axes: torch takes a tenth of a millisecond to make one, layers ask again."""
+        return {name: self.root[name] for name in AXES}
+
+    def place(self, name: str) -> int:
+        """Number this rank along one axis."""
+        return self.root.get_local_rank(name)
+
+    @property
+    def data_ranks(self) -> int:
+        """Count the ranks that read different samples."""
+        degrees = self.degrees
+        return degrees.data_replicate * degrees.data_shard * degrees.expert
+
+    @property
+    def data_rank(self) -> int:
+        """Number this rank among those that read different samples."""
+        degrees = self.degrees
+        shard = self.place("data_replicate") * degrees.data_shard + self.place("data_shard")
+        return shard * degrees.expert + self.place("expert")
+
+    @property
+    def model_ranks(self) -> int:
+        """Count the ranks that hold one stage's model, in copies or in shards."""
+        return self.degrees.ranks // self.degrees.pipeline
+
+
+def build_mesh(
+    device_type: str, degrees: Degrees, rank_order: Sequence[str], *, expert_aware: bool
+) -> Mesh:
+    """Arrange the ranks of the default group.
+
+    ``rank_order`` names ``pipeline, data, expert, context, tensor`` from the axis whose
+    neighbours lie farthest apart to the one whose neighbours are neighbouring ranks.
+
+    With ``expert_aware`` the expert ranks, which all hold the dense weights, divide them as
+    data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
+    rank repeats what the others keep of them. Context ranks always divide.
+    """
+    order = [part for axis in rank_order for part in _parts(axis)]
+    assert dist.get_world_size() == degrees.ranks, "the recipe's rules let only these through"
+    ranks = torch.arange(degrees.ranks).view([getattr(degrees, axis) for axis in order])
+    arranged = ranks.permute([order.index(axis) for axis in AXES])
+    root = DeviceMesh(device_type, arranged.contiguous(), mesh_dim_names=AXES)
+    sharing, repeating = ["data_shard"], ["data_replicate"]
+    (sharing if expert_aware else repeating).append("expert")
+    return Mesh(
+        root=root,
+        degrees=degrees,
+        dense=_family(root, [*sharing, "context"], repeating),
+        experts=_family(root, ["data_shard", "context"], ["data_replicate"]),
+    )
+
+
+def _family(
+    root: DeviceMesh, sharing: Sequence[str], repeating: Sequence[str]
+) -> ParamGroupMesh:
+    copies = [axis for axis in AXES if axis in {*sharing, *repeating}]
+    return ParamGroupMesh(
+        copies=_flat(root, copies), pieces=_flat(root, sharing), others=_flat(root, repeating)
+    )
+
+
+def _flat(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
+    """Make one axis of several; a group is made only where there is none yet."""
+    larger = [axis for axis in axes if root[axis].size() > 1] or axes[:1]
+    if len(larger) == 1:
+        return root[larger[0]]
+    return flattened(root[tuple(larger)], "_".join(larger))
+
+
+def _parts(axis: str) -> tuple[str, ...]:
+    return ("data_replicate", "data_shard") if axis == "data" else (axis,)
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Add ``values`` up over all ranks, in place."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values

@@ -1,0 +1,253 @@
+"""Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches.
+
+Both take the same function that computes a part of the decoder on one microbatch, so what
+happens to a microbatch is said once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from components.distributed.mesh import Mesh
+from components.distributed.weight_shards import WeightShard
+from components.errors import RecipeError
+from components.model.decoder import Decoder
+from components.torch_internals.distributed import LeanStage
+from components.versions import release_of
+
+TIED = "embedding.weight"
+
+
+def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: bool) -> bool:
+    """Leave only one stage's parts; say whether its embedding has a twin on another stage.
+
+    The first stage embeds, the last one normalizes, maps to logits and takes the loss. Where
+    the head is the embedding's weight, both ends keep it. Names stay those of the whole.
+    """
+    tied = decoder.head is None and not (first and last)
+    for name in [name for name in decoder.layers if int(name) not in layers]:
+        del decoder.layers[name]
+    if not first:
+        decoder.embedding_norm = None
+        if decoder.positions is not None and list(decoder.positions.parameters()):
+            decoder.positions = None
+        if not (last and tied):
+            decoder.embedding = None
+    if not last:
+        decoder.final_norm = decoder.head = None
+    return tied and (first or last)
+
+
+def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
+    """Add up what both ends of the pipeline found for the weight that they share.
+
+    Each end sends its rows to the other: two numbers added are the same in either order, so
+    both ends go on with equal bits.
+    """
+    for shard in shards:
+        if shard.tied:
+            mine = shard.parameter.grad
+            assert mine is not None
+            group = mesh.axis("pipeline").get_group()
+            opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")
+            other = dist.get_global_rank(group, opposite)
+            shard.parameter.grad = mine + _exchanged(mine.contiguous(), other, group)
+
+
+def _exchanged(mine: Tensor, other: int, group: dist.ProcessGroup) -> Tensor:
+    theirs = torch.empty_like(mine)
+    operations = [
+        dist.P2POp(dist.isend, mine, other, group=group),
+        dist.P2POp(dist.irecv, theirs, other, group=group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return theirs
+
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+# Tests failed in 2.10 and 2.11; by its code (`pipelining._backward`) torch adds a weight's
+# gradient up twice there where one of its products follows another. 2.12 was not tried.
+ZERO_BUBBLE_SINCE = (2, 13)
+
+# What goes from stage to stage: tokens or hidden states, and what else later stages need.
+Passed = tuple[Tensor, ...]
+# (stage, its inputs, the microbatch's tokens, the microbatch's number) -> what to pass on, or
+# the loss to differentiate where the stage is the last.
+Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
+
+
+def check_schedule(schedule: str) -> None:
+    """Refuse a schedule that this release of torch computes wrongly.
+
+    Raises:
+        RecipeError: it is ``zero_bubble``, before torch 2.13.
+    """
+    if schedule == "zero_bubble" and release_of(torch.__version__) < ZERO_BUBBLE_SINCE:
+        raise RecipeError(
+            "parallelism.schedule",
+            f"zero_bubble, which torch {torch.__version__} was not seen to compute right",
+            "set parallelism.schedule=interleaved, or use torch 2.13 or newer",
+        )
+
+
+class Microbatches(Protocol):
+    """Run one step's forward and backward passes, or a forward pass alone."""
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        """Accumulate the gradients of ``scale`` times each microbatch's loss.
+
+        ``batch`` is (microbatches, sequences, length + 1).
+        """
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
+
+
+class Accumulation:
+    """One stage: microbatch after microbatch."""
+
+    def __init__(self, decoder: Decoder, compute: Compute) -> None:
+        self._decoder = decoder
+        self._compute = compute
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        for number, rows in enumerate(batch):
+            (loss,) = self._compute(self._decoder, (rows[:, :-1],), rows, number)
+            torch.autograd.backward(loss * scale)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        return self._compute(self._decoder, (rows[:, :-1],), rows, 0)[0]
+
+
+class Pipeline:
+    """Several stages over the pipeline's ranks, in one of torch's schedules.
+
+    This rank has the ``decoders`` of the stages ``rank, rank + ranks, ...``. Between stages go
+    hidden states of ``hidden_shape`` for one microbatch, in ``dtype``, and in training a row of
+    ``carried`` numbers if there are any, in float32 or finer like the loss.
+    """
+
+    def __init__(
+        self,
+        decoders: Sequence[Decoder],
+        mesh: Mesh,
+        *,
+        compute: Compute,
+        schedule: str,
+        hidden_shape: tuple[int, int, int],
+        carried: int,
+        tokens_shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        check_schedule(schedule)
+        self._mesh = mesh
+        self._schedule = schedule
+        self._hidden_shape = hidden_shape
+        self._dtype = dtype
+        self._device = device
+        self._stages = [_Stage(decoder, compute) for decoder in decoders]
+        self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
+        self._wide = torch.promote_types(dtype, torch.float32)
+        between = [_expected(hidden_shape, dtype)]
+        if carried:
+            between.append(_expected((carried,), self._wide))
+        self._between = tuple(between)
+        self._made: tuple[int, Any] = (0, None)
+
+    def run(self, batch: Tensor, scale: float) -> None:
+        count = len(batch)
+        if count != self._made[0]:  # a batch that ramps up has several
+            self._made = count, self._make_schedule(count)
+        for stage in self._stages:
+            stage.scale = scale
+        rows = batch.flatten(0, 1)
+        given = (rows[:, :-1],) if self._mesh.place("pipeline") == 0 else ()
+        # The number of a microbatch stays on the host: a device would have to be asked for it.
+        kwargs = {"rows": rows, "number": torch.arange(count)}
+        self._made[1].step(*given, target=rows, return_outputs=False, **kwargs)
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Pass ``rows`` from stage to stage, each waiting for the one before."""
+        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        group = self._mesh.axis("pipeline").get_group()
+        length = (rows.shape[1] - 1) * self._hidden_shape[1] // self._tokens.shape[1]
+        hidden = torch.empty(
+            len(rows), length, self._hidden_shape[2], dtype=self._dtype, device=self._device
+        )
+        result: Tensor | None = None
+        for turn, stage in enumerate(self._stages):
+            given = rows[:, :-1]
+            if turn or here:
+                dist.recv(hidden, dist.get_global_rank(group, (here - 1) % ranks), group)
+                given = hidden
+            result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
+            assert result is not None
+            if stage.decoder.final_norm is None:
+                dist.send(
+                    result.contiguous(), dist.get_global_rank(group, (here + 1) % ranks), group
+                )
+                result = None
+        return result
+
+    def _make_schedule(self, microbatches: int) -> Any:
+        kind = SCHEDULES[self._schedule]
+        stages = [self._place(turn, stage) for turn, stage in enumerate(self._stages)]
+        given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        # Without a loss function a stage that is not the last would never run backward.
+        return kind(given, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
+
+    def _place(self, turn: int, stage: "_Stage") -> LeanStage:
+        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        index, stages = turn * ranks + here, ranks * len(self._stages)
+        last = index == stages - 1
+        # Shapes are known: torch need not run the stage once to learn them.
+        return LeanStage(
+            stage,
+            index,
+            stages,
+            self._device,
+            input_args=(self._tokens,) if index == 0 else self._between,
+            output_args=((_expected((), self._wide),) if last else self._between),
+            group=self._mesh.axis("pipeline").get_group(),
+        )
+
+
+def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Describe what a stage takes or gives."""
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+class _Stage(nn.Module):
+    """What torch's schedules call: the numbers that go with a microbatch come as tensors."""
+
+    def __init__(self, decoder: Decoder, compute: Compute) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.compute = compute
+        self.scale = 1.0
+
+    def forward(self, *inputs: Tensor, rows: Tensor, number: Tensor) -> Tensor | Passed:
+        result = self.compute(self.decoder, inputs, rows, int(number))
+        if len(result) > 1:
+            return result
+        if self.decoder.final_norm is None or not torch.is_grad_enabled():
+            return result[0]
+        return result[0] * self.scale

@@ -1,0 +1,176 @@
+"""Weight shards: the rows that one rank updates, and the global norm of their gradients.
+
+A weight's rows are counted over all its dimensions but the last, so that a stack of matrices is
+one long matrix: the ranks divide it evenly, whatever the number of matrices.
+
+Every layout ends here. Whatever splits a weight (tensor ranks, data ranks, both, or nobody),
+the optimizer, the global norm, loss scaling and checkpoints see a list of shards, each a view
+of the weight that the model computes with.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from components.distributed.mesh import Mesh, ParamGroupMesh
+from components.torch_internals.distributed import StridedShard, concatenated
+from components.torch_internals.operators import divide_, multiply_, norms
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WeightShard:
+    """Rows of one weight.
+
+    ``parameter`` is what the optimizer updates, a view of the model's ``weight``. ``replicas``
+    counts the ranks that hold the same rows: a sum over all ranks counts them once each if
+    every rank divides its own by it. ``family`` are the ranks whose gradients add up. A
+    ``tied`` weight is held by two pipeline stages.
+    """
+
+    name: str
+    weight: nn.Parameter
+    parameter: nn.Parameter
+    family: ParamGroupMesh
+    replicas: int
+    tied: bool
+    mesh: DeviceMesh | None
+    placements: tuple[Placement, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Give the shape of the whole weight, as rows."""
+        return rows_of(torch.empty(self.weight.shape, device="meta")).shape
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """Say of rows like this shard's which part of a whole they are, without moving any."""
+        if self.mesh is None:
+            return rows
+        return DTensor.from_local(
+            rows,
+            self.mesh,
+            self.placements,
+            run_check=False,
+            shape=self.shape,
+            stride=torch.empty(self.shape, device="meta").stride(),
+        )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies on this rank, sharing its memory."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """See a stack of matrices as one long matrix; vectors and matrices stay."""
+    return tensor.flatten(0, -2) if tensor.dim() > 2 else tensor
+
+
+def make_shards(
+    named: Iterable[tuple[str, nn.Parameter]],
+    mesh: Mesh,
+    *,
+    split: bool,
+    tied: Sequence[str] = (),
+) -> list[WeightShard]:
+    """List this rank's shards; ``split`` divides every weight's rows within its family.
+
+    ``tied`` names the weights that two pipeline stages hold.
+    """
+    made = []
+    for name, weight in named:
+        family = mesh.experts if _is_experts(weight) else mesh.dense
+        splits = split and family.pieces.size() > 1
+        where, placements = _placed(weight, family.pieces if splits else None)
+        rows = rows_of(local(weight))
+        if splits:
+            rows = own_rows(rows, family.pieces.size(), family.pieces.get_local_rank())
+        parts = _parts(where, placements)
+        made.append(
+            WeightShard(
+                name=name,
+                weight=weight,
+                parameter=nn.Parameter(rows),
+                family=family,
+                replicas=mesh.model_ranks // parts * (2 if name in tied else 1),
+                tied=name in tied,
+                mesh=where,
+                placements=tuple(placements),
+            )
+        )
+    return made
+
+
+def own_rows(rows: Tensor, pieces: int, index: int) -> Tensor:
+    """Take one of ``pieces`` runs of rows, all but the last as long as the first."""
+    length = -(-len(rows) // pieces)
+    return rows[min(index * length, len(rows)) : min((index + 1) * length, len(rows))]
+
+
+def _is_experts(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and weight.device_mesh.mesh_dim_names == ("expert",)
+
+
+def _placed(
+    weight: Tensor, pieces: DeviceMesh | None
+) -> tuple[DeviceMesh | None, list[Placement]]:
+    """Find the mesh on which a shard is a part of the whole, and how."""
+    if not isinstance(weight, DTensor):
+        return (None, []) if pieces is None else (pieces, [Shard(0)])
+    if pieces is None:
+        return weight.device_mesh, list(weight.placements)
+    (other,) = weight.placements
+    # The data ranks divide what tensor or expert ranks left: rows of the whole with strides.
+    strided = isinstance(other, Shard) and other.dim == 0
+    factor = weight.device_mesh.size()
+    data: Any = StridedShard(0, split_factor=factor) if strided else Shard(0)
+    return concatenated([pieces, weight.device_mesh]), [data, other]
+
+
+def _parts(mesh: DeviceMesh | None, placements: Sequence[Placement]) -> int:
+    """Count the different parts; a strided shard is no ``Shard``, so ask what is replicated."""
+    parts = 1
+    for axis, placement in enumerate(placements):
+        if mesh is not None and not isinstance(placement, Replicate):
+            parts *= mesh.size(axis)
+    return parts
+
+
+def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
+    """Take this rank's share of the squared norm over all weights of all ranks, in float64.
+
+    Summed over all ranks it counts each element once: each share is divided by the number of
+    ranks that hold the same rows. A weight tied over two stages counts once.
+    """
+    gradients = _gradients(shards)
+    squares = torch.stack([norm.double().square() for norm in norms(gradients)])
+    replicas = torch.tensor([shard.replicas for shard in shards], dtype=torch.float64)
+    return (squares / replicas.to(squares.device)).sum()
+
+
+def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
+    """Scale all gradients down so that a ``norm`` above ``limit`` becomes ``limit``.
+
+    The small constant is that of ``torch.nn.utils.clip_grad_norm_``.
+    """
+    if limit < math.inf:
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        gradients = _gradients(shards)
+        multiply_(gradients, factor.to(gradients[0].dtype))
+
+
+def unscale(shards: Sequence[WeightShard], scale: float) -> None:
+    """Take a loss scale out of all gradients."""
+    divide_(_gradients(shards), scale)
+
+
+def _gradients(shards: Sequence[WeightShard]) -> list[Tensor]:
+    gradients = [shard.parameter.grad for shard in shards]
+    assert all(gradient is not None for gradient in gradients), "reduce first"
+    return [gradient for gradient in gradients if gradient is not None]

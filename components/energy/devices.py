@@ -1,0 +1,133 @@
+"""Energy by machine: NVIDIA's GPUs (NVML), Intel's GPUs (kernel), hosts (RAPL).
+
+nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded:
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html. Every instance of a GPU
+that MIG divides is told the energy of all of it, so that none knows its own:
+https://github.com/NVIDIA/dcgm-exporter/issues/317.
+
+``energy1_input`` of the devices that the drivers i915 and xe name after themselves is the whole
+card's; what is named ``i915_gt0`` is a tile's (Documentation/ABI/testing/
+sysfs-driver-intel-i915-hwmon and -xe-hwmon). The driver adds up a register of 32 bits, and sees
+it begin again only if it is read often enough.
+
+Documentation/power/powercap/powercap.rst. Since CVE-2020-8694 most systems let only root read
+it.
+"""
+
+import math
+from pathlib import Path
+
+from components.energy.counters import (
+    MOST_WATTS,
+    FileCounter,
+    NoCounterError,
+    read_joules,
+)
+
+try:
+    import pynvml
+except ImportError:  # a site's own packages may lack it
+    pynvml = None
+
+MILLI = 1e-3
+
+
+class NvidiaCounter:
+    """Ask NVML for the energy of the GPU that has this ``uuid``, as CUDA tells it.
+
+    Raises:
+        NoCounterError: NVML or its binding is absent, or does not count this GPU alone.
+    """
+
+    range_joules = math.inf
+    longest_seconds = math.inf
+
+    def __init__(self, *, uuid: str) -> None:
+        if pynvml is None:
+            raise NoCounterError("the package nvidia-ml-py is not installed")
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            divided = _is_divided(self._handle)
+        except pynvml.NVMLError as error:
+            raise NoCounterError(f"NVML: {error}") from None
+        if divided:
+            raise NoCounterError("MIG divides this GPU, and NVML counts all of it together")
+        self.read()
+
+    def read(self) -> float:
+        """Return the joules that are on the counter.
+
+        Raises:
+            NoCounterError: NVML does not tell.
+        """
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * MILLI
+        except pynvml.NVMLError as error:
+            raise NoCounterError(f"NVML: {error}") from None
+
+
+def _is_divided(handle: object) -> bool:
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    # GPUs that cannot be divided say so, and drivers of before there were any.
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+_DRIVERS = ("i915", "xe")
+_REGISTER_JOULES = 2.0 ** (32 - 14)  # i915_hwmon.c, in units that it calls an example
+
+
+def card_counters(sysfs: Path) -> list[FileCounter]:
+    """Find the counters of all cards below ``sysfs``, and read each once.
+
+    Raises:
+        NoCounterError: there is none, or one does not tell.
+    """
+    names = sorted(sysfs.glob("class/drm/card[0-9]*/device/hwmon/hwmon*/name"))
+    cards = [
+        FileCounter(
+            file=name.with_name("energy1_input"),
+            range_joules=math.inf,
+            longest_seconds=_REGISTER_JOULES / MOST_WATTS,
+        )
+        for name in names
+        if name.read_text("ascii").strip() in _DRIVERS
+    ]
+    if not cards:
+        raise NoCounterError(f"no card of {' or '.join(_DRIVERS)} below {sysfs}/class/drm")
+    for card in cards:
+        card.read()
+    return cards
+
+
+def host_counters(sysfs: Path) -> list[FileCounter]:
+    """Find the counters of processors and of the memory beside them, and read each once.
+
+    Cores are part of their processor, and ``psys`` is all of the platform again: not counted.
+
+    Raises:
+        NoCounterError: there is none, or one does not tell.
+    """
+    zones = [
+        name.parent
+        for name in sorted(sysfs.glob("class/powercap/intel-rapl:*/name"))
+        if name.read_text("ascii").startswith(("package-", "dram"))
+    ]
+    if not zones:
+        raise NoCounterError(f"no RAPL below {sysfs}/class/powercap")
+    counters = [_counter(zone) for zone in zones]
+    for counter in counters:
+        counter.read()
+    return counters
+
+
+def _counter(zone: Path) -> FileCounter:
+    range_joules = read_joules(zone / "max_energy_range_uj")
+    return FileCounter(
+        file=zone / "energy_uj",
+        range_joules=range_joules,
+        longest_seconds=range_joules / MOST_WATTS,
+    )

@@ -1,0 +1,248 @@
+"""DeepSpeed's configuration (its JSON), and its state by the model's own names and shapes.
+
+The table of which recipe key gives which of DeepSpeed's is in docs/deepspeed.md.
+
+ZeRO keeps float32 weights and the optimizer's state in flat pieces over the ranks; DeepSpeed's
+calls assemble or change one weight's part at a time. Without ZeRO both lie with the model. The
+names are those of `ShardState`, so that either engine goes on from the other's checkpoints.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import log2
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch import Tensor, nn
+
+from components.checkpoint.state import Read
+from components.config.rules.engine import check_precision
+from components.config.schema.recipe import Recipe
+from components.distributed.weight_shards import rows_of
+
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# DeepSpeed's own default, in numbers; a small model needs no buffer of gigabytes.
+_MOST_IN_BUCKET = 500_000_000
+# Vectors stay whole on every rank, matrices do not: the rule of Hugging Face's integration.
+_PERSISTENT_WIDTHS = 10
+
+
+def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
+    """Write what `deepspeed.initialize` is given; ``compute`` is what ``auto`` stands for.
+
+    The batch is the one after a ramp-up: the engine sets the number of microbatches, the
+    learning rate and the limit of the norm anew for every step.
+
+    Raises:
+        RecipeError: a precision that DeepSpeed has not.
+    """
+    check_precision(recipe, compute)
+    degrees = recipe.parallelism
+    microbatches = recipe.derived.microbatches_per_step
+    clips = degrees.zero > 0  # without ZeRO the optimizer is ours alone, and so is clipping
+    return {
+        "train_batch_size": degrees.microbatch_sequences * microbatches * degrees.data,
+        "train_micro_batch_size_per_gpu": degrees.microbatch_sequences,
+        "gradient_accumulation_steps": microbatches,
+        "gradient_clipping": recipe.optimizer["clip_norm"] if clips else 0.0,
+        "communication_data_type": _DTYPES[recipe.precision.reduce],
+        "data_types": {"grad_accum_dtype": _DTYPES[recipe.precision.accumulate]},
+        "bf16": {"enabled": compute == "bfloat16"},
+        "fp16": _fp16(recipe) if compute == "float16" else {"enabled": False},
+        "zero_optimization": _zero(recipe),
+        "zero_allow_untested_optimizer": True,  # the optimizer is the recipe's own
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def _fp16(recipe: Recipe) -> dict[str, Any]:
+    scaling = recipe.precision.loss_scale
+    assert not isinstance(scaling, str), "the recipe's rules ask for one with float16"
+    return {
+        "enabled": True,
+        "loss_scale": 0,  # dynamic
+        "initial_scale_power": int(log2(scaling.initial)),
+        "loss_scale_window": scaling.window,
+        "hysteresis": scaling.hysteresis,
+        "consecutive_hysteresis": False,
+        "min_loss_scale": int(scaling.minimum),
+    }
+
+
+def _zero(recipe: Recipe) -> dict[str, Any]:
+    degrees, shape = recipe.parallelism, recipe.shape
+    zero: dict[str, Any] = {
+        "stage": degrees.zero,
+        "reduce_bucket_size": min(_MOST_IN_BUCKET, shape.total_parameters),
+        "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
+    }
+    if degrees.zero == 3:
+        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * shape.dim
+    return zero
+
+
+class EngineState:
+    """Weights, gradients and optimizer state of all ranks; every method is called by all."""
+
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        optimizer: torch.optim.Optimizer,
+        named: Mapping[str, nn.Parameter],
+    ) -> None:
+        self._engine = engine
+        self._optimizer = optimizer
+        self._named = named
+        self._zero = int(engine.zero_optimization_stage())
+        # Before the first step: DeepSpeed finds the state of groups after the first one only
+        # where all of it is there when it first looks.
+        self._make()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Give every weight whole, in float32."""
+        for name, weight in self._named.items():
+            yield name, self._weight(weight)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Give every averaged gradient whole, as rows, times the loss scale."""
+        for name, weight in self._named.items():
+            gradient = safe_get_full_grad(weight) if self._zero else weight.grad
+            assert gradient is not None
+            yield name, rows_of(gradient.view(_shape(weight)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name this rank's share of weights and state: whole ones, each on one rank."""
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        tensors: dict[str, Tensor] = {}
+        for place, (name, weight) in enumerate(self._named.items()):
+            whole = {f"model.{name}": self._weight(weight)}
+            for key, piece in self._state_of(weight).items():
+                # A counter is shared by all weights of a piece, which a file has no way to say.
+                value = self._assembled(weight, key) if _is_alike(piece) else piece.clone()
+                whole[f"optimizer.state.{name}.{key}"] = value
+            if place % ranks == rank:
+                tensors |= {key: value.cpu() for key, value in whole.items()}
+        return tensors
+
+    def fill(self, read: Read) -> None:
+        """Take weights and state one weight at a time; no rank ever holds all of them."""
+        for name, weight in self._named.items():
+            whole = {f"model.{name}": torch.empty(_shape(weight))}
+            pieces = self._state_of(weight)
+            for key, piece in pieces.items():
+                rows = torch.empty(rows_of(whole[f"model.{name}"]).shape)
+                like = rows if _is_alike(piece) else torch.empty_like(piece, device="cpu")
+                whole[f"optimizer.state.{name}.{key}"] = like
+            read(whole)
+            self.put(name, whole[f"model.{name}"])
+            for key, piece in pieces.items():
+                value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
+                if _is_alike(piece):
+                    self._put_state(weight, key, value.view(_shape(weight)))
+                else:
+                    self._put_counter(weight, key, value)
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensor) -> None:
+        """Let a weight be ``value``: in float32 where it is updated, rounded where used."""
+        weight = self._named[name]
+        value = value.to(weight.device)
+        if self._zero == 3:
+            safe_set_local_fp32_param(weight, _own_part(weight, value))
+            with GatheredParameters([weight], modifier_rank=0):
+                if dist.get_rank() == 0:
+                    weight.copy_(value)
+            return
+        if self._zero:
+            safe_set_full_fp32_param(weight, value)
+        weight.copy_(value)
+
+    def _weight(self, weight: nn.Parameter) -> Tensor:
+        if self._zero == 0:
+            return weight.detach()
+        whole: Tensor = safe_get_full_fp32_param(weight).view(_shape(weight))
+        return whole
+
+    def _assembled(self, weight: nn.Parameter, key: str) -> Tensor:
+        if self._zero == 0:
+            return rows_of(self._state_of(weight)[key])
+        whole: Tensor = safe_get_full_optimizer_state(weight, key)
+        return rows_of(whole.view(_shape(weight)))
+
+    def _put_state(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
+        if self._zero == 0:
+            self._state_of(weight)[key].copy_(value)
+        elif self._zero == 3:
+            safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
+        else:
+            safe_set_full_optimizer_state(weight, value, key)
+
+    def _put_counter(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
+        for owner in [piece for _, piece in self._pieces()] if self._zero else [weight]:
+            self._optimizer.state[owner][key].copy_(value)
+
+    def _state_of(self, weight: nn.Parameter) -> dict[str, Tensor]:
+        """Find the optimizer's state of the flat piece that a weight lies in."""
+        # Pieces differ in length alone; counters are the same in all of them.
+        owner = self._pieces()[0][1] if self._zero else weight
+        state: dict[str, Tensor] = self._optimizer.state[owner]
+        return state
+
+    def _pieces(self) -> list[tuple[dict[str, object], nn.Parameter]]:
+        """List what the optimizer updates, each with its group."""
+        groups = self._optimizer.param_groups
+        if self._zero == 3:  # its groups are empty but while they are updated
+            zero = self._engine.optimizer
+            where = zero.sub_group_to_group_id
+            flat = enumerate(zero.fp32_partitioned_groups_flat)
+            return [(groups[where[index]], piece) for index, piece in flat]
+        return [(group, piece) for group in groups for piece in group["params"]]
+
+    def _make(self) -> None:
+        """Let the optimizer make its state: a step without gradients and without a rate."""
+        pieces, groups = self._pieces(), self._optimizer.param_groups
+        gradients = [piece.grad for _, piece in pieces]
+        settings = [{key: group[key] for key in ("lr", "params")} for group in groups]
+        for group in groups:
+            group["lr"] = 0.0
+            group["params"] = [piece for owner, piece in pieces if owner is group]
+        for _, piece in pieces:
+            piece.grad = torch.zeros_like(piece)
+        self._optimizer.step()
+        for group, kept in zip(groups, settings, strict=True):
+            group.update(kept)
+        for (_, piece), gradient in zip(pieces, gradients, strict=True):
+            piece.grad = gradient  # where state is offloaded DeepSpeed keeps a buffer here
+            for value in self._optimizer.state[piece].values():
+                value.zero_()
+        if self._zero in {1, 2}:
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _shape(weight: nn.Parameter) -> torch.Size:
+    shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
+    return shape
+
+
+def _is_alike(piece: Tensor) -> bool:
+    """Whether the state has a number for each of the weight's, unlike a counter of steps."""
+    return piece.dim() > 0
+
+
+def _own_part(weight: nn.Parameter, value: Tensor) -> Tensor:
+    """Cut what ZeRO 3 keeps on this rank; the last rank's part is filled up with zeros."""
+    part = getattr(weight, "ds_tensor").numel()  # noqa: B009  # DeepSpeed added it
+    padded = value.new_zeros(part * dist.get_world_size())
+    padded[: value.numel()] = value.flatten()
+    return padded[part * dist.get_rank() :][:part]

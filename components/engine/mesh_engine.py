@@ -1,0 +1,169 @@
+"""From a step's microbatches to updated weights: what the loop asks of whoever does it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from components.checkpoint.state import Read, ShardState
+from components.distributed.data import DataParallel
+from components.distributed.mesh import Mesh
+from components.distributed.pipeline import Microbatches, sum_tied_gradients
+from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
+from components.optim.loss_scale import LossScale
+
+NamedTensors = Iterator[tuple[str, Tensor]]
+# Takes this rank's share of the squared norm, if the engine knows it before it updates, and
+# returns the global norm of the gradients, or None where the step must not be taken.
+Judge = Callable[[Tensor | None], Tensor | None]
+
+
+class Engine(Protocol):
+    """Average, clip and update over all ranks; every method is called by all of them.
+
+    ``on_gradients``, where set, is called in each step when all gradients are averaged and
+    before they are clipped; only then does `gradients` have something to give.
+    """
+
+    optimizer: torch.optim.Optimizer
+    on_gradients: Callable[[], None] | None
+
+    @property
+    def shards(self) -> Sequence[WeightShard]:
+        """What this rank updates; nothing where the engine keeps that to itself."""
+
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by before the backward pass."""
+
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
+        """Take one step and return the global norm before clipping, a float64 scalar.
+
+        ``batch`` is this rank's (microbatches, sequences, length + 1). All ranks ask ``judge``
+        once, before anything is updated; where it gives None, weights, optimizer and loss
+        scale stay as they were, and so does this. A norm that is not finite leaves the weights
+        as they are where losses are scaled.
+        """
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
+
+    def weights(self) -> NamedTensors:
+        """Give every weight that this rank holds a part of, whole, in its own precision."""
+
+    def gradients(self) -> NamedTensors:
+        """Give the gradients of the same, stacks of matrices as one long matrix."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name what this rank writes to a checkpoint; see `ShardState`."""
+
+    def fill(self, read: Read) -> None:
+        """Take weights and optimizer state from a checkpoint; see `ShardState`."""
+
+    def unsound(self) -> list[str]:
+        """Name the weights of this rank whose gradients are not finite, where it can tell."""
+
+    def scale_state(self) -> Mapping[str, Any] | None:
+        """Give the state of dynamic loss scaling, if there is any."""
+
+    def load_scale_state(self, state: Mapping[str, Any]) -> None:
+        """Take such a state."""
+
+
+class MeshEngine:
+    """Do it with our own mesh: shards, torch's optimizers, any axis."""
+
+    def __init__(
+        self,
+        *,
+        mesh: Mesh,
+        data_parallel: DataParallel,
+        microbatches: Microbatches,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: LossScale | None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.on_gradients: Callable[[], None] | None = None
+        self._mesh = mesh
+        self._data_parallel = data_parallel
+        self._microbatches = microbatches
+        self._loss_scale = loss_scale
+        self._state = ShardState(data_parallel.shards, optimizer)
+
+    @property
+    def shards(self) -> Sequence[WeightShard]:
+        return self._data_parallel.shards
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self._loss_scale is None else self._loss_scale.scale
+
+    def step(
+        self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
+    ) -> Tensor | None:
+        shards = self._data_parallel.shards
+        self._data_parallel.zero_grad()
+        self._microbatches.run(batch, self.scale / len(batch))
+        self._data_parallel.reduce()
+        sum_tied_gradients(shards, self._mesh)
+        if self._loss_scale is not None:
+            unscale(shards, self.scale)
+        if self.on_gradients is not None:
+            self.on_gradients()
+        norm = judge(squared_norm(shards))
+        if norm is None:
+            return None
+        clip(shards, norm, norm_limit)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self._update(norm)
+        return norm
+
+    def evaluate(self, rows: Tensor) -> Tensor | None:
+        return self._microbatches.evaluate(rows)
+
+    def weights(self) -> NamedTensors:
+        for shard in self._data_parallel.shards:
+            yield shard.name, _whole(shard.weight.detach())
+
+    def gradients(self) -> NamedTensors:
+        for shard in self._data_parallel.shards:
+            assert shard.parameter.grad is not None
+            yield shard.name, _whole(shard.whole(shard.parameter.grad))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._state.tensors()
+
+    def fill(self, read: Read) -> None:
+        self._state.fill(read)
+
+    def unsound(self) -> list[str]:
+        return [
+            shard.name
+            for shard in self._data_parallel.shards
+            if shard.parameter.grad is not None
+            and not torch.isfinite(shard.parameter.grad).all().item()
+        ]
+
+    def scale_state(self) -> Mapping[str, Any] | None:
+        return None if self._loss_scale is None else self._loss_scale.state_dict()
+
+    def load_scale_state(self, state: Mapping[str, Any]) -> None:
+        if self._loss_scale is not None:
+            self._loss_scale.load_state_dict(state)
+
+    def _update(self, norm: Tensor) -> None:
+        overflow = self._loss_scale is not None and not torch.isfinite(norm).item()
+        if not overflow:
+            self.optimizer.step()
+            self._data_parallel.spread()
+        if self._loss_scale is not None:
+            self._loss_scale.update(overflow=overflow)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,177 @@
+"""Microbatch forward: one microbatch through one stage, whatever calls it, and its seconds.
+
+On a CPU it is the time that the thread was running: one that waits in a collective sleeps. On
+other devices it is the device's own clock around each microbatch's forward pass: what ranks of
+a tensor, context or expert group wait for one another is in it, so those look alike; what
+pipeline and data ranks wait for is not.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from components.config.schema.recipe import Recipe
+from components.distributed.context import SequencePart, mean_over_parts, part_seed
+from components.distributed.devices import compute_dtype
+from components.distributed.dropout_streams import stream_seed
+from components.distributed.experts import figures_of, take_tally
+from components.distributed.mesh import Mesh
+from components.distributed.pipeline import Passed
+from components.model.decoder import Decoder
+
+
+class OwnTime:
+    """Add up the seconds of computing since they were last taken."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = 0.0
+        self._events: list[tuple[torch.Event, torch.Event]] = []
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count what is computed inside; the host does not wait for the device."""
+        if self._device.type == "cpu":
+            began = time.thread_time()
+            yield
+            self._seconds += time.thread_time() - began
+            return
+        before, after = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+        before.record()
+        yield
+        after.record()
+        self._events.append((before, after))
+
+    def take(self) -> float:
+        """Return the seconds so far, and begin anew; a step's end has waited for the device."""
+        for before, after in self._events:
+            after.synchronize()
+            self._seconds += before.elapsed_time(after) / 1_000
+        self._events.clear()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class StageCompute:
+    """Compute microbatches of a recipe on this rank, and note what came out of a step's.
+
+    ``eod_id`` ends a document where the recipe parts packed ones.
+    """
+
+    def __init__(
+        self, *, recipe: Recipe, mesh: Mesh, device: torch.device, eod_id: int
+    ) -> None:
+        self._recipe = recipe
+        self._mesh = mesh
+        self._device = device
+        self._dtype = compute_dtype(recipe.precision.compute, device)
+        self._eod_id = eod_id
+        self._part = SequencePart.here(mesh.axis("context"))
+        self._step = self._first = self._microbatch = 0
+        self.own_time = OwnTime(device)
+        self._figures: list[Tensor] = []  # of each microbatch: loss, auxiliary loss, load
+        self._outputs: list[Tensor] = []  # the sum of each hidden state sent on
+
+    def begin(self, step: int, microbatches: int) -> None:
+        """Forget the figures of the step before; each data rank has so many microbatches."""
+        self._step = step
+        self._first = self._mesh.data_rank * microbatches
+        self._figures.clear()
+        self._outputs.clear()
+        self.own_time.take()  # of evaluations since the last step
+
+    def take(self, number: int) -> None:
+        """Turn to this rank's microbatch ``number``."""
+        self._microbatch = self._first + number
+
+    def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
+        """Take one microbatch through one stage: to hidden states, or what to differentiate.
+
+        Each token of ``rows`` (sequences, length + 1) is predicted from those before it. A
+        context rank computes on its part of every row, and its loss is the mean over that.
+        Routers' sums travel beside hidden states.
+        """
+        is_last, part = decoder.final_norm is not None, self._part
+        self.take(number)
+        torch.manual_seed(self.dropout_seed("embedding"))
+        with self.own_time.measured(), autocast_to(self._dtype, self._device):
+            result: Tensor = decoder(
+                inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
+                documents=self._documents(rows[:, :-1]),
+                targets=part.take(rows[:, 1:]) if is_last else None,
+            )
+            if not decoder.training:
+                return (result,)
+            carried = inputs[1] if len(inputs) > 1 else None
+            tally = take_tally(decoder, carried, self._mesh.axis("context"))
+            if not is_last:
+                self._outputs.append(result.detach().sum(dtype=torch.float32))
+                return (result,) if tally is None else (result, tally.row())
+            figures = figures_of(decoder, tally, result)
+        self._figures.append(figures.detach())
+        return (figures[:2].sum(),)
+
+    @property
+    def losses(self) -> Tensor:
+        """The losses of the step's microbatches; none without the last stage.
+
+        The context ranks of a sequence must all ask: a loss is the mean over their parts.
+        """
+        if not self._figures:
+            return torch.zeros(0)
+        losses = torch.stack([figures[0] for figures in self._figures])
+        return mean_over_parts(losses, self._mesh.axis("context"))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all that this rank computed in the step's forward passes was finite."""
+        seen = [*self._outputs, *self._figures]
+        return all(bool(torch.isfinite(one).all()) for one in seen)
+
+    def share_of_means(self) -> Tensor:
+        """Average the step's figures; over all ranks these shares add up to the mean."""
+        if not self._figures:  # only the last stage has some, on all its ranks
+            return torch.zeros(3, dtype=torch.float64, device=self._device)
+        return torch.stack(self._figures).double().mean(0) / self._mesh.model_ranks
+
+    def dropout_seed(self, part: str) -> int:
+        """Draw the same masks whenever this part of the microbatch is computed again.
+
+        A microbatch is known by its number among those of all data ranks, so the degrees of
+        data and pipeline do not matter; those of tensor and of context do.
+        """
+        place = (self._recipe.budget.seed, self._step, self._microbatch, part)
+        seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
+        seed = part_seed(seed, self._mesh.axis("context"))
+        sliced = self._recipe.parallelism.sequence_parallel
+        return stream_seed(seed, self._mesh.axis("tensor"), sequence_parallel=sliced)
+
+    def _documents(self, tokens: Tensor) -> Tensor | None:
+        if not self._recipe.data.document_mask:
+            return None
+        return number_documents(tokens, self._eod_id)
+
+
+def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
+    """Number the document of each token: (sequences, length)."""
+    ends = (tokens == eod_id).int()
+    return ends.cumsum(1) - ends  # an end of document belongs to what it ends
+
+
+def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Compute in the recipe's dtype; weights, gradients and state stay float32.
+
+    Nothing is remembered: a pass casts each weight once, and a cache would hold the casts
+    of layers that are to be recomputed until the last one is through.
+    """
+    exact = dtype in {torch.float32, torch.float64}
+    return torch.autocast(
+        device.type,
+        torch.bfloat16 if exact else dtype,
+        enabled=not exact,
+        cache_enabled=False,
+    )

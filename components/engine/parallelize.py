@@ -1,0 +1,206 @@
+"""Parallelize a model: build this rank's part in its layout, and fill it with weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from components.build import build
+from components.config.rules.engine import FLOAT8
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
+from components.convert.reading import read_folder
+from components.distributed.context import split_sequence
+from components.distributed.data import shard_weights
+from components.distributed.devices import check_float8_device, emulates_float8
+from components.distributed.experts import split_experts
+from components.distributed.mesh import Mesh
+from components.distributed.pipeline import TIED, cut_stage
+from components.distributed.tensor import split_tensors
+from components.distributed.weight_shards import local
+from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import compile_layers
+from components.model.decoder import Decoder
+from components.model.float8 import float8_layers
+from components.model.initialization import draw_rows, initial_stds
+from components.torch_internals.distributed import StridedShard
+
+
+@torch.no_grad()
+def draw_weights(decoder: Decoder, *, seed: int) -> None:
+    """Draw the values that `initialize` gives the whole model, where this rank holds them."""
+    for name, weight, std in initial_stds(decoder):
+        here = local(weight)
+        if std is None:
+            here.fill_(0.0 if name.endswith("bias") else 1.0)
+        elif here.numel():
+            rows, columns = held(weight, 0), held(weight, weight.dim() - 1)
+            width = prod(weight.shape[1:-1])  # rows are counted over all but the last dimension
+            drawn = draw_rows(
+                name,
+                weight.shape,
+                first_row=int(rows[0]) * width,
+                last_row=(int(rows[-1]) + 1) * width,
+                seed=seed,
+                std=std,
+            )
+            assert len(drawn) == len(rows) * width, "a rank's rows lie together"
+            here.copy_(drawn[:, columns].view(here.shape))
+    _zero_padding_row(decoder)
+
+
+@torch.no_grad()
+def copy_weights(decoder: Decoder, whole: Mapping[str, Tensor]) -> None:
+    """Copy this rank's part of every weight from the ``whole`` ones, by name."""
+    for name, weight in decoder.named_parameters():
+        part = whole[name]
+        for dim in range(weight.dim() if isinstance(weight, DTensor) else 0):
+            part = part.index_select(dim, held(weight, dim))
+        local(weight).copy_(part)
+
+
+def held(weight: Tensor, dim: int) -> Tensor:
+    """List which indices of one dimension lie on this rank.
+
+    Torch is asked to part the indices as it parted the weight, strided shards included.
+    """
+    indices = torch.arange(weight.shape[dim])
+    if not isinstance(weight, DTensor):
+        return indices
+    placements = [
+        _along_first(placement) if _is_along(placement, dim, weight.dim()) else Replicate()
+        for placement in weight.placements
+    ]
+    indices = indices.to(weight.device_mesh.device_type)
+    parted = distribute_tensor(indices, weight.device_mesh, placements, src_data_rank=None)
+    return parted.to_local().cpu()
+
+
+def _is_along(placement: object, dim: int, dims: int) -> bool:
+    return isinstance(placement, Shard | StridedShard) and placement.dim % dims == dim
+
+
+def _along_first(placement: object) -> Shard | StridedShard:
+    if isinstance(placement, StridedShard):
+        return StridedShard(0, split_factor=placement.split_factor)
+    return Shard(0)
+
+
+def _zero_padding_row(decoder: Decoder) -> None:
+    row = decoder.initialization.padding_row
+    for module in decoder.modules():
+        if row is not None and isinstance(module, nn.Embedding):
+            local(module.weight)[held(module.weight, 0) == row] = 0.0
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """The stages of one rank, in the order that a microbatch meets them, and their layers.
+
+    ``tied`` names the weights of which another stage has a copy.
+    """
+
+    stages: list[Decoder]
+    layers: list[range]
+    tied: tuple[str, ...]
+
+
+def build_rank_model(
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+) -> RankModel:
+    """Give memory and starting values to this rank's part of the model.
+
+    Raises:
+        RecipeError: the recipe computes in float8, which ``device`` does not have.
+    """
+    if recipe.precision.compute == FLOAT8:
+        check_float8_device(device)
+    model = parallelize_model(
+        recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype, device_kind=device.type
+    )
+    for decoder, layers in zip(model.stages, model.layers, strict=True):
+        decoder.to_empty(device=device)
+        _fill(decoder, recipe, layers)
+        compile_layers(
+            decoder, recipe.parallelism.compile, recompute=recipe.parallelism.recompute
+        )
+    return model
+
+
+def parallelize_model(
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    device_kind: str,
+) -> RankModel:
+    """Build on ``meta``, cut and split; what is left has shapes and no memory.
+
+    ``device_kind`` is where it will compute.
+    """
+    degrees = recipe.parallelism
+    stages, ranges, tied = [], [], False
+    for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
+        layers = recipe.stages[index]
+        decoder = _build(recipe).to(dtype)
+        tied |= cut_stage(decoder, layers, **_ends(recipe, layers))
+        if degrees.context > 1:
+            split_sequence(decoder, mesh.axis("context"))
+        if degrees.expert > 1:
+            split_experts(
+                decoder,
+                mesh.axis("expert"),
+                dispatch=degrees.expert_dispatch,
+                overlap=degrees.expert_overlap,
+            )
+        if degrees.tensor > 1:
+            split_tensors(
+                decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
+            )
+        if recipe.precision.compute == FLOAT8:
+            float8_layers(decoder, emulates=emulates_float8(device_kind))
+        checkpoint_activations(decoder, degrees.recompute)
+        if degrees.zero == 3 and degrees.engine == "mesh":
+            shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
+        stages.append(decoder)
+        ranges.append(layers)
+    return RankModel(stages, ranges, (TIED,) if tied else ())
+
+
+def _build(recipe: Recipe) -> Decoder:
+    with torch.device("meta"):
+        decoder = build(recipe.model, "model")
+    assert isinstance(decoder, Decoder)
+    return decoder
+
+
+def _ends(recipe: Recipe, layers: range) -> dict[str, bool]:
+    return {"first": layers == recipe.stages[0], "last": layers == recipe.stages[-1]}
+
+
+def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
+    """Draw the weights, or take them from a Hugging Face folder, a stage at a time."""
+    folder = recipe.model["init_from"]
+    if folder == "none":
+        draw_weights(decoder, seed=recipe.budget.seed)
+        return
+    whole = _build(recipe)
+    cut_stage(whole, layers, **_ends(recipe, layers))
+    whole.to_empty(device="cpu")
+    read_folder(
+        Path(folder),
+        whole,
+        section=thaw(recipe.model),
+        tokenizer_vocab_size=recipe.tokenizer["vocab_size"],
+    )
+    copy_weights(decoder, dict(whole.named_parameters()))

@@ -1,0 +1,128 @@
+"""What ranks that failed have left: an error file each, and whose error was no other's doing.
+
+When a rank fails the others lose it and fail too; when one hangs the others wait for it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.errors import RecipeError
+from components.fault_tolerance.hang import WAITING
+from components.json_file import MOST_BYTES, open_regular, parse_json
+
+_BROUGHT_DOWN = re.compile(
+    r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited|"
+    rf"{WAITING}"
+)
+
+# The exit status of a rank that could write no error, and of its agent: a user has to mend it.
+MENDABLE = 2
+
+# When the agent began that started this rank, in nanoseconds since the epoch: an environment
+# variable, absent where a scheduler starts the ranks. What is older is another job's.
+AGENT_BEGAN = "KOCHBUCH_AGENT_BEGAN_NS"
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The error that a rank wrote, and when, in nanoseconds since the epoch."""
+
+    rank: int
+    message: str
+    at: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is more than the loss of another rank, or the wait for one."""
+        return not is_brought_down(self.message)
+
+
+def is_brought_down(message: str) -> bool:
+    """Tell an error that another rank's end or silence brings about."""
+    return bool(_BROUGHT_DOWN.search(message))
+
+
+def error_file(ranks: Path, rank: int) -> Path:
+    """Where a rank writes its error, below the run's folder ``ranks``."""
+    return ranks / f"error-{rank}.json"
+
+
+def read_errors(ranks: Path) -> list[RankError]:
+    """Read all error files, the rank's own errors first, the earliest of them foremost."""
+    errors = [
+        RankError(
+            rank=int(file.stem.partition("-")[2]),
+            message=message_of(file),
+            at=file.stat().st_mtime_ns,
+        )
+        for file in _error_files(ranks)
+    ]
+    return sorted(errors, key=lambda error: (not error.is_own, error.at))
+
+
+def forget_errors(ranks: Path) -> None:
+    """Remove all error files: those who read them have told what they say."""
+    for file in _error_files(ranks):
+        file.unlink(missing_ok=True)
+
+
+def _error_files(ranks: Path) -> Iterator[Path]:
+    for file in ranks.glob("error-*.json"):
+        if file.stem.partition("-")[2].isdecimal() and not file.is_dir():
+            yield file
+
+
+def message_of(file: Path) -> str:
+    """Read what torch's ``record`` wrote; of half a file, what there is."""
+    try:
+        with open_regular(file) as stream:
+            raw = stream.read(MOST_BYTES)
+    except ValueError as error:
+        return f"{file} {error}"
+    try:
+        message = parse_json(raw, finite=False)["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, KeyError, TypeError):
+        return raw.decode(errors="replace")
+
+
+def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:
+    """Say why a world of ``ranks`` ended, and which of them left no word.
+
+    A rank that was killed leaves none, nor does one that its launcher ended. Where all that is
+    told is the loss of others, those that left no word are what began it.
+    """
+    silent = sorted(set(range(ranks)) - {error.rank for error in errors})
+    if not errors:
+        return "no rank said why", silent
+    first = errors[0]
+    why = f"rank {first.rank}: {first.message}"
+    if silent and not first.is_own:
+        why = f"rank {', '.join(map(str, silent))} left no word; {why}"
+    return why, silent
+
+
+def raise_again(ranks: Path, *, since: int) -> None:
+    """Raise what ended the ranks before, if only a user can mend it: no restart does.
+
+    A guard that stops the run and a full disk are such; ``since`` is as `RankError.at`.
+
+    Raises:
+        RecipeError: that error.
+    """
+    errors = [error for error in read_errors(ranks) if error.at >= since]
+    found = recipe_error(errors[0].message) if errors else None
+    if found is not None:
+        raise found
+
+
+def recipe_error(message: str) -> RecipeError | None:
+    """Make the error again that torch's ``record`` wrote as text, if it was one of a recipe."""
+    kind, _, text = message.partition(": ")
+    if kind != RecipeError.__name__:
+        return None
+    path, _, rest = text.partition(": ")
+    problem, _, remedy = rest.partition("\n  ")
+    return RecipeError(path, problem, remedy)

@@ -1,0 +1,156 @@
+"""Faults for fault injection: a function each, named like its `fault`.
+
+`fault_injection` fires them between steps. Torch is imported by those that need it alone.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.checkpoint.metadata import newest_checkpoint
+from components.errors import RecipeError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from components.config.schema import guards
+    from components.fault_tolerance.fault_injection import Reach
+
+_LONG_SECONDS = 1_000_000
+_MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's needs
+
+
+def kill(fault: "guards.Kill", reach: "Reach") -> None:
+    """End this process by a signal that none can catch, as when its node is lost."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(fault: "guards.HangFault", reach: "Reach") -> None:
+    """Sleep for days, or wait for ever without giving other threads of Python a turn.
+
+    What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends
+    the wait for a mutex. Other ranks wait for this one in their next collective.
+    """
+    if fault.how == "sleeps":
+        time.sleep(_LONG_SECONDS)
+    mutex, library = ctypes.create_string_buffer(_MUTEX_BYTES), ctypes.PyDLL(None)
+    for _ in range(2):  # the second waits for the first
+        library.pthread_mutex_lock(mutex)
+
+
+def nan(fault: "guards.Nan", reach: "Reach") -> None:
+    """Let the next pass through the rank's first stage come out as NaN."""
+
+    def spoil(stage: "nn.Module", inputs: Any, output: "Tensor") -> "Tensor":
+        handle.remove()
+        return output * float("nan")
+
+    handle = reach.stages[0].register_forward_hook(spoil)
+
+
+def slow_rank(fault: "guards.SlowRank", reach: "Reach") -> None:
+    """Burn time in every forward pass of the rank's first stage, as a device too hot does."""
+    passes = fault.steps * len(reach.batch)
+
+    def burn(stage: "nn.Module", inputs: Any) -> None:
+        nonlocal passes
+        passes -= 1
+        if passes <= 0:
+            handle.remove()
+        until = time.thread_time() + fault.seconds
+        while time.thread_time() < until:
+            pass
+
+    handle = reach.stages[0].register_forward_pre_hook(burn)
+
+
+def bit_flip(fault: "guards.BitFlip", reach: "Reach") -> None:
+    """Flip a bit of the first number of the rank's first weight matrix."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    weights = (weight for stage in reach.stages for weight in stage.parameters())
+    matrix = next(weight for weight in weights if weight.dim() > 1)
+    local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
+    with torch.no_grad():
+        bits = local.view(torch.int32).view(-1)[:1]
+        bits ^= 1 << fault.bit if fault.bit < 31 else -(1 << 31)
+
+
+def spike(fault: "guards.Spike", reach: "Reach") -> None:
+    """Put the largest id of the step's batch, a rare one, in the place of all.
+
+    Repeated n-grams in web text made OLMo's gradients leap (arXiv 2501.00656).
+    """
+    reach.batch.fill_(reach.batch.max())
+
+
+def truncated_checkpoint(fault: "guards.TruncatedCheckpoint", reach: "Reach") -> None:
+    """Cut the newest checkpoint; only a run that goes back or starts again reads it.
+
+    Raises:
+        RecipeError: there is no checkpoint yet.
+    """
+    truncate_newest(reach.checkpoints)
+
+
+def files_gone(fault: "guards.FilesGone", reach: "Reach") -> None:
+    """Hide the checkpoints' folder; it comes back whatever becomes of this rank."""
+    take_away(reach.checkpoints, fault.seconds)
+
+
+def full_disk(fault: "guards.FullDisk", reach: "Reach") -> None:
+    """Limit this process's files: small ones can be written, checkpoints cannot for a while."""
+    full = ExitStack()
+    full.enter_context(fill_up(fault.free_bytes))
+    room_again = threading.Timer(fault.seconds, full.close)
+    room_again.daemon = True  # a run that ends does not wait for room
+    room_again.start()
+
+
+def truncate_newest(folder: Path) -> Path:
+    """Cut the newest checkpoint's last file in half, and return that file.
+
+    Raises:
+        RecipeError: there is no checkpoint.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        problem = "has no checkpoint to damage"
+        raise RecipeError(str(folder), problem, "inject the fault after the first one")
+    *_, file = sorted(newest.glob("*.safetensors"))
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 2)
+    return file
+
+
+@contextmanager
+def fill_up(most_bytes: int) -> Iterator[None]:
+    """Let this process write no file beyond so many bytes, as where a quota is used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def take_away(folder: Path, seconds: float) -> None:
+    """Let a folder be gone for so long, as when its file system is.
+
+    Another process puts it back, which outlives this one as a server does: a shell in the
+    background of a shell, so that nobody here waits for it.
+    """
+    hidden = folder.with_name(f".{folder.name}-taken-away")
+    folder.rename(hidden)
+    put_back = '(sleep "$1"; mv -T "$2" "$3") >/dev/null 2>&1 </dev/null &'
+    words = ["sh", "-c", put_back, "sh", f"{seconds}", str(hidden), str(folder)]
+    subprocess.run(words, check=True, start_new_session=True)

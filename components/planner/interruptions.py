@@ -1,0 +1,204 @@
+"""Interruptions of a run: checkpoints, failures to expect, and the chain of jobs.
+
+Young 1974, "A first order approximation to the optimum checkpoint interval" (Communications of
+the ACM 17, 9): a failure falls anywhere in an interval, so half of it is lost on average. Daly
+2006, "A higher order estimate of the optimum checkpoint interval for restart dumps" (Future
+Generation Computer Systems 22, 3) has the restart beside it and what a failure costs while the
+run makes up for another.
+
+Each rank copies what it writes into the host's memory, and while steps go on writes it and
+hashes it at once (`components.checkpoint.saving`); without ``asynchronous`` the steps wait for
+that instead of a copy. Loading, the files are dealt to the ranks; each hashes its share, and
+then takes its part.
+"""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from components.config.schema.cluster import QueueSection
+from components.config.schema.sections import Cluster
+from components.errors import RecipeError
+from components.planner.job import TrainingJob
+from components.planner.software import SoftwareRun
+
+HOUR = 3_600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTime:
+    """Failures of a whole run and the seconds that each of them costs."""
+
+    count: float
+    each: float
+
+    @property
+    def total(self) -> float:
+        return self.count * self.each
+
+
+def mean_seconds_between(node_hours_between: float, nodes: int) -> float:
+    """Return the mean time between failures of a job: nodes fail on their own."""
+    return node_hours_between * HOUR / nodes
+
+
+def expected_failures(
+    *, work: float, interval: float, restart: float, between: float
+) -> FailureTime | None:
+    """Count the failures of ``work`` seconds and of the seconds that they cost themselves.
+
+    T = work + T / between x (interval / 2 + restart). Nothing is returned where a failure
+    costs as long as it takes for the next one to come: such a run does not end.
+    """
+    each = interval / 2 + restart
+    if each >= between:
+        return None
+    return FailureTime(count=work / (between - each), each=each)
+
+
+def best_interval(*, stall: float, between: float) -> float:
+    """Return the seconds of work between checkpoints at which stalls and losses are least.
+
+    sqrt(2 x stall x between) in Young 1974, where a stall is short beside ``between``.
+    """
+    return sqrt(2 * stall * between)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointTime:
+    """Seconds of one checkpoint; ``write`` is null where nobody knows the storage's rate.
+
+    ``copy`` is null where steps wait for the disk.
+    """
+
+    bytes: int
+    copy: float | None
+    write: float | None
+    hashing: float
+    read: float
+
+    @property
+    def whole(self) -> float:
+        """How long it takes to write and hash, as far as it is known."""
+        return max(self.write or 0.0, self.hashing)
+
+    @property
+    def stall(self) -> float:
+        """Between two steps, where the checkpoint before is done."""
+        return self.whole if self.copy is None else self.copy
+
+    @property
+    def behind(self) -> float:
+        """How long after the stall it is not yet there to go on from."""
+        return 0.0 if self.copy is None else self.whole
+
+
+def checkpoint_bytes(job: TrainingJob) -> int:
+    """Count weights in the precision that is updated and both moments, each number once.
+
+    A mesh keeps one copy of the weights, DeepSpeed a master copy, and that one is written.
+    Padding rows are; gradients and casts are not.
+    """
+    shape = job.shape
+    parameters = shape.total_parameters + shape.padding_parameters
+    return parameters * ((job.master_bytes or job.weight_bytes) + job.moment_bytes)
+
+
+def checkpoint_time(
+    job: TrainingJob, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool
+) -> CheckpointTime:
+    """Predict writing and reading by all ranks of the cluster's job, in equal shares."""
+    size = checkpoint_bytes(job)
+    storage = cluster.storage
+    write = job_rate(cluster, storage.write_gigabytes_per_second)
+    read = job_rate(cluster, storage.read_gigabytes_per_second)
+    share = size / job.layout.ranks
+    hashing = share / (run.hash_gigabytes_per_second * 1e9)
+    copy = share / (run.copy_gigabytes_per_second * 1e9)
+    fetched = size / read if read else 0.0
+    return CheckpointTime(
+        bytes=size,
+        copy=copy if asynchronous else None,
+        write=size / write if write else None,
+        hashing=hashing,
+        read=max(fetched, hashing) + fetched,  # once to hash it, once to take it
+    )
+
+
+def job_rate(cluster: Cluster, measured: float | None) -> float | None:
+    """Return bytes a second between a job and the storage: measured, or at most the peak.
+
+    Few nodes cannot take more than their own network.
+    """
+    rate = measured or cluster.storage.peak_gigabytes_per_second
+    hardware = cluster.hardware
+    if rate is None or isinstance(hardware, str):
+        return None
+    link = hardware.across.peak_gigabytes_per_second
+    if link is not None:
+        rate = min(rate, link * cluster.devices_per_node * cluster.nodes)
+    return rate * 1e9
+
+
+def missing_rates(cluster: Cluster) -> list[RecipeError]:
+    """Name the rates of the storage that nobody measured, and how to measure them."""
+    storage, found = cluster.storage, []
+    peak = "not measured; the file system's peak is used, as if the job had it alone"
+    for key, rate, without, flag in (
+        (
+            "write_gigabytes_per_second",
+            storage.write_gigabytes_per_second,
+            "not measured; a checkpoint takes as long as hashing it",
+            "-w",
+        ),
+        (
+            "read_gigabytes_per_second",
+            storage.read_gigabytes_per_second,
+            "not measured; a restart hashes its checkpoint as if it were at hand",
+            "-r",
+        ),
+    ):
+        if rate is None:
+            problem = peak if storage.peak_gigabytes_per_second else without
+            remedy = f"run ior {flag} -F -t 16m -b 4g with a process a device on as many nodes"
+            found.append(RecipeError(f"cluster.storage.{key}", problem, remedy))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobChain:
+    """Jobs one after another, and the seconds of them that go to starting and handing over."""
+
+    queue: str | None
+    jobs: int
+    seconds: float
+
+
+def longest_queue(cluster: Cluster) -> QueueSection | None:
+    """Choose, of the queues that take so many nodes, the one whose jobs may run longest."""
+    fitting = [
+        queue
+        for queue in cluster.queues
+        if queue.fewest_nodes <= cluster.nodes <= queue.most_nodes
+    ]
+    return max(fitting, key=lambda queue: queue.longest_hours, default=None)
+
+
+def chain_of(
+    work: float, queue: QueueSection | None, *, start_up: float, write: float, read: float
+) -> JobChain | None:
+    """Cut ``work`` seconds into jobs; without a queue's limit one job does it all.
+
+    Every job starts up; all but the last end with a checkpoint that the next one reads.
+    Nothing is returned where a job is over before it has done any work.
+    """
+    if queue is None:
+        return JobChain(queue=None, jobs=1, seconds=start_up)
+    hand_over = write + read
+    room = queue.longest_hours * HOUR - start_up
+    if work <= room:
+        return JobChain(queue=queue.name, jobs=1, seconds=start_up)
+    if room <= hand_over:
+        return None
+    jobs = ceil((work - hand_over) / (room - hand_over))
+    seconds = jobs * start_up + (jobs - 1) * hand_over
+    return JobChain(queue=queue.name, jobs=jobs, seconds=seconds)

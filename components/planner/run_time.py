@@ -1,0 +1,260 @@
+"""Run time: the course of a whole run, its batch sizes, and all that it stops for.
+
+Useful seconds are those of steps that count. Beside them a run stands still for checkpoints and
+evaluations, does again what failures lost, and starts one job after another.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from components.config.schema.cluster import Hardware
+from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
+from components.errors import RecipeError
+from components.planner.evaluation import evaluation_seconds
+from components.planner.interruptions import (
+    CheckpointTime,
+    FailureTime,
+    JobChain,
+    best_interval,
+    chain_of,
+    checkpoint_time,
+    expected_failures,
+    longest_queue,
+    mean_seconds_between,
+    missing_rates,
+)
+from components.planner.job import TrainingJob
+from components.planner.software import SoftwareModel, SoftwareRun, SoftwareSpeed
+from components.planner.time import StepTime, plan_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Steps of one batch size in a row: how many, of how many tokens, after how many."""
+
+    steps: int
+    tokens_before: int
+    tokens_per_step: int
+
+    @property
+    def tokens_after(self) -> int:
+        return self.tokens_before + self.steps * self.tokens_per_step
+
+
+def stretches(recipe: Recipe) -> Iterator[Stretch]:
+    """Cut the run's steps at the borders of its ramp-up; without one all are alike."""
+    length, steps = recipe.budget.sequence_length, recipe.derived.steps
+    plateaus = recipe.ramp.plateaus
+    for index, plateau in enumerate(plateaus):
+        later = plateaus[index + 1].first_step if index + 1 < len(plateaus) else steps
+        taken = min(later, steps) - plateau.first_step
+        if taken > 0:
+            yield Stretch(
+                steps=taken,
+                tokens_before=plateau.first_sample * length,
+                tokens_per_step=plateau.samples * length,
+            )
+
+
+def crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
+    """Count the steps that pass a multiple of ``every_tokens``, and the last one."""
+    count = 0
+    for stretch in run:
+        passed = stretch.tokens_after // every_tokens - stretch.tokens_before // every_tokens
+        # A step longer than the cadence crosses several multiples at once.
+        count += min(passed, stretch.steps)
+    last = run[-1]
+    before = last.tokens_after - last.tokens_per_step
+    crossed_at_end = last.tokens_after // every_tokens > before // every_tokens
+    return count + (not crossed_at_end)
+
+
+def steps_seconds(
+    run: tuple[Stretch, ...],
+    job: TrainingJob,
+    full: StepTime,
+    hardware: Hardware,
+    speed: SoftwareSpeed,
+) -> float:
+    """Add up all steps, each batch with as many microbatches as it has; ``full`` is known."""
+    total = 0.0
+    for stretch in run:
+        # The recipe's rules let only batches through that divide into whole microbatches.
+        count = job.microbatches * stretch.tokens_per_step // job.tokens_per_step
+        is_full = count == job.microbatches
+        fewer = replace(job, microbatches=count)
+        step = full if is_full else plan_time(fewer, hardware, speed)
+        total += stretch.steps * step.total
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class UninterruptedRun:
+    """A run that nothing interrupts; ``evaluation`` are the seconds of one of them."""
+
+    steps: int
+    useful: float
+    saving: CheckpointTime
+    checkpoints: int
+    evaluation: float
+    evaluations: int
+
+    @property
+    def seconds(self) -> float:
+        return self._computing + self.checkpoints * self.stall
+
+    @property
+    def stall(self) -> float:
+        """Mean seconds of one checkpoint, with the wait for one that is still being written."""
+        waited = self.saving.behind - self._computing / self.checkpoints
+        return self.saving.stall + max(0.0, waited)
+
+    @property
+    def _computing(self) -> float:
+        return self.useful + self.evaluations * self.evaluation
+
+    @property
+    def interval(self) -> float:
+        """Mean seconds from one checkpoint to the next."""
+        return self.seconds / self.checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Work, what failures add and the chain of jobs that holds it all.
+
+    ``failures`` and the best interval, in seconds and in tokens, are null where the profile
+    does not say how often nodes fail; ``chain`` where its jobs get nowhere.
+    """
+
+    work: UninterruptedRun
+    start_up: float
+    failures: FailureTime | None
+    best_interval: float | None
+    best_every_tokens: int | None
+    chain: JobChain | None
+    missing: tuple[RecipeError, ...]
+
+    @property
+    def total(self) -> float:
+        lost = self.failures.total if self.failures else 0.0
+        return self.work.seconds + lost + (self.chain.seconds if self.chain else 0.0)
+
+
+def plan_course(
+    recipe: Recipe,
+    job: TrainingJob,
+    step: StepTime,
+    hardware: Hardware,
+    software: SoftwareModel,
+) -> Course:
+    """Predict the course of the whole token budget from the time of one full step."""
+    assert software.run is not None, "our own program's figures have them"
+    cluster = recipe.cluster
+    work = plan_work(recipe, job, step, hardware, software, software.run)
+    start_up = start_up_seconds(software.run, cluster.ranks)
+    missing = missing_rates(cluster)
+    failures = best = best_tokens = None
+    hours = cluster.failures.node_hours_between
+    if hours is None:
+        missing.append(_unknown_failures())
+    else:
+        between = mean_seconds_between(hours, cluster.nodes)
+        # More often than one is written the next would only wait.
+        best = max(best_interval(stall=work.saving.stall, between=between), work.saving.whole)
+        best_tokens = round(best * job.tokens_per_step / step.total)
+        failures = expected_failures(
+            work=work.seconds,
+            interval=work.interval,
+            # One that is not yet whole is lost too: the work since the one before it.
+            restart=start_up + work.saving.read + work.saving.behind,
+            between=between,
+        )
+        if failures is None:
+            missing.append(_never_ends(between, best_tokens))
+    chain = plan_chain(work, failures, start_up, cluster)
+    if chain is None:
+        missing.append(_too_short_jobs(start_up + work.saving.read + work.saving.whole))
+    return Course(
+        work=work,
+        start_up=start_up,
+        failures=failures,
+        best_interval=best,
+        best_every_tokens=best_tokens,
+        chain=chain,
+        missing=tuple(missing),
+    )
+
+
+def plan_work(
+    recipe: Recipe,
+    job: TrainingJob,
+    step: StepTime,
+    hardware: Hardware,
+    software: SoftwareModel,
+    run: SoftwareRun,
+) -> UninterruptedRun:
+    """Add up all steps, and count the checkpoints and evaluations between them."""
+    parts, cadence = tuple(stretches(recipe)), recipe.evaluation
+    return UninterruptedRun(
+        steps=sum(part.steps for part in parts),
+        useful=steps_seconds(parts, job, step, hardware, software.speed),
+        saving=checkpoint_time(
+            job, recipe.cluster, run, asynchronous=recipe.checkpoint.asynchronous
+        ),
+        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
+        evaluation=evaluation_seconds(
+            job,
+            hardware,
+            software.speed,
+            sources=len(recipe.data.names),
+            windows_per_source=cadence.max_windows_per_source,
+        ),
+        evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step
+    )
+
+
+def plan_chain(
+    work: UninterruptedRun, failures: FailureTime | None, start_up: float, cluster: Cluster
+) -> JobChain | None:
+    """Cut work and what failures add into the jobs of the longest queue."""
+    return chain_of(
+        work.seconds + (failures.total if failures else 0.0),
+        longest_queue(cluster),
+        start_up=start_up,
+        write=work.saving.whole,  # the end of a job waits for it
+        read=work.saving.read,
+    )
+
+
+def start_up_seconds(run: SoftwareRun, ranks: int) -> float:
+    """Return the time from a job's start to its first step: it grows with the ranks."""
+    return run.start_up_seconds + run.start_up_rank_seconds * ranks
+
+
+def _unknown_failures() -> RecipeError:
+    return RecipeError(
+        "cluster.failures.node_hours_between",
+        "no source says how often nodes fail; no failure is counted",
+        "divide the node-hours of your jobs of some months by how many of them a node ended "
+        "(sacct -s NODE_FAIL, or the site's own records)",
+    )
+
+
+def _never_ends(between: float, best_tokens: int) -> RecipeError:
+    return RecipeError(
+        "checkpoint.every_tokens",
+        f"a failure comes every {between / 3_600:.3g} h and costs longer than that: the run "
+        "never ends, and no failure is counted",
+        f"checkpoint.every_tokens={best_tokens} loses least",
+    )
+
+
+def _too_short_jobs(overhead: float) -> RecipeError:
+    return RecipeError(
+        "cluster.queues",
+        f"starting, reading and writing a checkpoint take {overhead / 3_600:.3g} h, as long as "
+        "a job may run; no chain of jobs is counted",
+        "choose a number of nodes whose queue allows longer jobs",
+    )

@@ -1,0 +1,211 @@
+"""A run folder that explains itself: what was asked, with what, on what, and what came out.
+
+recipe.json        the resolved recipe that the ranks load
+*.mac              who wrote recipe.json and data.json, for that user alone to tell
+recipe-before-...  the recipe of the steps up to that one, if the layout changed there
+derived.json       the numbers that follow from it, and its fingerprint
+environment.json   command, commit, versions, device
+software.json      the hash of each room of the code, all packages that a run asks for
+source.diff        what differed from that commit, if anything did
+data.json          the prepared data that this run reads
+metrics.jsonl      what was measured: steps, held-out losses, energy
+journal.jsonl      what happened: starts, checkpoints, guards, restarts, each with its cause
+writer.lock        held while a process trains here; its name, for who comes second
+rehearsed/         faults that were asked for and have struck
+checkpoints/       complete checkpoints, by tokens
+tensorboard/       the same curves for TensorBoard
+wandb/             the same for W&B, written when they are sent
+hangs/             stacks and last collectives of ranks that made no progress
+profile/           traces of profiled steps, a file a rank, and where their time went
+ranks/             what ranks other than the first said, and the errors of all
+export/            checkpoints as folders that transformers loads
+evaluation/        what checkpoints were found to be worth, a file each
+results.json       how it ended; absent while it runs and if it was killed
+report.html        all of the above for a person
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from components.config.schema.recipe import Recipe, read_recipe
+from components.config.targets import nearest
+from components.config.user_overrides import leaves
+from components.errors import RecipeError
+from components.json_file import read_mapping
+from components.run.ownership import check_links, sign
+from components.run.records import DataRecord, Ending, R, read_record
+
+SEALED = frozenset({"recipe.json", "data.json"})
+ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run's folder."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def hangs(self) -> Path:
+        """What ranks left that made no progress."""
+        return self.path / "hangs"
+
+    @property
+    def profiles(self) -> Path:
+        return self.path / "profile"
+
+    @property
+    def stop(self) -> Path:
+        """While this file exists the run saves and stops after the step it is in."""
+        return self.path / "stop"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
+    def recipe_before(self, step: int) -> Path:
+        """Where the recipe of the steps up to ``step`` is, if the run went on by another."""
+        return self.path / f"recipe-before-step-{step}.json"
+
+    def changes_at(self, step: int) -> dict[str, tuple[Any, Any]]:
+        """Compare the recipe with that of the steps up to ``step``: old and new by key."""
+        kept = self.recipe_before(step)
+        if not kept.exists():
+            return {}
+        before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
+        return {
+            key: (before.get(key), value)
+            for key, value in after.items()
+            if before.get(key) != value
+        }
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write what the ranks load, and before it the numbers that follow from it."""
+        derived = recipe.derived.model_dump(mode="json") | {"fingerprint": recipe.fingerprint()}
+        self.write_json("derived.json", derived)
+        self.write_json("recipe.json", recipe.model_dump(mode="json"))
+
+    def write_json(self, name: str, tree: dict[str, Any]) -> None:
+        """Write beside, then rename: a reader never sees half a file."""
+        file = self.path / name
+        beside = file.with_name(f".{file.name}.{os.getpid()}")
+        beside.write_text(json.dumps(tree, indent=1, allow_nan=False) + "\n", "utf-8")
+        beside.replace(file)
+        if name in SEALED:
+            sign(file)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read one of the folder's files, unchecked; :meth:`read` knows what is in it.
+
+        Raises:
+            RecipeError: it is missing or holds no mapping.
+        """
+        return read_mapping(self.path / name, remedy=ANY_RUN)
+
+    def read(self, name: str, kind: type[R], *, finite: bool = True) -> R:
+        """Read one of the folder's files as a record.
+
+        Raises:
+            RecipeError: it cannot be read, or is none of this kind.
+        """
+        return read_record(self.path / name, kind, finite=finite)
+
+    @property
+    def data(self) -> DataRecord:
+        """The prepared data that the run reads."""
+        return self.read("data.json", DataRecord)
+
+    @property
+    def ended(self) -> str | None:
+        """How the run ended, ``finished`` or ``stopped``; None while it runs and if killed."""
+        if not self.results.exists():
+            return None
+        return self.read(self.results.name, Ending, finite=False).status
+
+
+def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
+    """Make the folder of a new run and write its frozen recipe there.
+
+    Raises:
+        RecipeError: the folder already holds a run or something else.
+    """
+    folder = RunFolder(wanted or _fresh(recipe))
+    if folder.recipe.exists():
+        same = read_recipe(folder.recipe) == recipe
+        what = "this very run" if same else "another recipe"
+        way = f"resume={folder.path} goes on with it" if same else "choose another run=FOLDER"
+        raise RecipeError("run", f"{folder.path} holds {what}", way)
+    try:
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
+        folder.checkpoints.mkdir(parents=True)
+    except OSError as error:
+        raise RecipeError(
+            "run", f"cannot make {folder.path}: {error}", "choose another"
+        ) from None
+    folder.write_recipe(recipe)
+    return folder
+
+
+def _fresh(recipe: Recipe) -> Path:
+    """Name a folder after recipe, scale and second; count up where that is taken."""
+    stem = f"{recipe.name}-{recipe.scale.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = [stem, *(f"{stem}-{count}" for count in range(2, 1_000))]
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+
+
+def existing_run_folder(path: Path, key: str = "run") -> RunFolder:
+    """Take the folder of a run that ``key`` names.
+
+    Raises:
+        RecipeError: it is no run folder, and runs beside it are offered; or a link leads out.
+    """
+    folder = RunFolder(path)
+    if not folder.recipe.is_file():
+        beside = sorted(file.parent.name for file in path.parent.glob("*/recipe.json"))
+        way = f"{path.parent} holds: {nearest(path.name, beside)}" if beside else ANY_RUN
+        raise RecipeError(key, f"{path} is no run folder: it has no recipe.json", way)
+    check_links(path, key)
+    return folder
+
+
+def open_run_folder(path: Path) -> tuple[RunFolder, Recipe]:
+    """Open the folder of a run that is to be resumed.
+
+    Raises:
+        RecipeError: it is no run folder, or the run has finished.
+    """
+    folder = existing_run_folder(path, "resume")
+    recipe = read_recipe(folder.recipe)
+    if folder.ended == "finished":
+        remedy = "start a new run with a larger budget.total_tokens"
+        raise RecipeError("resume", f"the run in {path} has finished", remedy)
+    return folder, recipe
+
+
+def replace_recipe(folder: RunFolder, recipe: Recipe, *, step: int) -> None:
+    """Let the run go on by ``recipe`` after ``step``; keep the one by which it got there."""
+    kept = folder.recipe_before(step)
+    if not kept.exists():  # changed twice at one step: no weights came of the recipe between
+        folder.write_json(kept.name, folder.read_json(folder.recipe.name))
+    folder.write_recipe(recipe)

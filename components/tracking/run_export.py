@@ -1,0 +1,109 @@
+"""Run export: what a tracker is told of a run, read from the run folder.
+
+Of a step that was taken twice, after a restart or a roll-back, the last time counts: what led
+to the last weights is told, as in the report.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from components.errors import RecipeError
+from components.report.outcome import load_run
+from components.run.history import HeldOutEvaluation, RunHistory, StepMetrics
+
+
+def check_installed(package: str) -> None:
+    """Say how to get a library before anything is written or sent.
+
+    Raises:
+        RecipeError: ``package``, a key of ``tracking`` too, cannot be imported.
+    """
+    if find_spec(package) is None:
+        raise RecipeError(
+            f"tracking.{package}",
+            f"{package} is not installed",
+            "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock",
+        )
+
+
+ID_DIGITS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsRow:
+    """What was measured at once; ``time`` is in seconds since the epoch."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExport:
+    """A run as trackers know it.
+
+    ``id`` is the run's own: the same after a restart, a resume or a copy of its folder.
+    ``facts`` say in words which run this is. ``rows`` are in the order of time, which is that
+    of the steps. ``status`` is ``unfinished`` while it trains and if it was killed.
+    """
+
+    id: str
+    name: str
+    began: float
+    status: str
+    recipe: Mapping[str, Any]
+    facts: Mapping[str, str]
+    rows: tuple[MetricsRow, ...]
+
+
+def tell(folder: Path) -> RunExport:
+    """Read the run in ``folder``.
+
+    Raises:
+        RecipeError: it is no run folder, a file of it cannot be read, or it has not begun.
+    """
+    run = load_run(folder)
+    journal, recipe = run.journal, run.recipe
+    rows = tuple(sorted(_rows(journal), key=lambda row: row.time))
+    if not rows or not journal.events:
+        remedy = f"let it take a step: python run.py resume={folder}"
+        raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
+    began, fingerprint = journal.events[0].time, str(run.derived.get("fingerprint"))
+    status = run.results["status"] if run.results else "unfinished"
+    facts = {
+        "recipe": recipe["name"],
+        "scale": recipe["scale"]["name"],
+        "cluster": recipe["cluster"]["name"],
+        "fingerprint": fingerprint,
+        "commit": run.environment.get("commit") or "none",
+        "status": status,
+    }
+    return RunExport(
+        id=sha256(f"{fingerprint} {began!r}".encode()).hexdigest()[:ID_DIGITS],
+        name=folder.resolve().name,
+        began=began,
+        status=status,
+        recipe=recipe,
+        facts=facts,
+        rows=rows,
+    )
+
+
+def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
+    for step in journal.steps:
+        yield MetricsRow(step=step.step, time=step.time, values=_figures(step))
+    for one in journal.held_out:
+        yield MetricsRow(step=one.step, time=one.time, values=_losses(one))
+
+
+def _figures(step: StepMetrics) -> dict[str, float]:
+    return {key: value for key, value in asdict(step).items() if key not in {"step", "time"}}
+
+
+def _losses(one: HeldOutEvaluation) -> dict[str, float]:
+    by_source = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
+    return {"held_out": one.loss, **by_source}

@@ -1,0 +1,1 @@
+"""Lightning callbacks, a file each: guard, watchdog, energy, metrics, checkpoints, display."""

@@ -1,0 +1,124 @@
+"""What is done about a bad step: its data is left out, or the run goes back before it."""
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from components.checkpoint.error_sync import together
+from components.checkpoint.metadata import name_of
+from components.errors import RecipeError
+from components.fault_tolerance.guards import StepVerdict
+from components.run.event_log import EventLog, Kind, node_name
+from components.train.callbacks.checkpoints import Checkpoints
+from components.train.callbacks.hooks import RunCallback
+from components.train.callbacks.metrics_logger import Metrics
+from components.train.module import Pretraining
+
+MOST_NAMED = 8
+
+
+class Guarding(RunCallback):
+    """Act on the verdict over a step, on all ranks alike, and tell the journal.
+
+    The step was not taken: weights, optimizer and clock are as before it.
+    """
+
+    def __init__(
+        self, *, checkpoints: Checkpoints, journal: EventLog, metrics: Metrics
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._journal = journal
+        self._metrics = metrics
+        self._began = time.perf_counter()
+
+    def before_step(self, module: Pretraining, batch: object) -> None:
+        self._began = time.perf_counter()
+
+    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
+        goes_back = verdict.action == "roll_back"
+        steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
+        bad = module.progress.step + 1
+        first = max(0, bad - steps)
+        window = module.batches.window(first, bad)
+        evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
+        if verdict.rule == "non_finite":
+            evidence["found_by"] = found_by(module)
+        try:
+            module.guard.note(verdict, tokens=module.progress.tokens, window=window)
+            if goes_back:
+                evidence |= self._go_back(module, before=first, verdict=verdict)
+        except RecipeError:
+            module.progress = replace(module.progress, guard=module.guard.state())
+            self._checkpoints.save(module, ["tokens"], "stopping")
+            self._note("stop", module, verdict, evidence)
+            raise
+        module.progress = replace(module.progress, guard=module.guard.state())
+        module.skip_windows()
+        assert verdict.action != "stop", "the guard has raised"
+        self._note(verdict.action, module, verdict, evidence)
+
+    def _go_back(
+        self, module: Pretraining, *, before: int, verdict: StepVerdict
+    ) -> dict[str, object]:
+        """Load the newest checkpoint of the first ``before`` steps; later ones are no more.
+
+        Raises:
+            RecipeError: there is none.
+        """
+        tokens = (
+            module.recipe.ramp.consumed_after(before) * module.recipe.budget.sequence_length
+        )
+        left = module.progress.step
+        progress = self._checkpoints.go_back(module, tokens)
+        if progress is None:
+            raise RecipeError(
+                f"guard.{verdict.rule}.action",
+                f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
+                "raise checkpoint.keep, save more often, or set the action to skip",
+            )
+        if progress.loss_scale is not None:
+            module.engine.load_scale_state(progress.loss_scale)
+        assert progress.guard is not None
+        module.guard.go_back(progress.guard)
+        module.progress = replace(progress, guard=module.guard.state())
+        self._metrics.go_back(progress)
+        dropped = self._checkpoints.claim(module.progress)
+        name = name_of("tokens", progress.tokens)
+        return {"from_step": left, "checkpoint": name, "dropped": dropped}
+
+    def _note(
+        self, kind: Kind, module: Pretraining, verdict: StepVerdict, evidence: dict[str, object]
+    ) -> None:
+        self._journal.note(
+            kind,
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=verdict.cause,
+            seconds=time.perf_counter() - self._began,
+            evidence=evidence,
+        )
+
+
+def found_by(module: Pretraining) -> list[dict[str, Any]]:
+    """Ask all ranks what of theirs is no number; name those where it began, at most eight.
+
+    It goes from stage to stage with hidden states, so the first stage where a forward pass was
+    not finite counts. If none was, it began in a backward pass: gradients are averaged by then,
+    and tell the stage and the weights but not the data rank.
+    """
+    forward = not module.compute.is_sound
+    mine: dict[str, Any] = {
+        "rank": dist.get_rank(),
+        "node": node_name(os.environ),
+        "stage": module.mesh.place("pipeline"),
+        "in": "forward" if forward else "gradient",
+        "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],
+    }
+    everyones = together(lambda: mine)
+    begun = [one for one in everyones if one["in"] == "forward"]
+    first = min((one["stage"] for one in begun), default=None)
+    found = [one for one in begun if one["stage"] == first]
+    return (found or [one for one in everyones if one["weights"]])[:MOST_NAMED]

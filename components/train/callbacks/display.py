@@ -1,0 +1,84 @@
+"""What a person sees while it trains: a live bar on a terminal, plain lines elsewhere."""
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from components import terminal
+from components.train.callbacks.hooks import RunCallback
+from components.train.module import Pretraining
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LINES = 20  # plain lines over a whole run
+
+
+class Display(RunCallback):
+    """Show loss, tokens a second, the share of the budget and the time that is left."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._began = time.monotonic()
+        self._first_tokens = 0
+
+    def on_begin(self, module: Pretraining) -> None:
+        self._began = time.monotonic()
+        self._first_tokens = module.progress.tokens
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} % of the tokens"),
+                TextColumn("loss {task.fields[loss]:.3f}"),
+                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                module.recipe.name,
+                total=module.recipe.derived.steps,
+                completed=module.progress.step,
+                loss=float("nan"),
+                speed=0.0,
+            )
+            self._bar.start()
+
+    def on_step(self, module: Pretraining) -> None:
+        last, steps = module.last, module.recipe.derived.steps
+        assert last is not None
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=last.step, loss=last.loss, speed=last.tokens_per_second
+            )
+        elif (
+            last.step in {1, steps}
+            or last.step * LINES // steps > (last.step - 1) * LINES // steps
+        ):
+            left = self._seconds_left(module)
+            self._console.print(
+                f"step {last.step:>{len(str(steps))}}/{steps}  {last.step / steps:4.0%}  "
+                f"loss {last.loss:6.3f}  lr {last.lr:.2e}  "
+                f"{last.tokens_per_second:8,.0f} tokens/s  {left:5.0f} s left"
+            )
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def say_at_once(self, text: str) -> None:
+        """Say it from a signal handler, which may have interrupted a line or an import here."""
+        if not self._console.quiet:
+            terminal.say_at_once(text)
+
+    def on_close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _seconds_left(self, module: Pretraining) -> float:
+        """Judge by all tokens since the start, evaluations and checkpoints included."""
+        done = module.progress.tokens - self._first_tokens
+        total = module.recipe.budget.total_tokens
+        return (time.monotonic() - self._began) / done * (total - module.progress.tokens)

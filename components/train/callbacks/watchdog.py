@@ -1,0 +1,232 @@
+"""The watchdog's place in the loop: limits of time, looks at the ranks, equal replicas."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+from components.config.schema.guards import Watchdog
+from components.distributed.mesh import Mesh, sum_over_ranks
+from components.fault_tolerance.failures import describe_end, forget_errors, read_errors
+from components.fault_tolerance.flight_recorder import last_collectives, record_collectives
+from components.fault_tolerance.guards import StepVerdict
+from components.fault_tolerance.hang import HangState, HangWatch, WatchedWork
+from components.fault_tolerance.rank_health import Growth, slow_ranks
+from components.fault_tolerance.replicas import (
+    ReplicaDifference,
+    ReplicasDifferError,
+    compare_replicas,
+)
+from components.run.event_log import EventLog, Kind
+from components.run.folder import RunFolder
+from components.train.callbacks.hooks import RunCallback
+from components.train.module import Pretraining
+from components.train.trainer import rank_here
+
+
+class HangReport(RuntimeError):  # noqa: N818 - its name begins the message by which others know it
+    """What the error file says of a rank that its watchdog ends."""
+
+
+def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> HangWatch:
+    """Begin to watch this rank; its start is a pause.
+
+    What it leaves when it hangs is below ``hangs/``, and where torchrun reads errors. The
+    journal is told by who waits for no other rank, and in any case by the first and the last of
+    ``ranks``: one of them may be what holds the interpreter's lock and cannot say so.
+    """
+    record_collectives(settings.collectives)
+    journal = EventLog(file=folder.journal, writes=True, retry_seconds=0.0)  # its end is near
+
+    def leave_word(report: HangState) -> None:
+        if report.waits_in is None or report.rank in (0, ranks - 1):
+            evidence = {"rank": report.rank, "node": report.node, "waits_in": report.waits_in}
+            journal.note(
+                "hang",
+                step=report.work.step,
+                tokens=report.work.tokens,
+                cause=str(report),
+                seconds=report.work.seconds,
+                evidence=evidence,
+            )
+        try:
+            raise HangReport(str(report))
+        except HangReport as hang:
+            ErrorHandler().record_exception(hang)
+        # What the main thread raises when the others are gone would take this word's place.
+        os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
+
+    watch = HangWatch(
+        folder=folder.hangs, rank=rank_here(), collectives=last_collectives, on_hang=leave_word
+    )
+    watch.expect(WatchedWork("start", 0, 0, settings.pause_seconds))
+    return watch
+
+
+class Watching(RunCallback):
+    """Say how long each step may take; name slow ranks; let no replica differ unnoticed.
+
+    It comes before whoever saves, so that no checkpoint holds replicas that differ.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Watchdog,
+        hang: HangWatch,
+        ranks: Path,
+        journal: EventLog,
+        say: Callable[[str], None],
+        checkpoint_tokens: int,
+    ) -> None:
+        self._settings = settings
+        self._hang = hang
+        self._ranks = ranks
+        self._journal = journal
+        self._say = say
+        self._checkpoint_tokens = checkpoint_tokens
+        self._growth = Growth(fraction=settings.memory_growth_fraction)
+        self._is_first = True
+
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        limits = self._settings
+        # In its first step a process makes connections, and compiles where it does.
+        seconds = limits.pause_seconds if self._is_first else limits.step_seconds
+        self._is_first = False
+        progress = module.progress
+        name = f"step {progress.step + 1}"
+        self._hang.expect(WatchedWork(name, progress.step, progress.tokens, seconds))
+
+    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
+        """Give the guard time: it may read a checkpoint."""
+        self._pause(module)
+
+    def on_step(self, module: Pretraining) -> None:
+        self._pause(module)
+        self._look(module)
+        if module.is_due(self._checkpoint_tokens) or module.stopping:
+            self._compare(module, module.progress.step)
+
+    def on_begin(self, module: Pretraining) -> None:
+        """Tell on the first rank why the ranks of this job started again, if they did."""
+        module.engine.on_gradients = lambda: self._before_update(module)
+        if dist.get_rank():  # who reads while the first rank forgets finds files gone
+            return
+        errors = read_errors(self._ranks)
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if not errors and not restarts:
+            return
+        cause, silent = describe_end(errors, ranks=dist.get_world_size())
+        lost_at = min((error.at for error in errors), default=time.time_ns())
+        self._journal.note(
+            "restart",
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=cause,
+            seconds=(time.time_ns() - lost_at) / 1e9,
+            evidence={"restart": restarts, "without_a_word": silent},
+        )
+        forget_errors(self._ranks)
+
+    def _pause(self, module: Pretraining) -> None:
+        step, tokens = module.progress.step, module.progress.tokens
+        seconds = self._settings.pause_seconds
+        self._hang.expect(WatchedWork(f"after step {step}", step, tokens, seconds))
+
+    def _look(self, module: Pretraining) -> None:
+        told = module.rank_figures.told
+        if told is None:
+            return
+        alike = kinds_of_work(module.mesh)
+        for slow in slow_ranks(told.seconds, alike, ratio=self._settings.slow_ratio):
+            self._tell(
+                module,
+                "slow_rank",
+                f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like",
+                {"rank": slow.rank, "ratio": slow.ratio, "seconds_a_step": slow.seconds},
+            )
+        for rank, fraction in self._growth.look(told.memory_bytes).items():
+            self._tell(
+                module,
+                "memory_growth",
+                f"rank {rank} holds {fraction:.0%} more memory than it did",
+                {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]},
+            )
+
+    def _before_update(self, module: Pretraining) -> None:
+        """Compare what the step has computed with, before the update hides it.
+
+        An engine that divides the update sends the new rows to all: after it what a rank had
+        been wrong in is gone, or has become everyone's.
+        """
+        step, every = module.progress.step + 1, self._settings.replicas_every_steps
+        if isinstance(every, int) and step % every == 0:
+            self._compare(module, step)
+
+    def _compare(self, module: Pretraining, step: int) -> None:
+        """Compare replicas in ``step``; on a difference all ranks end.
+
+        Raises:
+            ReplicasDifferError: with the weight and the ranks that differ.
+        """
+        differences = everyones(compare_replicas(module.engine.shards, module.mesh))
+        if not differences:
+            return
+        first = differences[0]
+        ranks = ", ".join(map(str, first.ranks))
+        text = (
+            f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
+        )
+        self._tell(
+            module,
+            "replicas",
+            text,
+            {"weights": [each.weight for each in differences], "ranks": list(first.ranks)},
+        )
+        raise ReplicasDifferError(f"in step {step} {text}")
+
+    def _tell(
+        self, module: Pretraining, kind: Kind, text: str, evidence: dict[str, Any]
+    ) -> None:
+        self._say(text)
+        self._journal.note(
+            kind,
+            step=module.progress.step,
+            tokens=module.progress.tokens,
+            cause=text,
+            seconds=0.0,
+            evidence=evidence,
+        )
+
+
+def kinds_of_work(mesh: Mesh) -> list[int]:
+    """Number each rank's work: that of a pipeline stage, and of its experts."""
+    degrees = mesh.degrees
+    kinds = torch.arange(degrees.pipeline * degrees.expert)
+    kinds = kinds.view(degrees.pipeline, 1, 1, degrees.expert, 1, 1)
+    places = mesh.root.mesh.cpu()
+    by_rank = torch.empty(degrees.ranks, dtype=torch.int64)
+    by_rank[places.flatten()] = kinds.expand(places.shape).flatten()
+    found: list[int] = by_rank.tolist()
+    return found
+
+
+def everyones(mine: list[ReplicaDifference]) -> list[ReplicaDifference]:
+    """Collect the differences that any rank knows of; all ranks call this.
+
+    Most often there is none, and one number says so.
+    """
+    if dist.get_world_size() == 1:
+        return mine
+    device = torch.accelerator.current_accelerator() if dist.get_backend() != "gloo" else None
+    if not sum_over_ranks(torch.tensor(len(mine), device=device)).item():
+        return []
+    lists: list[list[ReplicaDifference]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(lists, mine)
+    return list(dict.fromkeys(each for one in lists for each in one))

@@ -1,0 +1,83 @@
+"""Step metrics: summed over all ranks in one collective, and reported to whoever listens."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from components.data.samples import DIGEST_MODULUS
+from components.distributed.mesh import sum_over_ranks
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step reports, as means over all microbatches and ranks.
+
+    ``loss`` is the cross-entropy alone; ``expert_load`` the busiest expert's tokens over the
+    mean, 1 for a dense model.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    auxiliary_loss: float
+    expert_load: float
+    lr: float
+    gradient_norm: float
+    seconds: float
+    tokens_per_second: float
+    samples_digest: int
+    loss_scale: float
+
+
+_AGREED = 7  # numbers that travel in every step; those of a rank may follow
+_HALF_BITS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedMetrics:
+    """A step's figures as every rank has them: means over all microbatches.
+
+    ``norm`` is the gradients' global norm on the device, a float64 scalar, and
+    ``gradient_norm`` the same on the host; where only the engine knows the norm, the one is 0
+    and the other None. ``told`` are the sums of what each rank tells of itself.
+    """
+
+    loss: float
+    auxiliary_loss: float
+    expert_load: float
+    stop: bool
+    gradient_norm: float | None
+    samples_digest: int
+    norm: Tensor
+    told: Tensor
+
+
+def reduce_step_metrics(
+    means: Tensor, *, squares: Tensor | None, stop: bool, samples_digest: int, own: Tensor
+) -> ReducedMetrics:
+    """Add up over all ranks, and read the sums on the host: the one wait of a step.
+
+    ``means`` are this rank's shares of loss, auxiliary loss and expert load, ``squares`` is
+    that of the squared norm if the engine has it, ``samples_digest`` that of the samples which
+    this rank counts. One rank that asks to ``stop`` is enough. ``means`` and ``own`` (a vector
+    of any length, as long on every rank) are float64.
+    """
+    # A float64 holds the sum of halves exactly, for up to two million ranks.
+    halves = divmod(samples_digest, 1 << _HALF_BITS)
+    rest = means.new_tensor([float(stop), 0.0, *map(float, halves)])
+    if squares is not None:
+        rest[1] = squares
+    sums = sum_over_ranks(torch.cat([means, rest, own]))
+    loss, auxiliary_loss, expert_load, stops, squared, high, low = sums[:_AGREED].tolist()
+    return ReducedMetrics(
+        loss=loss,
+        auxiliary_loss=auxiliary_loss,
+        expert_load=expert_load,
+        stop=stops > 0,
+        gradient_norm=None if squares is None else math.sqrt(squared),
+        samples_digest=((int(high) << _HALF_BITS) + int(low)) % DIGEST_MODULUS,
+        norm=sums[4].sqrt(),
+        told=sums[_AGREED:],
+    )

@@ -1,0 +1,159 @@
+"""The section ``data``: what of mixture, phases and sources is refused, and what it derives."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+
+from components.config.resolve import resolve
+from components.config.schema.data import DataPhase, Source
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+
+Compose = Callable[..., Recipe]
+TWO = ("data.shares={en: 0.5, de: 0.5}", "budget.sequence_length=64")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("data.mixture=natural",), r"data\.shares: 24 shares are given, but data\.mixture"),
+        (
+            ("data.shares={}",),
+            r"data\.shares: 0 shares add up to 0\.000000, not to 1",
+        ),
+        (
+            ("data.mixture={temperature: 0.5}", "data.shares={}"),
+            r"data\.mixture\.temperature: input should be greater than or equal to 1",
+        ),
+        (("data.mixture={warmth: 2}", "data.shares={}"), r"data\.mixture\.\w+: "),
+        (("data.mixture=equal",), r"data\.mixture: input should be 'given' or 'natural'"),
+        (
+            ("data.phases={end: {shares: {en: 1.0}}}",),
+            r"data\.phases\.end: says not once where it begins\n  give it either from_tokens",
+        ),
+        (
+            ("data.phases={end: {from_tokens: 5, from_fraction: 0.5, shares: {en: 1.0}}}",),
+            r"data\.phases\.end: says not once",
+        ),
+        (
+            ("data.phases={end: {from_fraction: 0.9, shares: {en: 0.5, de: 0.4}}}",),
+            r"data\.phases\.end\.shares: 2 shares add up to 0\.900000, not to 1",
+        ),
+        (
+            ("budget.total_tokens=10_240", "data.phases.end={from_tokens: 10240, shares: {}}"),
+            r"data\.phases\.end\.from_tokens: 10,240 is not inside the budget of 10,240 tokens",
+        ),
+        (
+            ("data.sources.en.files=[a.txt]", "data.sources.en.tokens=[a]"),
+            r"data\.sources\.en: files and tokens exclude each other",
+        ),
+        (
+            ("data.sources.en.tokens=[a]", "data.sources.en.dataset={path: a, split: b}"),
+            r"data\.sources\.en: tokens and dataset exclude each other",
+        ),
+        (
+            ("data.sources.en.tokens=[a]",),
+            r"data\.tokenizer_folder: none, but en has tokens already, and the text of bg",
+        ),
+        (
+            ("data.sources.en.eod=absent",),
+            r"data\.sources\.en\.eod: is of token files, and there are none",
+        ),
+        (
+            (
+                *("data.sources={en: {tokens: [a], eod: absent}}", "data.document_mask=true"),
+                "data.shares={en: 1.0}",
+            ),
+            r"data\.sources\.en\.eod: absent, but data\.document_mask needs to see",
+        ),
+        (("data.sources.en.most_epochs=0",), r"data\.sources\.en\.most_epochs: input should"),
+        (("data.sources.fr.tokenz=[a]",), r"data\.sources\.fr\.tokenz: unknown key"),
+    ],
+)
+def test_what_makes_no_mixture_is_refused(compose: Compose, words, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        compose(*words)
+
+
+def test_with_a_rule_every_source_with_text_takes_part(compose: Compose) -> None:
+    data = compose("data.mixture={temperature: 3}", "data.shares={}").data
+    assert len(data.names) == 24
+    assert data.names == tuple(data.sources)
+    assert data.sources["mt"].embedded == "eu24/mt"
+
+
+def test_phases_begin_at_the_sample_whose_first_token_is_theirs(compose: Compose) -> None:
+    later = "b: {from_fraction: 0.9, shares: {en: 1.0}}"
+    phases = f"data.phases={{{later}, a: {{from_tokens: 65, shares: {{de: 1.0}}}}}}"
+    recipe = compose(*TWO, phases, "budget.total_tokens=16_384")
+    assert [(first, path) for first, path, _ in recipe.data_phases] == [
+        (0, "data.shares"),
+        (2, "data.phases.a.shares"),
+        (231, "data.phases.b.shares"),  # 16,384 x 0.9 / 64 is 230.4
+    ]
+
+
+def test_a_tenth_is_a_tenth_whatever_the_float() -> None:
+    phase = DataPhase(from_fraction=0.1, shares={"a": 1.0})
+    assert phase.first_sample(total_tokens=10**12, sequence_length=10) == 10**10
+
+
+def test_a_source_of_a_later_phase_alone_is_prepared_too(compose: Compose) -> None:
+    phase = "data.phases={end: {from_fraction: 0.5, shares: {mt: 1.0}}}"
+    recipe = compose(*TWO, phase)
+    assert recipe.data.names == ("en", "de", "mt")
+    assert set(recipe.data.sources) == {"en", "de", "mt"}
+
+
+def test_a_miniature_keeps_the_place_of_a_phase_and_gives_it_the_carriers(
+    compose: Compose, full_tree
+) -> None:
+    full = deepcopy(full_tree)
+    total = full["budget"]["total_tokens"]
+    phase = {"from_tokens": total * 3 // 4, "shares": {"de": 0.75, "no_text": 0.25}}
+    full["data"]["phases"] = {"end": phase}
+    full["data"]["sources"]["no_text"] = {"most_epochs": 4}
+    full["data"]["sources"]["de"]["most_epochs"] = 4
+    small = compose().model_dump(mode="json")
+    tree = deepcopy({**full, "scale": small["scale"], "cluster": small["cluster"]})
+    tree["parallelism"] = small["parallelism"]
+    mini = resolve(tree, (), full)
+    shares = mini.data.phases["end"].shares
+    assert mini.data.phases["end"].from_tokens == mini.budget.total_tokens * 3 // 4
+    assert shares["de"] == pytest.approx(0.15)
+    assert shares["python_source"] == mini.data.shares["python_source"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert "no_text" not in mini.data.sources
+    assert mini.data.sources["de"].most_epochs is None
+
+
+def test_a_phase_that_the_user_names_is_final(compose: Compose) -> None:
+    data = compose("data.phases={end: {from_fraction: 0.5, shares: {mt: 1.0}}}").data
+    assert dict(data.phases["end"].shares) == {"mt": 1.0}
+    assert data.shares["python_source"] == 0.6
+
+
+def test_what_a_source_does_not_use_is_left_out_of_the_settled_recipe() -> None:
+    assert Source().model_dump(mode="json") == {"files": [], "embedded": None, "stand_in": None}
+    used = Source(tokens=("a",), eod="absent", column="body", most_epochs=4)
+    assert Source.model_validate(used.model_dump(mode="json")) == used
+
+
+def test_the_mixture_belongs_to_the_mathematics_and_places_do_not(compose: Compose) -> None:
+    def fingerprint(*words: str) -> str:
+        return compose("data.shares={en: 0.5, de: 0.5}", *words).fingerprint()
+
+    same = {
+        fingerprint(),
+        fingerprint("data.write_megatron=true"),
+        fingerprint("data.verify=sizes"),
+    }
+    other = {
+        fingerprint("data.tokenizer_folder=a"),
+        fingerprint("data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}"),
+        fingerprint("data.surplus=dealt"),
+        fingerprint("data.sources.en.most_epochs=4"),
+    }
+    assert len(same) == 1
+    assert len(same | other) == 5

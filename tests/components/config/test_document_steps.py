@@ -1,0 +1,91 @@
+"""The sections of corpus preparation: closed, and with a default where languages differ."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.config.schema.document_steps import DocumentSteps, TextRatios
+from components.config.schema.recipe import read_section
+from components.errors import RecipeError
+
+CONF = Path(__file__).resolve().parents[3] / "conf" / "preparation"
+PATH = "data.preparation"
+
+
+@pytest.fixture
+def tree():
+    files = [CONF / f"{name}.yaml" for name in ("engine", "plain", "roots")]
+    merged = {k: v for f in files for k, v in yaml.safe_load(f.read_text("utf-8")).items()}
+    return copy.deepcopy({key: merged[key] for key in DocumentSteps.model_fields})
+
+
+def test_every_preset_of_a_work_is_over_plain():
+    presets = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in CONF.glob("*")}
+    assert len(presets) >= 7
+    assert presets.pop("none") == {"preparation": "none"}
+    assert "defaults" not in presets.pop("engine")
+    assert presets.pop("plain")["defaults"] == ["engine"]
+    assert all(content["defaults"] == ["plain"] for content in presets.values())
+
+
+def test_each_section_may_be_none(tree):
+    nothing = dict.fromkeys(tree, "none")
+    assert read_section(DocumentSteps, nothing, PATH).model_dump() == nothing
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ("language.minimum_score", {"en": 0.5}, "needs a key default"),
+        ("language.minimum_score.en", 1.5, "less than or equal to 1, got 1.5"),
+        ("filters.text_ratios.languages", {}, "needs a key default"),
+        ("filters.text_ratios.languages.en.words", "letters", "spaces_and_pairs"),
+        ("filters.text_ratios.languages.en.stopwords", 0.5, "unknown key"),
+        (
+            "filters.repeated_ngrams",
+            {"min_tokens": 1, "max_tokens": 2, "repeats": 1},
+            ">= 2|equal",
+        ),
+        (
+            "filters.repeated_ngrams",
+            {"min_tokens": 3, "max_tokens": 2, "repeats": 2},
+            "max_tokens: value error, is below min_tokens 3, got 2",
+        ),
+        ("normalise.unicode_form", "NFD", "'NFC' or 'NFKC'"),
+        ("personal_data.emails", None, "valid string"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_its_path(tree, place, value, problem):
+    *parents, key = place.split(".")
+    section = tree
+    for name in parents:
+        section = section[name]
+    section[key] = value
+    with pytest.raises(RecipeError, match=problem) as failure:
+        read_section(DocumentSteps, tree, PATH)
+    assert f"{PATH}.{parents[0]}" in str(failure.value)
+
+
+def test_roots_limits_are_the_published_table(tree):
+    """The keys that every language sets, from parameters_filtering.py."""
+    limits = read_section(TextRatios, tree["filters"]["text_ratios"], PATH).languages
+    columns = ("min_words", "character_repetition", "word_repetition", "special_characters")
+    rows = {name: tuple(getattr(row, key) for key in columns) for name, row in limits.items()}
+    assert rows == {
+        "default": (10, 0.2, 0.3, 0.4),
+        "ar": (20, 0.20, 0.34, 0.30),
+        "bn": (33, 0.13, 0.21, 0.45),
+        "ca": (15, 0.20, 0.40, 0.25),
+        "en": (20, 0.106, 0.19, 0.40),
+        "es": (16, 0.14, 0.25, 0.34),
+        "eu": (8, 0.20, 0.40, 0.31),
+        "fr": (13, 0.14, 0.13, 0.34),
+        "hi": (38, 0.18, 0.47, 0.45),
+        "id": (15, 0.15, 0.20, 0.34),
+        "pt": (19, 0.25, 0.98, 0.35),
+        "ur": (25, 0.19, 0.50, 0.25),
+        "vi": (30, 0.15, 0.20, 0.34),
+        "zh": (1, 0.20, 0.96, 0.30),
+    }

@@ -1,0 +1,123 @@
+"""What an engine cannot do is refused when a recipe is composed, with a way out."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.rules.engine import check_precision
+from components.errors import RecipeError
+from tests.components.config.conftest import Compose
+
+DEEPSPEED = (
+    "scale=full",
+    "parallelism.engine=deepspeed",
+    "parallelism.pipeline=1",
+    "parallelism.tensor=1",
+    "parallelism.sequence_parallel=false",
+    "parallelism.data=64",
+    "cluster.ranks=64",
+    "cluster.device=cpu",
+    "precision.compute=float32",
+)
+FP16 = ("precision=fp16", "precision.compute=float16")
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_stage_is_taken_in_float32(compose: Compose, zero: int) -> None:
+    assert compose(*DEEPSPEED, f"parallelism.zero={zero}").parallelism.zero == zero
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("parallelism.compile=layers", "parallelism.zero=3"),
+            r"parallelism\.compile: layers, but at zero=3 DeepSpeed's hooks are inside of "
+            r"each layer, and no two layers have a graph in common\n"
+            r"  set parallelism\.compile=none, zero=2, or parallelism\.engine=mesh",
+        ),
+        (
+            ("parallelism.tensor=2", "cluster.ranks=128"),
+            r"parallelism\.tensor: 2, but the deepspeed engine has data ranks alone\n"
+            r"  set parallelism\.tensor=1, or parallelism\.engine=mesh",
+        ),
+        (
+            ("parallelism.pipeline=2", "cluster.ranks=128"),
+            r"parallelism\.pipeline: 2, but .*\n  set parallelism\.pipeline=1, or",
+        ),
+        (
+            ("parallelism.context=2", "cluster.ranks=128"),
+            r"parallelism\.context: 2, but .*\n  set parallelism\.context=1, or",
+        ),
+        (
+            ("parallelism.data_shard=8",),
+            r"parallelism\.data_shard: 8, but DeepSpeed shards over all 64 data ranks\n"
+            r"  set parallelism\.data_shard=64, or parallelism\.engine=mesh",
+        ),
+        (
+            ("parallelism.zero=0", "parallelism.offload_optimizer=true"),
+            r"parallelism\.offload_optimizer: true at zero=0, .*\n"
+            r"  set parallelism\.zero=1, or",
+        ),
+        (
+            ("parallelism.engine=mesh", "parallelism.offload_optimizer=true"),
+            r"parallelism\.offload_optimizer: true, but the mesh engine keeps .*\n"
+            r"  set offload_optimizer=false, or parallelism\.engine=deepspeed",
+        ),
+        (
+            ("precision.compute=float64",),
+            r"precision\.compute: float64 is unknown to DeepSpeed\n"
+            r"  set precision\.compute=float32, or",
+        ),
+        (
+            ("precision.reduce=float64",),
+            r"precision\.reduce: float64 is unknown to DeepSpeed\n"
+            r"  set precision\.reduce=float32, or",
+        ),
+        (
+            ("precision.accumulate=bfloat16",),
+            r"precision\.accumulate: bfloat16, but beside float32 weights DeepSpeed adds up in "
+            r"float32\n  set precision\.accumulate=float32, or",
+        ),
+        (
+            ("precision.compute=bfloat16", "parallelism.zero=0"),
+            r"parallelism\.zero: 0, but in bfloat16 DeepSpeed keeps float32 weights .*\n"
+            r"  set parallelism\.zero=1, or",
+        ),
+        (
+            ("precision.compute=auto", "cluster.device=cuda", "parallelism.zero=0"),
+            r"parallelism\.zero: 0, but in bfloat16",
+        ),
+        (
+            (*FP16, "precision.loss_scale.initial=1_000.0"),
+            r"precision\.loss_scale\.initial: 1,000\.0, but DeepSpeed starts from a power of "
+            r"two\n  the nearest: 1,024\.0",
+        ),
+        (
+            (*FP16, "precision.loss_scale.minimum=0.5"),
+            r"precision\.loss_scale\.minimum: 0\.5, but DeepSpeed takes whole numbers from 1 on"
+            r"\n  the nearest: 1\.0",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(
+    compose: Compose, words: tuple[str, ...], message: str
+) -> None:
+    names = [word.partition("=")[0] for word in words]
+    kept = [word for word in DEEPSPEED if word.partition("=")[0] not in names]
+    with pytest.raises(RecipeError, match=message):
+        compose(*kept, *words)
+
+
+def test_experts_over_ranks_are_refused() -> None:
+    words = ["recipe=mula20b_a2b", "parallelism.engine=deepspeed", "cluster.ranks=4"]
+    with pytest.raises(RecipeError, match=r"parallelism\.expert: 2, but the deepspeed engine"):
+        compose_recipe(read_point(words))
+
+
+def test_what_auto_stands_for_is_checked_where_it_is_known(compose: Compose) -> None:
+    words = [word for word in DEEPSPEED if not word.startswith(("cluster.dev", "precision"))]
+    recipe = compose(*words, "precision.compute=auto", "parallelism.zero=0")
+    check_precision(recipe, "float32")
+    with pytest.raises(RecipeError, match=r"parallelism\.zero: 0, but in bfloat16"):
+        check_precision(recipe, "bfloat16")

@@ -1,0 +1,128 @@
+"""What float8 is for is composed; what it is not for is refused, with a way out."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.key_groups import KeyGroup, fingerprint_of
+from components.config.rules.check import warnings_of
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+from components.planner.job import job_of
+from tests.components.config.conftest import Compose
+
+# A machine whose devices have it, and a layout without tensor ranks.
+FULL = (
+    *("recipe=playbook1b", "scale=full", "cluster=hopper", "cluster.ranks=8"),
+    *("parallelism.data=8", "parallelism.tensor=1", "parallelism.pipeline=1"),
+    "parallelism.sequence_parallel=false",
+)
+
+
+def full(*words: str) -> Recipe:
+    return compose_recipe(read_point([*FULL, *words]))
+
+
+def test_it_is_a_precision_to_choose_and_changes_the_mathematics_alone() -> None:
+    plain, float8 = full(), full("precision=fp8")
+    assert float8.precision.compute == "float8"
+    assert float8.precision.accumulate == plain.precision.accumulate
+    trees = [one.model_dump(mode="json") for one in (plain, float8)]
+    same = {
+        group
+        for group in KeyGroup
+        if fingerprint_of(trees[0], group) == fingerprint_of(trees[1], group)
+    }
+    assert same == {*KeyGroup} - {KeyGroup.MATHEMATICS}
+
+
+@pytest.mark.parametrize("name", ["teuken7b", "gpt175b", "bloom7b1", "mula220b_a10b"])
+def test_a_miniature_keeps_it_and_gets_widths_that_fit(name: str) -> None:
+    shape = compose_recipe(read_point([f"recipe={name}", "scale=mini", "precision=fp8"])).shape
+    widths = [shape.dim, shape.attention.num_kv_heads * shape.attention.head_dim]
+    if not shape.mlp.num_experts:
+        widths.append(shape.mlp.ffn_dim)
+    assert not any(width % 16 for width in widths)
+
+
+def test_a_miniature_without_it_computes_as_its_device_does(compose: Compose) -> None:
+    recipe = compose("scale=mini", "precision=bf16")
+    assert recipe.precision.compute == "auto"
+    assert recipe.shape.mlp.ffn_dim == 840
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("model.dim=40", "model.attention.head_dim=16"),
+            r"model\.dim: gives linear maps 40 wide, but products in float8 want multiples of "
+            r"16\n  choose it so that they are 48, or set precision\.compute=bfloat16",
+        ),
+        (
+            ("model.attention.num_heads=3", "model.attention.num_kv_heads=3",
+             "model.attention.head_dim=8"),
+            r"model\.attention\.head_dim: gives linear maps 24 wide",
+        ),
+        (
+            ("model.attention.num_heads=4", "model.attention.num_kv_heads=1",
+             "model.attention.head_dim=8"),
+            r"model\.attention\.num_kv_heads: gives linear maps 8 wide",
+        ),
+        (("model.mlp.ffn_dim=840",), r"model\.mlp\.ffn_dim: gives linear maps 840 wide"),
+        (
+            ("parallelism.engine=deepspeed",),
+            r"parallelism\.engine: deepspeed, which rounds weights to bfloat16 before .*\n"
+            r"  set parallelism\.engine=mesh, or precision\.compute=bfloat16",
+        ),
+        (
+            ("cluster.ranks=2", "parallelism.data=1", "parallelism.tensor=2"),
+            r"parallelism\.tensor: 2, but in float8 a row has one scale, .*\n"
+            r"  set parallelism\.tensor=1, or precision\.compute=bfloat16",
+        ),
+        (
+            ("precision.loss_scale={initial: 1.0, window: 5, hysteresis: 1, minimum: 1.0}",),
+            r"precision\.loss_scale: float8 needs none",
+        ),
+    ],
+    ids=["dim", "heads", "groups", "ffn", "engine", "tensor", "scale"],
+)  # fmt: skip
+def test_what_it_cannot_do_is_refused(
+    compose: Compose, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        compose("scale=mini", "precision=fp8", *words)
+
+
+def test_experts_may_have_any_width() -> None:
+    words = ["recipe=mula1b", "scale=mini", "precision=fp8", "model.mlp.ffn_dim=40"]
+    with pytest.raises(RecipeError, match=r"model\.mlp\.ffn_dim"):
+        compose_recipe(read_point(words))
+    words[0] = "recipe=mula7b_a1b"
+    assert compose_recipe(read_point(words)).shape.mlp.ffn_dim == 40
+
+
+@pytest.mark.parametrize("cluster", ["juwels", "smng_p2", "jean_zay", "jean_zay_v100"])
+def test_a_machine_whose_profile_has_no_peak_in_it_is_refused(cluster: str) -> None:
+    words = ["recipe=bloom560m", "scale=full", f"cluster={cluster}", "budget.ramp_up=none"]
+    message = (
+        r"precision\.compute: float8, but .* has none: its profile states a "
+        r"peak in .*\n  set precision\.compute=bfloat16, or choose a cluster whose devices"
+    )
+    with pytest.raises(RecipeError, match=message):
+        compose_recipe(read_point([*words, "precision=fp8"]))
+    emulated = compose_recipe(read_point([*words, "precision=fp8", "cluster.device=cpu"]))
+    assert emulated.precision.compute == "float8"
+
+
+def test_it_is_planned_as_bfloat16_and_that_is_said() -> None:
+    float8 = full("precision=fp8", "parallelism.compile=layers")
+    assert job_of(float8) == job_of(full("parallelism.compile=layers"))
+    (line,) = warnings_of(float8)
+    assert line.startswith("precision.compute: float8 is planned as bfloat16")
+    assert warnings_of(full()) == ()
+
+
+def test_layers_that_are_not_compiled_are_named() -> None:
+    _, line = warnings_of(full("precision=fp8"))
+    assert line.startswith("parallelism.compile: none leaves each cast to float8")

@@ -1,0 +1,230 @@
+"""Layouts that cannot run are refused from numbers alone, each with values that work."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.rules.layout import tensor_fits
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+
+# What is refused: words (of `parallelism` where they name no section), problem, way out.
+REFUSED = [
+    (
+        "teuken7b tensor=3",
+        "parallelism.tensor: 3 does not divide model.attention.num_heads 32",
+        "values that fit the model: 1, 2, 4, 8, 16, 32",
+    ),
+    (
+        "teuken7b tensor=4 model.attention.num_heads=36 model.attention.num_kv_heads=6",
+        "parallelism.tensor: 4 and model.attention.num_kv_heads 6 do not divide each other",
+        "values that fit the model: 1, 2",  # 3 would not share the vocabulary's rows
+    ),
+    (
+        "teuken7b tensor=4 model.mlp.ffn_dim=13_442",
+        "parallelism.tensor: 4 does not divide model.mlp.ffn_dim 13,442",
+        "values that fit the model: 1, 2",
+    ),
+    (
+        "teuken7b tensor=4 model.padded_vocab_size=250_881",
+        "model.padded_vocab_size: 250,881 rows do not divide among 4 tensor ranks",
+        "the next multiple: 250,884",
+    ),
+    (
+        "teuken7b budget.sequence_length=4_095 budget.global_batch_tokens=4_193_280",
+        "parallelism.sequence_parallel: budget.sequence_length 4,095 does not divide among "
+        "2 tensor ranks",
+        "set sequence_parallel=false, or a sequence_length of 4,096",
+    ),
+    (
+        "teuken7b data_shard=48",
+        "parallelism.data_shard: 48 does not divide data x expert = 128",
+        "values that do: 1, 2, 4, 8, 16, 32, 64, 128",
+    ),
+    (
+        "mula20b_a2b data_shard=900",
+        "parallelism.data_shard: 900 does not divide data x expert = 3072",
+        "values that do: 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536",
+    ),
+    (
+        "mula20b_a2b data_shard=128",
+        "parallelism.data_shard: 128 ranks cannot hold whole groups of 12 expert ranks",
+        "use a multiple of parallelism.expert=12",
+    ),
+    (
+        "mula20b_a2b expert=10 data=307",
+        "parallelism.expert: 10 ranks cannot share model.mlp.num_experts 96 evenly",
+        "values that do: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96",
+    ),
+    (
+        "mula20b_a2b tensor=2",
+        "parallelism.tensor: 2: experts are not split over this axis, here as in Optimus",
+        "set parallelism.tensor=1, and parallelism.expert for experts that do not fit",
+    ),
+    (
+        "mula20b_a2b zero=3",
+        "parallelism.zero: 3 would gather what 12 expert ranks divide already",
+        "set parallelism.zero=1 or 2, or parallelism.expert=1",
+    ),
+    (
+        "mula7b_a1b zero=3",
+        "parallelism.zero: 3 deals whole experts, and 3072 ranks do not divide 64 of them",
+        "set parallelism.data_shard to a divisor of 64, or parallelism.zero=1",
+    ),
+    (
+        "bloom7b1 expert=2 data=2",
+        "parallelism.expert: 2 ranks for experts, but the model has none",
+        "set parallelism.expert=1; parallelism.data is the axis of dense models",
+    ),
+    (
+        "bloom7b1 expert_overlap=2",
+        "parallelism.expert_overlap: 2 parts of what goes to experts, but the model has none",
+        "set parallelism.expert_overlap=1",
+    ),
+    (
+        "bloom7b1 data_shard=4",
+        "parallelism.data_shard: 4 ranks would share a sharded copy, but at zero=0 nothing "
+        "is sharded",
+        "leave data_shard out, or set parallelism.zero=1",
+    ),
+    (
+        "teuken7b zero=3",
+        "parallelism.zero: 3 with 2 pipeline stages would gather every parameter again for "
+        "each microbatch",
+        "set parallelism.zero=1 or 2, or parallelism.pipeline=1",
+    ),
+    (
+        "teuken7b schedule=interleaved",
+        "parallelism.stages_per_rank: interleaved needs several stages on each rank, not 1",
+        "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
+    ),
+    (
+        "teuken7b schedule=zero_bubble",
+        "parallelism.stages_per_rank: zero_bubble needs several stages on each rank, not 1",
+        "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
+    ),
+    (
+        "teuken7b schedule=zero_bubble stages_per_rank=2 zero=2",
+        "parallelism.zero: 2 shards gradients after each microbatch, which "
+        "zero_bubble leaves no moment for",
+        "set parallelism.zero=1, or parallelism.schedule=interleaved",
+    ),
+    (
+        "teuken7b schedule=zero_bubble stages_per_rank=2 recompute=full",
+        "parallelism.recompute: zero_bubble goes through the backward pass twice, torch's "
+        "recomputation once",
+        "set parallelism.recompute=none, or parallelism.schedule=interleaved",
+    ),
+    (
+        "teuken7b schedule=zero_bubble stages_per_rank=2 precision.accumulate=bfloat16",
+        "precision.accumulate: bfloat16 rounds after each microbatch, which "
+        "zero_bubble leaves no moment for",
+        "set precision.accumulate=float32, or parallelism.schedule=interleaved",
+    ),
+    (
+        "teuken7b stages_per_rank=2",
+        "parallelism.stages_per_rank: 1f1b has one stage on each rank, not 2",
+        "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
+    ),
+    (
+        "teuken7b stages_per_rank=4 schedule=gpipe",
+        "parallelism.stages_per_rank: gpipe has one stage on each rank, not 4",
+        "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
+    ),
+    (
+        "teuken7b pipeline=64 data=16",
+        "parallelism.pipeline: 64 ranks x 1 stages need as many layers, model.num_layers is 32",
+        "the most that has a layer on each stage: parallelism.pipeline=32",
+    ),
+    (
+        "teuken7b pipeline=16 stages_per_rank=3 schedule=interleaved",
+        "parallelism.pipeline: 16 ranks x 3 stages need as many layers, model.num_layers is 32",
+        "the most that has a layer on each stage: parallelism.pipeline=10",
+    ),
+    (
+        "teuken7b rank_order=[pipeline,data,tensor,context]",
+        "parallelism.rank_order: [pipeline, data, tensor, context] does not name each "
+        "of the five axes once",
+        "[pipeline, data, expert, context, tensor] does, slowest axis first",
+    ),
+    (
+        "teuken7b rank_order=[pipeline,data,expert,tensor,tensor]",
+        "parallelism.rank_order: [pipeline, data, expert, tensor, tensor] does not name "
+        "each of the five axes once",
+        "[pipeline, data, expert, context, tensor] does, slowest axis first",
+    ),
+]
+TAKEN = [
+    "teuken7b tensor=8 data=64",  # two key/value heads are copied to four ranks each
+    "teuken7b data_shard=32",
+    "teuken7b zero=3 pipeline=1",
+    "teuken7b zero=2",
+    "teuken7b schedule=gpipe",
+    "teuken7b schedule=interleaved stages_per_rank=4",
+    "teuken7b schedule=zero_bubble stages_per_rank=2",
+    "teuken7b rank_order=[data,pipeline,expert,context,tensor]",
+    "bloom7b1 data_shard=1",
+    "mula220b_a10b data_shard=12",
+    "gpt3b6 zero=3",
+]
+
+
+def compose(words: str) -> Recipe:
+    recipe, *keys = words.split()
+    named = [key if "." in key else f"parallelism.{key}" for key in keys]
+    return compose_recipe(read_point([f"recipe={recipe}", "scale=full", *named]))
+
+
+@pytest.mark.parametrize(("words", "problem", "remedy"), REFUSED)
+def test_a_layout_that_cannot_run_is_refused_with_values_that_can(
+    words: str, problem: str, remedy: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        compose(words)
+    assert str(caught.value) == f"{problem}\n  {remedy}"
+
+
+@pytest.mark.parametrize("words", TAKEN)
+def test_a_layout_that_can_run_is_taken_as_named(words: str) -> None:
+    composed = compose(words).parallelism.model_dump(mode="json")
+    for word in words.split()[1:]:
+        key, _, value = word.partition("=")
+        shown = composed[key]
+        assert (f"[{','.join(shown)}]" if isinstance(shown, list) else str(shown)) == value
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rank_order=[pipe,data,expert,context,tensor]", r"rank_order\.0: .*, got 'pipe'"),
+        (
+            "stage_balance=memory",
+            r"stage_balance: input should be 'layers' or 'layers_and_ends'",
+        ),
+        ("data_shard=0", r"data_shard: input should be greater than 0, got 0"),
+        ("stages_per_rank=0", r"stages_per_rank: input should be greater than 0, got 0"),
+    ],
+)
+def test_a_wrong_word_is_named_with_those_that_are_known(word: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=rf"parallelism\.{message}"):
+        compose(f"teuken7b {word}")
+
+
+def test_auto_shards_over_all_data_ranks_and_keeps_what_is_named() -> None:
+    assert compose("teuken7b").parallelism.data_shard == 128
+    assert compose("mula220b_a10b").parallelism.data_shard == 32 * 12
+    assert compose("bloom7b1").parallelism.data_shard == 8
+    assert compose("teuken7b data_shard=4").parallelism.data_shard == 4
+
+
+def test_tensor_ranks_fit_where_every_part_divides_evenly() -> None:
+    shape = compose("teuken7b").shape  # 2 key/value heads, 13,440 = 2^7 x 105
+    assert [n for n in range(1, 65) if tensor_fits(shape, n)] == [1, 2, 4, 8, 16, 32]
+
+
+def test_the_stages_of_a_recipe_are_as_many_as_its_ranks_hold() -> None:
+    words = "teuken7b schedule=interleaved stages_per_rank=4"
+    assert compose("teuken7b").derived.layers_by_stage == (16, 16)
+    assert compose(words).derived.layers_by_stage == (4,) * 8
+    assert compose(f"{words} pipeline=1").stages == (range(32),)
+    assert compose("bloom176b").derived.layers_by_stage == (5, *[6] * 10, 5)

@@ -1,0 +1,145 @@
+"""Which numbers of microbatches run: torch's own schedules decide, and every batch is asked."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.microbatches import fits_schedule, neighbours
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+def compose(recipe: str, *words: str) -> Recipe:
+    return compose_recipe(read_point([f"recipe={recipe}", *words]))
+
+
+@pytest.fixture(params=[2, 3, 4])
+def pipeline(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The first of so many ranks, of which torch only needs to know the number."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
+    dist.destroy_process_group()
+
+
+def torch_accepts(microbatches: int, *, pipeline: int, schedule: str) -> bool:
+    kind = SCHEDULES[schedule]
+    several = 2 if issubclass(kind, PipelineScheduleMulti) else 1
+    device = torch.device("cpu")
+    stages = [
+        PipelineStage(nn.Identity(), index * pipeline, several * pipeline, device)
+        for index in range(several)
+    ]
+    given = stages if several > 1 else stages[0]
+    try:
+        kind(given, microbatches)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_fits_is_what_torch_accepts_unless_ranks_would_idle_all_the_time(
+    pipeline: int, schedule: str
+) -> None:
+    for microbatches in range(1, 14):
+        fits = fits_schedule(microbatches, pipeline=pipeline, schedule=schedule)
+        accepted = torch_accepts(microbatches, pipeline=pipeline, schedule=schedule)
+        assert fits == (accepted and microbatches >= pipeline), microbatches
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_a_pipeline_any_number_fits(schedule: str) -> None:
+    assert all(fits_schedule(n, pipeline=1, schedule=schedule) for n in range(1, 20))
+
+
+def test_too_few_microbatches_are_refused_with_batches_and_sizes_that_work() -> None:
+    words = ("scale=full", "parallelism.data=1", "parallelism.pipeline=16", "cluster=juwels")
+    batch = ("budget.global_batch_tokens=65_536", "parallelism.microbatch_sequences=2")
+    with pytest.raises(RecipeError) as caught:
+        compose("teuken7b", *words, *batch)
+    assert str(caught.value) == (
+        "budget.global_batch_tokens: the batch of 65,536 tokens makes 8 microbatches a step "
+        "and rank, but 16 pipeline ranks need as many at least\n"
+        "  batches that do: 131,072 tokens; or parallelism.microbatch_sequences=1"
+    )
+    compose("teuken7b", *words, "budget.global_batch_tokens=131_072", batch[1])
+    compose("teuken7b", *words, batch[0], "parallelism.microbatch_sequences=1")
+
+
+@pytest.mark.parametrize(
+    ("batch", "remedy"),
+    [
+        ("4_096", "set budget.global_batch_tokens=6_144: this is the nearest"),
+        (
+            "8_192",
+            "set budget.global_batch_tokens=6_144 or budget.global_batch_tokens=12_288: these "
+            "are the nearest",
+        ),
+    ],
+    ids=["less than one sequence a rank", "between two"],
+)
+def test_a_batch_that_the_ranks_cannot_share_is_refused_with_words_that_work(
+    batch: str, remedy: str
+) -> None:
+    words = ("scale=mini", "cluster=aurora", "cluster.nodes=2")
+    with pytest.raises(RecipeError) as caught:
+        compose("mula1b", *words, f"budget.global_batch_tokens={batch}")
+    problem, _, way_out = str(caught.value).partition("\n  ")
+    assert "do not divide among 24 data ranks in microbatches of 1" in problem
+    assert way_out == remedy
+    for word in re.findall(r"budget\.\S+=[0-9_]+", way_out):
+        compose("mula1b", *words, word)
+
+
+def test_the_smallest_batch_of_a_ramp_is_asked_too() -> None:
+    assert compose("bloom176b", "scale=full").derived.microbatches_per_step == 128
+    with pytest.raises(
+        RecipeError,
+        match=r"budget\.ramp_up: the batch of the ramp-up of 393,216 tokens makes 12 .*"
+        r"14 pipeline ranks need as many at least\n.*458,752 tokens; or .*sequences=1$",
+    ):
+        compose("bloom176b", "scale=full", "parallelism.pipeline=14")
+
+
+def test_rounds_that_are_not_equal_are_refused_with_batches_on_both_sides() -> None:
+    words = ("scale=full", "parallelism.schedule=interleaved", "parallelism.stages_per_rank=2")
+    with pytest.raises(
+        RecipeError,
+        match=r"100 microbatches .* interleaved on 16 pipeline ranks needs a multiple of its 6 "
+        r"rounds\n  batches that do: 589,824 or 626,688 tokens; or .*=5 or 10 or 12 or 15$",
+    ):
+        compose("gpt175b", *words)
+    for way_out in (
+        "budget.global_batch_tokens=589_824",
+        "budget.global_batch_tokens=626_688",
+        *(f"parallelism.microbatch_sequences={size}" for size in (5, 10, 12, 15)),
+    ):
+        compose("gpt175b", *words, way_out)
+
+
+def test_neighbours_are_the_positive_multiples_around() -> None:
+    assert neighbours(10, 4) == (8, 12)
+    assert neighbours(8, 4) == (8, 12)
+    assert neighbours(3, 4) == (4, 4)

@@ -1,0 +1,86 @@
+"""Rules between the numbers of a schedule, of a model's parts and of the loss scale."""
+
+import pytest
+
+from components.config.rules.data import check_schedule
+from components.config.rules.model import check_model
+from components.errors import RecipeError
+from tests.components.config.conftest import Compose
+
+PHASE = "schedule.phases.first"
+CONSTANT = {
+    "_target_": "components.optim.schedules.Constant",
+    "total_tokens": 9,
+    "warmup_tokens": 1,
+    "warmup_from": 1.0,
+    "value": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [f"{PHASE}.total_tokens=1_000", f"{PHASE}.warmup_tokens=1_000"],
+            rf"{PHASE}\.warmup_tokens: 1,000 leaves nothing of total_tokens 1,000\n  shorten",
+        ),
+        (
+            [f"{PHASE}.warmup_from=0.4", f"{PHASE}.start=0.3"],
+            rf"{PHASE}\.warmup_from: 0\.4 is above start 0\.3, .*\n  give at most 0\.3",
+        ),
+        (["schedule.phases={}"], r"schedule\.phases: is empty\n  name at least one"),
+        (["schedule.phases={a: 3}"], r"schedule\.phases\.a: is no schedule: it names no class"),
+        (["schedule.phases={a: {warmup_tokens: x}}"], r"schedule\.phases\.a: is no schedule"),
+        (
+            ["model.attention.head_dim=33"],
+            r"head_dim: 33 is odd, but rotary.*\n.*32 or 34",
+        ),
+        (
+            ["model.norm.bias=true"],
+            r"model\.norm\.bias: true, but .*\n.*norm\.center=true",
+        ),
+        (
+            ["model.attention.backend=flex", "model.attention.dropout=0.1"],
+            r"model\.attention\.backend: flex cannot drop .* is 0\.1\n  use auto or sdpa",
+        ),
+        (
+            ["model.initialization.padding_row=4_096"],
+            r"padding_row: there is no row 4096 among 4,096\n  use 0 to 4,095, or null",
+        ),
+        (["model.initialization.padding_row=-1"], r"padding_row: there is no row -1 among"),
+        (
+            ["precision=fp16", "precision.loss_scale.initial=0.5"],
+            r"precision\.loss_scale\.initial: 0\.5 is below loss_scale\.minimum 1\n  give at l",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_where_it_is_composed(
+    compose: Compose, words: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        compose(*words)
+
+
+def test_a_schedule_without_phases_is_held_to_the_same_rules() -> None:
+    with pytest.raises(RecipeError, match=r"^schedule\.warmup_from: 1\.0 is above value 0\.5"):
+        check_schedule(CONSTANT)
+    check_schedule(CONSTANT | {"warmup_from": 0.5})
+    with pytest.raises(RecipeError, match=r"^schedule\.warmup_tokens: 9 leaves nothing of"):
+        check_schedule(CONSTANT | {"warmup_from": 0.5, "warmup_tokens": 9})
+
+
+@pytest.mark.parametrize("path", ["embedding_norm", "attention.qk_norm"])
+def test_every_norm_of_a_model_is_held_to_the_rule(path: str) -> None:
+    norm = {"_target_": "components.model.norms.Norm", "bias": True, "center": False}
+    outer, _, inner = path.partition(".")
+    part = {"_target_": "a", inner: norm} if inner else norm
+    with pytest.raises(RecipeError, match=rf"model\.{path}\.bias: true, but"):
+        check_model({outer: part, "padded_vocab_size": 9})
+    centered = norm | {"center": True}
+    part = {"_target_": "a", inner: centered} if inner else centered
+    check_model({outer: part, "padded_vocab_size": 9})
+
+
+def test_the_last_row_may_be_the_one_of_padding(compose: Compose) -> None:
+    recipe = compose("model.initialization.padding_row=4_095")
+    assert recipe.shape.padded_vocab_size == 4_096

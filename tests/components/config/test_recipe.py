@@ -1,0 +1,158 @@
+"""The frozen recipe: closed, typed, immutable, and fingerprinted by its mathematics."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.config.schema.recipe import check_recipe, read_recipe
+from components.errors import RecipeError
+from tests.components.config.conftest import Compose
+
+
+def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    copied = copy.deepcopy(tree)
+    *parents, last = path.split(".")
+    here = copied
+    for step in parents:
+        here = here[step]
+    here[last] = value
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "budget.total_tokens",
+            0,
+            r"budget\.total_tokens: input should be greater than 0, got 0",
+        ),
+        ("budget.total_tokens", "6T", r"budget\.total_tokens: input should be a valid integer"),
+        ("budget.warmup", 1, r"budget\.warmup: unknown key; "),
+        ("budgets", {}, r"budgets: unknown key; did you mean budget"),
+        ("parallelism.zero", 4, r"parallelism\.zero: input should be 0, 1, 2 or 3, got 4"),
+        ("precision.compute", "bf17", r"precision\.compute: .*got 'bf17'"),
+        ("precision.reduce", "float16", r"precision\.reduce: .*'float64', got 'float16'"),
+        (
+            "data.shares.en",
+            -0.1,
+            r"data\.shares\.en: input should be greater than or equal to 0",
+        ),
+        ("data.shares.en", 0.5, r"data\.shares: 24 shares add up to 1\.100000, not to 1"),
+        ("data.sources.xx", {}, r"data\.sources\.xx: no share is given for this source"),
+        (
+            "model.attention.num_kv_heads",
+            3,
+            r"model\.attention\.num_kv_heads: 3 does not divide",
+        ),
+        (
+            "model.padded_vocab_size",
+            9,
+            r"model\.padded_vocab_size: 9 is below vocab_size 250,680",
+        ),
+        ("tokenizer.vocab_size", 300_000, r"tokenizer\.vocab_size: 300,000 pieces do not fit"),
+        (
+            "budget.sequence_length",
+            4_095,
+            r"the nearest that are: 4,192,\d+ and 4,196,\d+|nearest",
+        ),
+        ("budget.total_tokens", 4_194_303, r"budget\.total_tokens: 4,194,303 is less than one"),
+        (
+            "parallelism.data",
+            64,
+            r"data 64 x expert 1 .* = 256 ranks, but cluster\.ranks is 512",
+        ),
+        (
+            "parallelism.microbatch_sequences",
+            3,
+            r"1024 sequences a step do not divide among 128",
+        ),
+        ("name", "Teuken 7B", r"name: string should match pattern"),
+    ],
+)
+def test_a_wrong_value_is_named_with_path_value_and_rule(
+    full_tree: dict[str, Any], path: str, value: Any, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_recipe(changed(full_tree, path, value))
+
+
+def test_files_and_embedded_text_exclude_each_other(full_tree: dict[str, Any]) -> None:
+    source = {"files": ["a.txt"], "embedded": "eu24/en"}
+    with pytest.raises(RecipeError, match=r"data\.sources\.en: files and embedded exclude"):
+        check_recipe(changed(full_tree, "data.sources.en", source))
+
+
+def test_a_missing_key_is_named(full_tree: dict[str, Any]) -> None:
+    tree = copy.deepcopy(full_tree)
+    del tree["budget"]["seed"]
+    with pytest.raises(RecipeError, match=r"budget\.seed: missing; set budget\.seed="):
+        check_recipe(tree)
+
+
+def test_all_wrong_fields_are_reported_together(full_tree: dict[str, Any]) -> None:
+    tree = changed(changed(full_tree, "budget.seed", -1), "checkpoint.keep", 0)
+    with pytest.raises(RecipeError) as caught:
+        check_recipe(tree)
+    assert "budget.seed" in str(caught.value)
+    assert "checkpoint.keep" in str(caught.value)
+
+
+def test_nothing_inside_can_be_changed(compose: Compose) -> None:
+    recipe = compose()
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.name = "other"
+    with pytest.raises(TypeError):
+        recipe.model["dim"] = 1  # type: ignore[index]  # what must fail
+    with pytest.raises(TypeError):
+        recipe.data.shares["en"] = 1.0  # type: ignore[index]  # too
+    with pytest.raises(TypeError):
+        recipe.assumed["language_shares"].value["en"] = 1.0
+
+
+def test_a_proof_may_ask_for_float64_throughout(compose: Compose) -> None:
+    keys = ("compute", "accumulate", "reduce")
+    precision = compose(*(f"precision.{key}=float64" for key in keys)).precision
+    assert [getattr(precision, key) for key in keys] == ["float64"] * 3
+
+
+def test_what_is_written_reads_back_equal(compose: Compose, tmp_path: Path) -> None:
+    recipe = compose()
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(recipe.model_dump(mode="json")))
+    assert read_recipe(file) == recipe
+
+
+def test_an_unreadable_recipe_is_an_error_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text("{")
+    with pytest.raises(RecipeError, match=r"recipe\.json: is not JSON"):
+        read_recipe(file)
+
+
+def test_the_fingerprint_hashes_the_mathematics_alone(compose: Compose) -> None:
+    recipe = compose()
+    same = (
+        "cluster.ranks=2",
+        "checkpoint.keep=9",
+        "data.folder=elsewhere",
+        "evaluation.max_windows_per_source=3",
+        "parallelism.microbatch_sequences=4",
+        "parallelism.data_shard=1",
+        "parallelism.stage_balance=layers_and_ends",
+        "parallelism.rank_order=[data,pipeline,expert,context,tensor]",
+    )
+    assert {compose(word).fingerprint() for word in same} == {recipe.fingerprint()}
+    other = (
+        "model.init_from=folder",
+        "optimizer.lr=1e-5",
+        "budget.seed=1",
+        "model.num_layers=3",
+        "schedule.phases.second.end=0.0",
+    )
+    prints = {compose(word).fingerprint() for word in other}
+    assert len(prints | {recipe.fingerprint()}) == len(other) + 1

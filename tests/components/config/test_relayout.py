@@ -1,0 +1,219 @@
+"""A run goes on in another layout, and what it computes stays."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.relayout import SECTIONS, check_movable, relayout
+from components.config.schema.recipe import Recipe, check_recipe
+from components.errors import RecipeError
+
+TEUKEN = ("recipe=teuken7b",)
+GRID = (*TEUKEN, "cluster.ranks=8")  # dealt 2 x 2 x 2
+EXPERTS = (
+    "recipe=mula7b_a1b",
+    "parallelism.expert=4",
+    "parallelism.data=1",
+    "parallelism.microbatch_sequences=1",
+)
+Values = dict[str, Any]
+
+
+@cache
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(words))
+
+
+def degrees(recipe: Recipe) -> tuple[int, ...]:
+    layout = recipe.parallelism
+    return layout.data, layout.tensor, layout.pipeline, layout.data_shard, recipe.cluster.ranks
+
+
+def dump(recipe: Recipe) -> dict[str, Any]:
+    tree: dict[str, Any] = recipe.model_dump(mode="json")
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"parallelism.data": 4}, (4, 2, 2, 4, 16)),
+        ({"cluster.ranks": 4}, (1, 2, 2, 1, 4)),
+        ({"parallelism.tensor": 1}, (2, 1, 2, 2, 4)),
+        ({"parallelism.tensor": 1, "parallelism.pipeline": 1}, (2, 1, 1, 2, 2)),
+        (
+            {"cluster.ranks": 1, "parallelism.tensor": 1, "parallelism.pipeline": 1},
+            (1, 1, 1, 1, 1),
+        ),
+        (
+            {"cluster.ranks": 8, "parallelism.tensor": 4, "parallelism.pipeline": 1},
+            (2, 4, 1, 2, 8),
+        ),
+        ({"cluster.ranks": 16, "parallelism.data_shard": 2}, (4, 2, 2, 2, 16)),
+        ({"cluster.ranks": 16, "parallelism.data": "auto"}, (4, 2, 2, 4, 16)),
+        ({"checkpoint.keep": 5}, (2, 2, 2, 2, 8)),
+        ({}, (2, 2, 2, 2, 8)),
+    ],
+)
+def test_what_is_not_named_stays_or_follows(values: Values, expected: tuple[int, ...]) -> None:
+    moved = relayout(composed(*GRID, "parallelism.microbatch_sequences=1"), values)
+    assert degrees(moved) == expected
+    cluster = moved.cluster
+    assert (cluster.nodes, cluster.devices_per_node) == (1, moved.cluster.ranks)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"parallelism.data": 4, "checkpoint.every_tokens": 4_096},
+        {"cluster.ranks": 1, "parallelism.tensor": 1, "parallelism.pipeline": 1},
+        {"parallelism.schedule": "gpipe", "parallelism.recompute": "full"},
+        {"cluster.device": "cpu", "parallelism.zero": 2},
+    ],
+)
+def test_what_is_computed_stays(values: Values) -> None:
+    recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
+    moved = relayout(recipe, values)
+    before, after = dump(recipe), dump(moved)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {key.partition(".")[0] for key in values} | (changed & {"cluster"})
+    assert changed <= set(SECTIONS)
+    assert moved.fingerprint() == recipe.fingerprint()
+
+
+def test_a_recipe_comes_back_to_where_it_was() -> None:
+    recipe = composed(*GRID, "parallelism.microbatch_sequences=1")
+    away = relayout(recipe, {"parallelism.data": 8, "parallelism.tensor": 1})
+    assert away != recipe
+    assert relayout(away, {"parallelism.data": 2, "parallelism.tensor": 2}) == recipe
+
+
+def test_a_moved_recipe_is_read_back_as_it_was_written() -> None:
+    order = ["data", "pipeline", "expert", "context", "tensor"]
+    values = {"parallelism.recompute": ["mlp"], "parallelism.rank_order": order}
+    moved = relayout(composed(*GRID), values)
+    assert moved.parallelism.rank_order == tuple(order)
+    assert check_recipe(json.loads(json.dumps(dump(moved)))) == moved
+
+
+def test_a_run_changes_its_engine() -> None:
+    recipe = composed(*GRID, "precision.compute=float32")
+    alone = {"parallelism.tensor": 1, "parallelism.pipeline": 1}
+    moved = relayout(recipe, {**alone, "parallelism.engine": "deepspeed"})
+    assert (moved.parallelism.engine, moved.parallelism.data) == ("deepspeed", 2)
+
+
+def test_a_shard_that_somebody_chose_stays() -> None:
+    words = ("parallelism.data_shard=2", "parallelism.zero=1")
+    recipe = composed(*TEUKEN, "cluster.ranks=4", "parallelism.data=4", *words)
+    alone = {"parallelism.data": 2, "parallelism.microbatch_sequences": 4}
+    assert relayout(recipe, {"parallelism.data": 8, **alone}).parallelism.data_shard == 2
+    message = r"parallelism\.data_shard: 2 does not divide data x expert = 1"
+    with pytest.raises(RecipeError, match=message):
+        relayout(recipe, {**alone, "parallelism.data": 1})
+
+
+def test_the_devices_of_a_clusters_node_stay(full_tree: dict[str, Any]) -> None:
+    tree = json.loads(json.dumps(full_tree))
+    tree["cluster"] |= {"scheduler": "slurm", "devices_per_node": 4, "nodes": 128}
+    moved = relayout(check_recipe(tree), {"parallelism.data": 64})
+    assert (moved.cluster.nodes, moved.cluster.devices_per_node) == (64, 4)
+    with pytest.raises(RecipeError, match=r"cluster\.devices_per_node: 2 ranks do not fill"):
+        relayout(
+            check_recipe(tree),
+            {"cluster.ranks": 2, "parallelism.tensor": 1, "parallelism.pipeline": 1},
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"optimizer.lr": 1e-4},
+            r"resume: a resumed run takes its recipe from its folder, optimizer\.lr too; .*"
+            r"parallelism\.\*, cluster\.\*, checkpoint\.\*, guard\.\*, watchdog\.\*, "
+            r"profiler\.\*\n  drop optimizer",
+        ),
+        (
+            {"parallelism.tensr": 2},
+            r"parallelism\.tensr: unknown key\n  did you mean tensor",
+        ),
+        ({"parallelism.tensor.x": 2}, r"parallelism\.tensor\.x: unknown key\n  did you mean t"),
+        ({"checkpoint.kept": 2}, r"checkpoint\.kept: unknown key\n  did you mean keep"),
+        (
+            {"guard.non_finite.mst": 2},
+            r"guard\.non_finite\.mst: unknown key\n  did you mean mo",
+        ),
+        ({"guard.loss_spike.most": 2}, r"guard\.loss_spike\.most: unknown key"),
+        ({"checkpoint.keep": 0}, r"checkpoint\.keep: input should be greater than 0"),
+        ({"parallelism.tensor": "auto"}, r"parallelism\.tensor: .*integer, got 'auto'"),
+        ({"cluster.ranks": "all"}, r"cluster\.ranks: .*integer, got 'all'"),
+        ({"cluster.ranks": 6}, r"cluster\.ranks: 6 are no multiple of .* = 4\n.*4 and 8"),
+        ({"cluster.ranks": 6, "parallelism.data": 2}, r"parallelism: data 2 x .* = 8 ranks"),
+        ({"parallelism.data": 16}, r"16 sequences .* 16 data ranks in microbatches of 2"),
+    ],
+)
+def test_refuses_with_a_way_out(values: Values, message: str) -> None:
+    recipe = composed(*GRID, "parallelism.microbatch_sequences=2")
+    with pytest.raises(RecipeError, match=message):
+        relayout(recipe, values)
+
+
+def test_the_place_of_the_data_may_be_another_and_of_what_is_trained_the_same() -> None:
+    recipe = composed(*GRID)
+    moved = relayout(recipe, {"data.folder": "/scratch/prepared"})
+    assert (moved.data.folder, moved.fingerprint()) == (
+        "/scratch/prepared",
+        recipe.fingerprint(),
+    )
+    as_it_is = {"data.tokenizer_folder": "none", "model.init_from": "none"}
+    assert relayout(recipe, as_it_is) == recipe
+    for key in as_it_is:
+        with pytest.raises(RecipeError, match="what is trained follows from it; here it is 'n"):
+            relayout(recipe, {key: "/elsewhere"})
+
+
+@pytest.mark.parametrize("key", ["cluster", "parallelism", "recipe", "run", "model.dim"])
+def test_beside_resume_stand_keys_of_four_sections_alone(key: str) -> None:
+    check_movable(["parallelism.data", "cluster.ranks", "checkpoint.keep", "guard.loss_spike"])
+    with pytest.raises(RecipeError, match=rf"{key} too; .*\n  drop {key}, or start a new run"):
+        check_movable(["parallelism.data", key])
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "message"),
+    [
+        (
+            (),
+            {"parallelism.expert_divisor": "copies"},
+            r"parallelism\.expert_divisor: copies, but the size .* ranks\n  keep .*=ranks",
+        ),
+        (
+            ("parallelism.expert_divisor=copies",),
+            {"parallelism.expert": 2},
+            r"parallelism\.expert: 2, but with expert_divisor=copies .* here 4\n"
+            r"  keep parallelism\.expert=4, or",
+        ),
+        (
+            (),
+            {"parallelism.microbatch_sequences": 2},
+            r"parallelism\.microbatch_sequences: 2, but routers are balanced over each "
+            r"microbatch, here 1\n  keep parallelism\.microbatch_sequences=1, or",
+        ),
+    ],
+)
+def test_what_would_change_the_mathematics_of_experts_is_refused(
+    words: tuple[str, ...], values: Values, message: str
+) -> None:
+    recipe = composed(*EXPERTS, *words)
+    with pytest.raises(RecipeError, match=message):
+        relayout(recipe, values)
+
+
+def test_experts_move_to_fewer_ranks() -> None:
+    moved = relayout(composed(*EXPERTS), {"parallelism.expert": 2})
+    assert (moved.parallelism.data_shard, moved.cluster.ranks) == (2, 2)

@@ -1,0 +1,210 @@
+"""Order of precedence, the miniature's rule, and how ranks are dealt."""
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.errors import RecipeError
+from tests.components.config.conftest import Compose
+
+
+def degrees(compose: Compose, *words: str) -> tuple[int, int, int]:
+    layout = compose(*words).parallelism
+    return layout.data, layout.tensor, layout.pipeline
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (1, (1, 1, 1)),
+        (2, (2, 1, 1)),
+        (4, (2, 2, 1)),
+        (8, (2, 2, 2)),
+        (16, (4, 2, 2)),
+        (3, (3, 1, 1)),
+        (6, (6, 1, 1)),
+    ],
+)
+def test_a_miniature_deals_its_ranks_in_twos(
+    compose: Compose, ranks: int, expected: tuple[int, int, int]
+) -> None:
+    words = (f"cluster.ranks={ranks}", "budget.global_batch_tokens=12_288")
+    assert degrees(compose, *words) == expected
+
+
+def test_a_degree_that_the_user_named_stays(compose: Compose) -> None:
+    assert degrees(compose, "cluster.ranks=4", "parallelism.pipeline=2") == (2, 1, 2)
+    assert degrees(compose, "cluster.ranks=2", "parallelism.tensor=2") == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("model.num_layers=3",), (2, 2, 2)),
+        (("model.num_layers=1",), (4, 2, 1)),
+        (("parallelism.zero=3",), (4, 2, 1)),
+        (("model.attention.num_heads=5", "model.attention.num_kv_heads=1"), (4, 1, 2)),
+        (("tokenizer.vocab_size=901",), (4, 1, 2)),
+        (("budget.sequence_length=255", "budget.global_batch_tokens=4_080"), (4, 1, 2)),
+        (("parallelism.stages_per_rank=3", "parallelism.schedule=interleaved"), (4, 2, 1)),
+    ],
+)
+def test_an_axis_that_the_small_model_has_no_room_for_gets_nothing(
+    compose: Compose, words: tuple[str, ...], expected: tuple[int, int, int]
+) -> None:
+    assert degrees(compose, "cluster.ranks=8", *words) == expected
+
+
+def test_a_miniature_keeps_what_its_recipe_says_of_the_layout() -> None:
+    keys = ("zero", "sequence_parallel", "schedule", "stage_balance", "rank_order", "recompute")
+    for name in ("teuken7b", "bloom176b", "mula220b_a10b"):
+        full, mini = (
+            compose_recipe(read_point([f"recipe={name}", *words])).parallelism
+            for words in (("scale=full",), ("cluster.ranks=8",))
+        )
+        for key in keys:
+            assert getattr(mini, key) == getattr(full, key)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (("cluster.ranks=4",), 8),
+        (("cluster.ranks=8",), 4),
+        (("cluster.ranks=8", "parallelism.pipeline=4"), 2),
+        (("cluster.ranks=8", "budget.global_batch_tokens=1_024"), 1),
+    ],
+)
+def test_microbatches_are_the_largest_that_keep_every_stage_busy(
+    compose: Compose, words: tuple[str, ...], size: int
+) -> None:
+    assert compose(*words).parallelism.microbatch_sequences == size
+
+
+def test_data_ranks_that_do_not_divide_the_batch_are_refused(compose: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"16 sequences a step do not divide among 3 data"):
+        compose("cluster.ranks=3")
+
+
+def test_the_published_layout_fills_its_home(compose: Compose) -> None:
+    recipe = compose("cluster=juwels")
+    assert (recipe.cluster.ranks, recipe.cluster.nodes) == (512, 128)
+    assert degrees(compose, "cluster=juwels") == (128, 2, 2)
+
+
+def test_nodes_or_the_data_degree_derive_the_other(compose: Compose) -> None:
+    assert degrees(compose, "cluster=juwels", "cluster.nodes=64") == (64, 2, 2)
+    assert compose("cluster=juwels", "parallelism.data=32").cluster.nodes == 32
+
+
+def test_a_miniature_is_dealt_to_the_nodes_of_a_cluster_as_to_ranks(compose: Compose) -> None:
+    words = ("cluster=juwels", "scale=mini")
+    assert degrees(compose, *words, "cluster.nodes=2") == (2, 2, 2)
+    assert compose(*words).cluster.nodes == 1
+    assert degrees(compose, *words) == degrees(compose, "cluster.ranks=4")
+
+
+def test_ranks_that_the_other_degrees_do_not_divide_are_refused(compose: Compose) -> None:
+    with pytest.raises(
+        RecipeError, match=r"cluster\.ranks: 6 are no multiple .* = 4\n.*4 and 8"
+    ):
+        compose("scale=full", "cluster.ranks=6")
+
+
+def test_ranks_that_do_not_fill_nodes_propose_layouts_that_do(compose: Compose) -> None:
+    with pytest.raises(
+        RecipeError, match=r"508 ranks do not fill nodes of 8 devices\n.*data=128"
+    ):
+        compose("scale=full", "cluster.devices_per_node=8", "parallelism.data=127")
+
+
+def test_nodes_whose_size_the_batch_never_matches_say_so(compose: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"with a batch that divides \(now 1024 sequences\)"):
+        compose("scale=full", "cluster.devices_per_node=12")
+
+
+def test_degrees_and_ranks_named_together_must_agree(compose: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"parallelism: data 4 .* but cluster\.ranks is 8"):
+        compose("scale=full", "cluster.ranks=8", "parallelism.data=4")
+
+
+def test_defaults_yield_to_the_recipe_the_rule_and_the_user(compose: Compose) -> None:
+    assert compose("scale=full").data.held_out_fraction == 0.005  # the recipe's
+    assert compose().data.held_out_fraction == 0.05  # the rule's
+    assert compose("data.held_out_fraction=0.1").data.held_out_fraction == 0.1  # the user's
+    assert compose().scale.name == "mini"  # the cluster's profile chose it
+    assert compose("scale=full").scale.name == "full"  # the user did
+    assert compose("scale=full").parallelism.microbatch_sequences == 1
+    assert compose("scale=full").parallelism.schedule == "1f1b"  # conf's
+
+
+@pytest.mark.parametrize(
+    ("word", "path"),
+    [
+        ("model.dim=512", "model.dim"),
+        ("model.num_layers=7", "model.num_layers"),
+        ("model.attention.num_heads=4", "model.attention.num_heads"),
+        ("model.attention.num_kv_heads=8", "model.attention.num_kv_heads"),
+        ("model.mlp.ffn_dim=96", "model.mlp.ffn_dim"),
+        ("optimizer.lr=0.5", "optimizer.lr"),
+        ("budget.total_tokens=409600", "budget.total_tokens"),
+        ("budget.sequence_length=128", "budget.sequence_length"),
+        ("schedule.phases.first.warmup_tokens=4096", "schedule.phases.first.warmup_tokens"),
+        ("precision.compute=bfloat16", "precision.compute"),
+        ("checkpoint.every_tokens=4096", "checkpoint.every_tokens"),
+        ("parallelism.microbatch_sequences=2", "parallelism.microbatch_sequences"),
+    ],
+)
+def test_no_rule_changes_what_the_user_named(compose: Compose, word: str, path: str) -> None:
+    here = compose(word).model_dump(mode="json")
+    for step in path.split("."):
+        here = here[step]
+    assert str(here) == word.partition("=")[2]
+
+
+def test_the_miniature_keeps_every_feature(compose: Compose) -> None:
+    mini, full = compose(), compose("scale=full")
+    for key in ("positions", "norm", "initialization", "tied_embeddings"):
+        assert mini.model[key] == full.model[key]
+    assert mini.model["mlp"]["gated"]
+    assert not mini.model["mlp"]["bias"]
+    assert mini.model["attention"]["num_heads"] > mini.model["attention"]["num_kv_heads"] > 1
+    assert mini.shape.padded_vocab_size > mini.shape.vocab_size == mini.tokenizer["vocab_size"]
+    assert mini.schedule["phases"].keys() == full.schedule["phases"].keys()
+
+
+def test_the_miniature_keeps_the_proportions_of_the_schedule(compose: Compose) -> None:
+    phases = compose("budget.total_tokens=1_000_000").schedule["phases"]
+    assert phases["first"]["total_tokens"] == phases["second"]["total_tokens"] == 500_000
+    assert phases["first"]["warmup_tokens"] == 8_388_608_000 * 1_000_000 // 6_000_000_000_000
+
+
+def test_carriers_join_the_sources_that_have_text(compose: Compose) -> None:
+    data = compose().data
+    assert sum(data.shares.values()) == pytest.approx(1)
+    assert data.sources["mt"].embedded == "eu24/mt"
+    assert data.shares["python_source"] + data.shares["python_docs"] == pytest.approx(0.85)
+    assert data.shares["de"] / data.shares["en"] == pytest.approx(0.109181 / 0.4)
+
+
+def test_the_users_files_replace_the_embedded_text(compose: Compose) -> None:
+    data = compose("data.sources.en.files=[a.txt,b.jsonl]").data
+    assert data.sources["en"].files == ("a.txt", "b.jsonl")
+    assert data.sources["en"].embedded is None
+    assert data.sources["de"].embedded == "eu24/de"
+
+
+def test_the_users_shares_bring_no_carriers(compose: Compose) -> None:
+    data = compose("data.shares={en: 0.5, de: 0.5}").data
+    assert dict(data.shares) == {"en": 0.5, "de": 0.5}
+
+
+def test_a_vocabulary_named_once_fits_tokenizer_and_rows(compose: Compose) -> None:
+    recipe = compose("tokenizer.vocab_size=900")
+    assert recipe.shape.vocab_size == 900
+    assert recipe.shape.padded_vocab_size == 932
+
+
+def test_a_value_that_the_recipe_leaves_open_is_asked_for(compose: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"budget\.seed: the recipe does not set it"):
+        compose("budget.seed='???'")

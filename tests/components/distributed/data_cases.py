@@ -1,0 +1,206 @@
+"""What each data rank does and keeps, beside one process that computes all ranks' samples."""
+
+import gc
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from components.distributed import collectives
+from components.distributed.data import DataParallel
+from components.distributed.weight_shards import local
+from tests.components.distributed.layout_cases import (
+    Layout,
+    Poured,
+    Whole,
+    batch_of,
+    largest_difference,
+    layout_mesh,
+)
+from tests.components.distributed.tensor_cases import Parts, randomized
+
+STEPS = 3
+FEW_ELEMENTS = 1_000  # fewer than the embedding has, more than a norm
+
+
+class Trained(NamedTuple):
+    """How far a layout ever was from one process, and where its weights came to."""
+
+    gradient: float
+    weight: float
+    weights: dict[str, Tensor]
+
+
+class Held(NamedTuple):
+    """Bytes that one rank holds, over those of the whole model's weights."""
+
+    weights: float
+    gradients: float
+    state: float
+    anything_else: float
+
+
+def train(parts: Parts, layout: Layout) -> Trained:
+    """Take steps of AdamW, in the layout and whole."""
+    model = randomized(parts)
+    whole, poured = Whole(model), Poured(model, layout)
+    theirs = torch.optim.AdamW(whole.decoder.parameters(), lr=0.01)
+    ours = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    gradient = weight = 0.0
+    for step in range(STEPS):
+        batches = [batch_of(step, rank) for rank in range(layout.data)]
+        whole.backward(batches)
+        poured.backward(batches[poured.mesh.data_rank])
+        gradient = max(gradient, largest_difference(poured.gradients(), whole.gradients()))
+        theirs.step()
+        ours.step()
+        poured.parallel.spread()
+        weight = max(weight, largest_difference(poured.weights(), whole.weights()))
+    return Trained(gradient, weight, poured.weights())
+
+
+def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_BUCKET_ELEMENTS", FEW_ELEMENTS)
+        return train(parts, layout)
+
+
+def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
+    """Measure after the second step's first microbatch, and before its update."""
+    model, before = randomized(parts), dict(_storages(_live_tensors()))
+    poured = Poured(model, layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    poured.backward(batch_of(0, poured.mesh.data_rank))
+    optimizer.step()
+    poured.parallel.zero_grad()
+    first, second = batch_of(1, poured.mesh.data_rank).split(1)
+    poured.microbatches.run(first, 0.5)
+    accumulating = _measure(poured, optimizer, before)
+    poured.microbatches.run(second, 0.5)
+    poured.parallel.reduce()
+    return accumulating, _measure(poured, optimizer, before)
+
+
+class HeldExperts(NamedTuple):
+    """Numbers of the two families of weights, of which this rank keeps so much state."""
+
+    dense: int
+    experts: int
+    dense_state: int
+    experts_state: int
+
+
+def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
+    """Count what the optimizer keeps after a step."""
+    poured = Poured(randomized(parts), layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    poured.backward(batch_of(0, poured.mesh.data_rank))
+    optimizer.step()
+    counts = {"dense": 0, "experts": 0, "dense_state": 0, "experts_state": 0}
+    for shard in poured.shards:
+        family = "experts" if shard.family is poured.mesh.experts else "dense"
+        counts[family] += shard.shape.numel()
+        state = optimizer.state[shard.parameter]
+        kept = sum(value.numel() for key, value in state.items() if key != "step")
+        counts[f"{family}_state"] += kept
+    return HeldExperts(**counts)
+
+
+def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
+    """Measure after a forward pass that no backward pass follows."""
+    model, before = randomized(parts), dict(_storages(_live_tensors()))
+    poured = Poured(model, layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    with torch.no_grad():
+        poured.microbatches.evaluate(batch_of(0, 0)[0])
+    return _measure(poured, optimizer, before)
+
+
+def _measure(poured: Poured, optimizer: torch.optim.Optimizer, before: dict[int, int]) -> Held:
+    whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in poured.shards)
+    weights = [local(shard.weight) for shard in poured.shards]
+    gradients = [g for s in poured.shards for g in (s.weight.grad, s.parameter.grad)]
+    state = [v for s in optimizer.state.values() for k, v in s.items() if k != "step"]
+    parts = [
+        dict(_storages(part))
+        for part in (weights, [local(g) for g in gradients if g is not None], state)
+    ]
+    named = before | parts[0] | parts[1] | parts[2]
+    others = [size for at, size in _storages(_live_tensors()) if at not in named]
+    held = [sum(part.values()) / whole for part in parts]
+    return Held(held[0], held[1], held[2], sum(others) / whole)
+
+
+def _live_tensors() -> Iterable[Tensor]:
+    gc.collect()
+    # Asked by type: an isinstance on every live object wakes some that warn.
+    return [local(o) for o in gc.get_objects() if issubclass(type(o), Tensor) and not o.is_meta]
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
+    """Give address and bytes of the memory behind tensors; views of it count once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {(storage.data_ptr(), storage.nbytes()) for storage in storages}
+
+
+def accumulate_in_bfloat16(parts: Parts, layout: Layout, microbatches: int) -> list[str]:
+    """Name the gradients of which a bit differs from sums that are rounded by hand."""
+    model = randomized(parts).float()
+    whole, poured = Whole(model), Poured(model, layout)
+    batches = [batch_of(0, r, microbatches=microbatches) for r in range(layout.data)]
+    poured.backward(batches[poured.mesh.data_rank])
+    each = [[_gradients(whole, rows, microbatches) for rows in batch] for batch in batches]
+    if layout.zero >= 2:  # averaged over ranks, then summed
+        each = [[_mean(gradients) for gradients in zip(*each, strict=True)]]
+    expected = _mean([_rounded_sum(gradients) for gradients in each])
+    return [name for name, g in poured.gradients().items() if not g.equal(expected[name])]
+
+
+def reduce_in_bfloat16(parts: Parts, layout: Layout) -> list[str]:
+    """Name the gradients that are not the mean of two ranks' rounded ones, rounded again."""
+    model = randomized(parts).float()
+    whole, poured = Whole(model), Poured(model, layout)
+    batches = [batch_of(0, rank, microbatches=1) for rank in range(2)]
+    poured.backward(batches[poured.mesh.data_rank])
+    mine, others = (_gradients(whole, batch[0], 1) for batch in batches)
+    expected = {n: (g.bfloat16() + others[n].bfloat16()).float() / 2 for n, g in mine.items()}
+    return [name for name, g in poured.gradients().items() if not g.equal(expected[name])]
+
+
+def _gradients(whole: Whole, rows: Tensor, microbatches: int) -> dict[str, Tensor]:
+    whole.decoder.zero_grad()
+    (loss,) = whole.compute(whole.decoder, (rows[:, :-1],), rows, 0)
+    torch.autograd.backward(loss * (1 / microbatches))
+    return {name: gradient.clone() for name, gradient in whole.gradients().items()}
+
+
+def _rounded_sum(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    sums = {name: g.bfloat16().float() for name, g in gradients[0].items()}
+    for more in gradients[1:]:
+        sums = {name: (total + more[name]).bfloat16().float() for name, total in sums.items()}
+    return sums
+
+
+def _mean(gradients: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    listed = list(gradients)
+    return {name: torch.stack([g[name] for g in listed]).mean(0) for name in listed[0]}
+
+
+def leave_unused(zero: int) -> list[Tensor]:
+    """Return the gradients of a weight that one microbatch used, and of one that none did."""
+    named = [("used", nn.Parameter(torch.ones(3))), ("unused", nn.Parameter(torch.ones(5, 2)))]
+    parallel = DataParallel(
+        named,
+        layout_mesh(Layout(shard=2)),
+        zero=zero,
+        accumulate_dtype=torch.float32,
+        reduce_dtype=torch.float32,
+        tied=(),
+        expert_divisor="ranks",
+    )
+    parallel.zero_grad()
+    torch.autograd.backward((named[0][1] * torch.distributed.get_rank()).sum())
+    parallel.reduce()
+    return [gradient for s in parallel.shards if (gradient := s.parameter.grad) is not None]

@@ -1,0 +1,161 @@
+"""A mixture of experts in parts beside the same one whole."""
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from components.distributed import collectives
+from components.distributed.experts import ExchangedMixture, GatheredMixture
+from components.model.expert_chunks import chunked_products
+from components.model.expert_products import Matrices, grouped_products, loop
+from components.model.mlp import ACTIVATIONS
+from components.model.moe import Mixture
+from tests.components.distributed.layout_cases import Layout, Poured, batch_of, layout_mesh
+from tests.components.distributed.tensor_cases import Parts, randomized
+
+MIXTURE_TOLERANCE = 1e-5  # `grouped_mm` has no double precision
+DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 8, 4, 6, 2, 7
+PATHS = {"loop": loop, "chunked": chunked_products, "grouped": grouped_products}
+KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
+
+
+class _Mixture(Mixture):
+    """Compute by the path that a test names."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(path="auto")
+        self._name = name
+
+    def _path(self, tokens: Tensor) -> Any:
+        return PATHS[self._name]
+
+
+def mix(dispatch: str, routing: str, path: str, overlap: int) -> dict[str, float]:
+    """Return the largest relative differences of this rank's results and gradients."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    inputs = [_draw(other, routing) for other in range(ranks)]
+    stacks = _stacks(torch.float32)
+    whole = [_run(loop, given, stacks) for given in inputs]
+    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    mixture = KINDS[dispatch](_Mixture(path), mesh, overlap=overlap)
+    here = [stack.detach().chunk(ranks)[rank].clone().requires_grad_() for stack in stacks]
+    found = _run(mixture, inputs[rank], here)
+    expected = dict(whole[rank])
+    for name in ("gate", "up", "down"):  # of all ranks' tokens
+        expected[name] = torch.stack([one[name] for one in whole]).sum(0).chunk(ranks)[rank]
+    return {
+        name: ((found[name] - value).abs().max() / value.abs().max().clamp(min=1e-9)).item()
+        for name, value in expected.items()
+    }
+
+
+class _Noted(Mixture):
+    """Note when a part is computed, forward and backward."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(path="loop")
+        self._events = events
+
+    def forward(self, *given: Any) -> Tensor:
+        self._events.append("compute")
+        mixed = super().forward(*given)
+        mixed.register_hook(lambda _: self._events.append("compute"))
+        return mixed
+
+
+def note_order(dispatch: str, overlap: int) -> tuple[list[str], list[str]]:
+    """List what a rank does forward and backward: departures, computation, arrivals."""
+    events: list[str] = []
+
+    def noted(word: str, act: Any) -> Any:
+        def call(*given: Any) -> Any:
+            events.append(word)
+            return act(*given)
+
+        return call
+
+    mesh = layout_mesh(Layout(expert=dist.get_world_size())).axis("expert")
+    mixture = KINDS[dispatch](_Noted(events), mesh, overlap=overlap)
+    here = [
+        stack.detach().chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
+        for stack in _stacks(torch.float32)
+    ]
+    tokens, weights, experts, upstream = _draw(mesh.get_local_rank(), "spread")
+    voyage = collectives._CollectiveState
+    with (
+        patch.object(voyage, "start", noted("depart", voyage.start)),
+        patch.object(voyage, "end", noted("arrive", voyage.end)),
+    ):
+        learned = tokens.requires_grad_(), weights.requires_grad_()
+        mixed = mixture(*learned, experts, _matrices(here))
+        forward = events.copy()
+        events.clear()
+        mixed.backward(upstream)
+    return forward, events
+
+
+def mix_coarsely(dispatch: str) -> float:
+    """Return how far bfloat16 is from float32, relative to the largest result."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tokens, weights, experts, _ = _draw(rank, "spread")
+    stacks = _stacks(torch.bfloat16)
+    exact = _matrices([stack.float() for stack in stacks])
+    expected = loop(tokens.bfloat16().float(), weights.bfloat16().float(), experts, exact)
+    mesh = layout_mesh(Layout(expert=ranks)).axis("expert")
+    here = [stack.chunk(ranks)[rank] for stack in stacks]
+    mixture = KINDS[dispatch](Mixture(path="auto"), mesh, overlap=1)
+    found: Tensor = mixture(tokens.bfloat16(), weights.bfloat16(), experts, _matrices(here))
+    return ((found.float() - expected).abs().max() / expected.abs().max()).item()
+
+
+def _run(mixture: Any, given: Any, stacks: Sequence[Tensor]) -> dict[str, Tensor]:
+    tokens, weights, experts, upstream = given
+    tokens, weights = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
+    for stack in stacks:
+        stack.grad = None
+    mixed: Tensor = mixture(tokens, weights, experts, _matrices(stacks))
+    mixed.backward(upstream)
+    gradients = [tokens.grad, weights.grad, *(stack.grad for stack in stacks)]
+    names = ["tokens", "weights", "gate", "up", "down"]
+    return {"mixed": mixed.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def _draw(rank: int, routing: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    tokens, upstream = torch.randn(2, TOKENS, DIM, generator=generator)
+    weights = torch.rand(TOKENS, TOP_K, generator=generator)
+    chosen = torch.rand(TOKENS, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
+    if routing == "one rank":  # the experts of the last rank get nothing
+        chosen = torch.tensor([[0, 2]]).expand(TOKENS, TOP_K)
+    if routing == "one expert":
+        chosen = torch.tensor([[4, 4]]).expand(TOKENS, TOP_K)
+    return tokens, weights, chosen, upstream
+
+
+def _matrices(stacks: Sequence[Tensor]) -> Matrices:
+    gate, up, down = stacks
+    return Matrices(gate, up, down, ACTIVATIONS["silu"])
+
+
+def _stacks(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    shapes = [(FFN_DIM, DIM), (FFN_DIM, DIM), (DIM, FFN_DIM)]
+    return [
+        torch.randn(NUM_EXPERTS, *shape, generator=generator).to(dtype).requires_grad_()
+        for shape in shapes
+    ]
+
+
+def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
+    """Say how much larger each gradient is by Optimus's divisor than by ours."""
+    poured, found = Poured(randomized(parts), layout), []
+    for divisor in ("ranks", "copies"):
+        poured.parallel._expert_divisor = divisor
+        poured.backward(batch_of(0, poured.mesh.data_rank))
+        found.append(poured.gradients())
+    ours, theirs = found
+    return {name: (theirs[name].norm() / ours[name].norm()).item() for name in ours}

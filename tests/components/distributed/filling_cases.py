@@ -1,0 +1,85 @@
+"""Ranks that fill what they hold, beside `initialize` on the whole model."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.distributed.data import shard_weights
+from components.distributed.tensor import split_tensors
+from components.distributed.weight_shards import local
+from components.engine.parallelize import copy_weights, draw_weights
+from components.model.decoder import Decoder
+from components.model.initialization import Normal, initialize
+from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
+from tests.components.distributed.tensor_cases import Parts, batch, build, randomized, relative
+
+SEED = 11
+PADDING_ROW = 1_500  # beyond the first block of rows
+
+
+class Filled(NamedTuple):
+    """Which weights differ in a bit, how far the loss is off, and a rank's embedded rows."""
+
+    different: list[str]
+    loss: float
+    rows: Tensor
+
+
+def draw(parts: Parts, layout: Layout) -> Filled:
+    """Draw in the layout, and the whole as one process does."""
+    whole, decoder = _whole(parts), _poured(parts, layout)
+    draw_weights(decoder, seed=SEED)
+    return _compare(decoder, whole)
+
+
+def take_over(parts: Parts, layout: Layout) -> Filled:
+    """Copy a model's weights into the layout."""
+    whole, decoder = randomized(parts).float(), _poured(parts, layout)
+    copy_weights(decoder, dict(whole.named_parameters()))
+    return _compare(decoder, whole)
+
+
+def whole_rows(parts: Parts) -> Tensor:
+    """Return the embedding as one process draws it."""
+    embedding = _whole(parts).embedding
+    assert embedding is not None
+    return embedding.weight.detach()
+
+
+def _whole(parts: Parts) -> Decoder:
+    whole = build(parts)
+    whole.initialization = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW)
+    initialize(whole, seed=SEED)
+    return whole
+
+
+def _poured(parts: Parts, layout: Layout) -> Decoder:
+    mesh = layout_mesh(layout)
+    with torch.device("meta"):
+        decoder = build(parts)
+    decoder.initialization = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW)
+    split_tensors(decoder, mesh.axis("tensor"), sequence_parallel=False)
+    if layout.zero == 3:
+        shard_weights(decoder, mesh, reduce_dtype=torch.float32)
+    decoder.to_empty(device="cpu")
+    with torch.no_grad():  # what memory happens to hold may look right
+        for weight in decoder.parameters():
+            local(weight).fill_(torch.nan)
+    return decoder
+
+
+def _compare(decoder: Decoder, whole: Decoder) -> Filled:
+    """Gather every weight; the loss says the same without trusting what gathers."""
+    expected = dict(whole.named_parameters())
+    different = [
+        name
+        for name, weight in decoder.named_parameters()
+        if not torch.equal(gather(weight.detach()), expected[name])
+    ]
+    assert decoder.embedding is not None
+    rows = local(decoder.embedding.weight).clone()
+    tokens, targets, _ = batch()
+    with torch.no_grad():
+        loss = relative(decoder.loss(tokens, targets), whole.loss(tokens, targets))
+    return Filled(different, loss, rows)

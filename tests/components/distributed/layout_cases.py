@@ -1,0 +1,229 @@
+"""A layout poured by hand over a copy of one model, which every rank also trains whole."""
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from components.config.stages import stage_layers
+from components.distributed.data import DataParallel, shard_weights
+from components.distributed.dropout_streams import seed_layers
+from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
+from components.distributed.mesh import Degrees, Mesh, build_mesh
+from components.distributed.pipeline import (
+    TIED,
+    Accumulation,
+    Microbatches,
+    Passed,
+    Pipeline,
+    cut_stage,
+    sum_tied_gradients,
+)
+from components.distributed.tensor import split_tensors
+from components.model.checkpointing import checkpoint_activations
+from components.model.decoder import Decoder
+from components.model.moe import expert_layers
+from components.model.routing import RoutingTally
+from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relative
+from tests.components.model.comparison import gradient_of
+
+SEQUENCES = 2
+DIM = 24
+
+
+class Layout(NamedTuple):
+    """Degrees, and what else is poured; as it is, one process."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    expert: int = 1
+    tensor: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    sequence_parallel: bool = False
+    recompute: Literal["none", "full"] = "none"
+    dispatch: Dispatch = "all_gather"
+    overlap: int = 1
+    expert_aware: bool = True
+    accumulate: str = "float64"
+    reduce: str = "float64"
+
+    @property
+    def data(self) -> int:
+        """Count the ranks that read different samples."""
+        return self.replicate * self.shard * self.expert
+
+
+def layout_mesh(layout: Layout) -> Mesh:
+    degrees = Degrees(
+        pipeline=layout.pipeline,
+        data_replicate=layout.replicate,
+        data_shard=layout.shard,
+        expert=layout.expert,
+        context=1,
+        tensor=layout.tensor,
+    )
+    return mesh_of_degrees(degrees, layout.expert_aware)
+
+
+@cache
+def mesh_of_degrees(degrees: Degrees, expert_aware: bool) -> Mesh:
+    order = ("pipeline", "data", "expert", "context", "tensor")
+    return build_mesh("cpu", degrees, order, expert_aware=expert_aware)
+
+
+class Compute:
+    """Take a microbatch through a stage as the train step does, and note its loss."""
+
+    def __init__(self, context: DeviceMesh | None) -> None:
+        self.losses: list[float] = []
+        self._context = context
+        self._number = 0
+
+    def __call__(self, decoder: Decoder, inputs: Passed, rows: Tensor, number: int) -> Passed:
+        self._number = number
+        torch.manual_seed(self.seed("embedding"))
+        is_last = decoder.final_norm is not None
+        result: Tensor = decoder(inputs[0], targets=rows[:, 1:] if is_last else None)
+        if not torch.is_grad_enabled():
+            return (result,)
+        tally = take_tally(decoder, inputs[1] if len(inputs) > 1 else None, self._context)
+        if not is_last:
+            return (result,) if tally is None else (result, tally.row())
+        loss = figures_of(decoder, tally, result)[:2].sum()
+        self.losses.append(loss.item())
+        return (loss,)
+
+    def seed(self, part: str) -> int:
+        return sum(map(ord, part)) * 1_000 + self._number
+
+
+class Whole:
+    """A copy of the model on one process, which computes what all data ranks do."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.decoder = copy.deepcopy(model)
+        self.compute = Compute(None)
+        seed_layers(self.decoder, self.compute.seed)
+
+    def backward(self, batches: Sequence[Tensor]) -> list[list[float]]:
+        """Average over microbatches and ranks; return each rank's losses."""
+        losses = []
+        self.decoder.zero_grad()
+        for batch in batches:
+            self.compute.losses = []
+            for number, rows in enumerate(batch):
+                (loss,) = self.compute(self.decoder, (rows[:, :-1],), rows, number)
+                torch.autograd.backward(loss / (len(batch) * len(batches)))
+            losses.append(self.compute.losses)
+        return losses
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: gradient_of(p) for name, p in self.decoder.named_parameters()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.decoder.named_parameters()}
+
+
+class Poured:
+    """What one rank holds of a model, and how it trains it."""
+
+    def __init__(self, model: Decoder, layout: Layout) -> None:
+        self.mesh = layout_mesh(layout)
+        self.compute = Compute(self.mesh.axis("context"))
+        self.stages, tied = _cut(model, layout, self.mesh)
+        for stage in self.stages:
+            _pour(stage, layout, self.mesh)
+            seed_layers(stage, self.compute.seed)
+        self.parallel = DataParallel(
+            (pair for stage in self.stages for pair in stage.named_parameters()),
+            self.mesh,
+            zero=layout.zero,
+            accumulate_dtype=getattr(torch, layout.accumulate),
+            reduce_dtype=getattr(torch, layout.reduce),
+            tied=(TIED,) if tied else (),
+            expert_divisor="ranks",
+        )
+        self.shards = self.parallel.shards
+        self.microbatches = self._microbatches(layout)
+
+    def backward(self, batch: Tensor) -> list[float]:
+        """Average over microbatches and ranks into the shards; return this rank's losses."""
+        self.compute.losses = []
+        self.parallel.zero_grad()
+        self.microbatches.run(batch, 1 / len(batch))
+        self.parallel.reduce()
+        sum_tied_gradients(self.shards, self.mesh)
+        return self.compute.losses
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gather the gradients of this rank's stages."""
+        return {s.name: gather(s.whole(gradient_of(s.parameter))) for s in self.shards}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {shard.name: gather(shard.weight.detach()) for shard in self.shards}
+
+    def _microbatches(self, layout: Layout) -> Microbatches:
+        if layout.pipeline == 1:
+            return Accumulation(self.stages[0], self.compute)
+        slices = layout.tensor if layout.sequence_parallel else 1
+        experts = expert_layers(self.stages[0])
+        return Pipeline(
+            self.stages,
+            self.mesh,
+            compute=self.compute,
+            schedule=layout.schedule,
+            tokens_shape=(SEQUENCES, LENGTH),
+            hidden_shape=(SEQUENCES, LENGTH // slices, DIM),
+            carried=RoutingTally.numbers(len(experts[0].up.weight)) if experts else 0,
+            dtype=self.shards[0].weight.dtype,
+            device=torch.device("cpu"),
+        )
+
+
+def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], bool]:
+    count = layout.pipeline * layout.stages_per_rank
+    ranges = stage_layers(model.num_layers, count, "layers")
+    stages, tied = [], False
+    for index in range(mesh.place("pipeline"), count, layout.pipeline):
+        stage = copy.deepcopy(model)
+        tied |= cut_stage(stage, ranges[index], first=index == 0, last=index == count - 1)
+        stages.append(stage)
+    return stages, tied
+
+
+def _pour(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
+    split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
+    split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
+    checkpoint_activations(stage, layout.recompute)
+    if layout.zero == 3:
+        shard_weights(stage, mesh, reduce_dtype=getattr(torch, layout.reduce))
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Copy a tensor in its global shape; the ranks that hold parts of it call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+def batch_of(step: int, data_rank: int, *, microbatches: int = 2) -> Tensor:
+    """Draw (microbatches, sequences, length + 1) tokens, others for each step and rank."""
+    generator = torch.Generator().manual_seed(100 * step + data_rank)
+    shape = (microbatches, SEQUENCES, LENGTH + 1)
+    return torch.randint(VOCAB_SIZE, shape, generator=generator)
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Return the largest relative difference; what rounds to nothing is measured by others."""
+    assert found.keys() <= expected.keys()
+    floor = 1e-4 * max(tensor.norm().item() for tensor in expected.values())
+    return max(
+        relative(tensor, expected[name].view_as(tensor), floor=floor)  # stacks come as rows
+        for name, tensor in found.items()
+    )

@@ -1,0 +1,184 @@
+"""What every rank does in the tests of tensor parallelism: a split copy beside the whole."""
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from components.distributed.tensor import split_tensors
+from components.model.attention import Attention
+from components.model.decoder import Decoder
+from components.model.initialization import Normal
+from components.model.mlp import MLP
+from components.model.norms import Norm
+from components.model.positions import Positions, Rotary
+from tests.components.model.comparison import gradient_of
+
+VOCAB_SIZE = 60
+LENGTH = 16
+ROTARY = partial(Rotary, base=10_000.0)
+RMS_NORM = partial(Norm, eps=1e-5, center=False, weight=True, bias=False)
+LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=True, bias=True)
+BARE_LAYER_NORM = partial(Norm, eps=1e-5, center=True, weight=False, bias=False)
+SWIGLU = partial(MLP, ffn_dim=32, activation="silu", gated=True, bias=False)
+GELU = partial(MLP, ffn_dim=32, activation="gelu", gated=False, bias=True)
+
+
+class Parts(NamedTuple):
+    """Choose a decoder's parts; as it is, one like Llama."""
+
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    bias: bool = False
+    qk_norm: Callable[..., nn.Module] | None = None
+    tied: bool = False
+    positions: Callable[..., Positions] = ROTARY
+    mlp: Callable[..., nn.Module] = SWIGLU
+    norm: Callable[..., nn.Module] = RMS_NORM
+    embedding_norm: Callable[..., nn.Module] | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    num_layers: int = 2
+    rows: int = 64
+
+
+class Difference(NamedTuple):
+    """Say how far a split decoder is from the whole: relative, and in which parameter."""
+
+    loss: float
+    gradient: float
+    parameter: str
+
+
+def build(parts: Parts) -> Decoder:
+    return Decoder(
+        dim=24,
+        num_layers=parts.num_layers,
+        vocab_size=VOCAB_SIZE,
+        padded_vocab_size=parts.rows,
+        tied_embeddings=parts.tied,
+        positions=parts.positions,
+        attention=partial(
+            Attention,
+            num_heads=parts.num_heads,
+            num_kv_heads=parts.num_kv_heads,
+            head_dim=6,
+            bias=parts.bias,
+            qk_norm=parts.qk_norm,
+            layer_scaling=False,
+            dropout=parts.attention_dropout,
+            backend="auto",
+        ),
+        mlp=parts.mlp,
+        norm=parts.norm,
+        embedding_norm=parts.embedding_norm,
+        dropout=parts.dropout,
+        initialization=Normal(std=0.2, residual="scaled", padding_row=None),
+        init_from="none",
+    )
+
+
+def randomized(parts: Parts, *, seed: int = 0) -> Decoder:
+    """Build a decoder in double precision, no weight of which is 0 or 1."""
+    torch.manual_seed(seed)
+    decoder = build(parts).double()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return decoder
+
+
+def batch(*, seed: int = 1, sequences: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw tokens, targets and, three to a row, documents."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(VOCAB_SIZE, (sequences, LENGTH + 1), generator=generator)
+    ends = torch.zeros(sequences, LENGTH, dtype=torch.long)
+    ends[:, 3], ends[:, 9] = 1, 1
+    return rows[:, :-1], rows[:, 1:], ends.cumsum(1)
+
+
+@cache
+def mesh_of(*sizes: int) -> DeviceMesh:
+    """Make the root mesh, of a data and a tensor axis."""
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
+
+
+def tensor_mesh() -> DeviceMesh:
+    return mesh_of(1, torch.distributed.get_world_size())["tensor"]
+
+
+def split_copy(whole: Decoder, *, sequence_parallel: bool) -> Decoder:
+    split = copy.deepcopy(whole)
+    split_tensors(split, tensor_mesh(), sequence_parallel=sequence_parallel)
+    return split
+
+
+def full(tensor: Tensor | None) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor()
+
+
+def relative(found: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
+    difference: Tensor = (found - expected).norm() / expected.norm().clamp(min=floor)
+    return difference.item()
+
+
+def gradients(split: nn.Module) -> dict[str, Tensor]:
+    return {name: full(parameter.grad) for name, parameter in split.named_parameters()}
+
+
+def worst(whole: nn.Module, found: dict[str, Tensor]) -> tuple[float, str]:
+    """Return the largest relative difference of a gradient, and whose it is."""
+    expected = {name: gradient_of(parameter) for name, parameter in whole.named_parameters()}
+    assert set(expected) == set(found)
+    # Without rotation the softmax cancels the key's bias: its gradient is rounding alone.
+    floor = 1e-4 * max(gradient.norm().item() for gradient in expected.values())
+    return max(
+        (relative(found[name], gradient, floor=floor), name)
+        for name, gradient in expected.items()
+    )
+
+
+def compare(parts: Parts, sequence_parallel: bool, documents: bool) -> Difference:
+    """Train on two microbatches, whole and split."""
+    whole = randomized(parts)
+    split = split_copy(whole, sequence_parallel=sequence_parallel)
+    losses: list[Tensor] = []
+    for decoder in (whole, split):
+        losses.append(torch.stack(list(_backward(decoder, documents))))
+    for name, parameter in split.named_parameters():
+        assert isinstance(parameter, DTensor), name
+        assert isinstance(parameter.grad, DTensor), name
+        assert parameter.grad.placements == parameter.placements, name
+    return Difference(relative(losses[1], losses[0]), *worst(whole, gradients(split)))
+
+
+def _backward(decoder: Decoder, documents: bool) -> Iterable[Tensor]:
+    for seed in (1, 2):
+        tokens, targets, numbers = batch(seed=seed)
+        loss = decoder.loss(tokens, targets, documents=numbers if documents else None)
+        torch.autograd.backward(loss)
+        yield loss.detach()
+
+
+def logits_difference(parts: Parts, sequence_parallel: bool) -> float:
+    whole = randomized(parts).eval()
+    split = split_copy(whole, sequence_parallel=sequence_parallel)
+    tokens, _, _ = batch()
+    with torch.no_grad():
+        return relative(split(tokens), whole(tokens))
+
+
+def refuse(parts: Parts, sequence_parallel: bool) -> str:
+    """Return what the error says that this decoder meets."""
+    tokens, _, _ = batch()
+    try:
+        split_copy(randomized(parts), sequence_parallel=sequence_parallel)(tokens[:, :-1])
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")

@@ -1,0 +1,120 @@
+"""At every stage of ZeRO a rank updates the rows of one process, and keeps what is promised."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.components.distributed.data_cases import (
+    Held,
+    Trained,
+    accumulate_in_bfloat16,
+    hold,
+    hold_after_evaluation,
+    leave_unused,
+    reduce_in_bfloat16,
+    train,
+    train_by_many_buckets,
+)
+from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import GELU, SWIGLU, Parts
+
+# Double precision has 16 digits; sums in another order cost the last one or two.
+TOLERANCE = 1e-13
+# Counters of steps, a table of rotations, pointers of FSDP: no part of the model.
+SMALL = 0.02
+
+EVEN = Parts(bias=True)
+# 61 rows for two or four ranks; one row, or three, of which some ranks have none.
+ONE_ROW = Parts(mlp=partial(SWIGLU, ffn_dim=1), rows=61)
+THREE_ROWS = Parts(mlp=partial(GELU, ffn_dim=3), rows=61, num_kv_heads=1, bias=True, tied=True)
+stages = pytest.mark.parametrize("zero", [0, 1, 2, 3])
+
+
+def assert_as_one_process(trained: list[Trained]) -> None:
+    for rank in trained:
+        assert rank.gradient < TOLERANCE
+        assert rank.weight < TOLERANCE
+        assert rank.weights.keys() == trained[0].weights.keys()
+        for name, weight in rank.weights.items():
+            assert torch.equal(weight, trained[0].weights[name]), name
+
+
+@stages
+@pytest.mark.parametrize("parts", [EVEN, ONE_ROW], ids=["even", "one row"])
+def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zero: int) -> None:
+    assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
+
+
+@stages
+def test_four_ranks_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
+    assert_as_one_process(four_ranks(train, THREE_ROWS, Layout(shard=4, zero=zero)))
+
+
+@stages
+def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
+    layout = Layout(replicate=2, shard=2, zero=zero)
+    assert_as_one_process(four_ranks(train, ONE_ROW, layout))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
+    trained = two_ranks(train_by_many_buckets, ONE_ROW, Layout(shard=2, zero=zero))
+    assert_as_one_process(trained)
+
+
+@pytest.mark.parametrize(
+    ("layout", "accumulating", "before_update"),
+    [
+        (Layout(shard=2, zero=0), (1, 1, 2), (1, 1, 2)),
+        (Layout(shard=2, zero=1), (1, 1, 1), (1, 1 / 2, 1)),
+        (Layout(shard=2, zero=2), (1, 1 / 2, 1), (1, 1 / 2, 1)),
+        (Layout(shard=2, zero=3), (1 / 2, 1 / 2, 1), (1 / 2, 1 / 2, 1)),
+    ],
+    ids=["zero 0", "zero 1", "zero 2", "zero 3"],
+)
+def test_a_rank_holds_what_the_table_promises(
+    two_ranks: Ranks,
+    layout: Layout,
+    accumulating: tuple[float, ...],
+    before_update: tuple[float, ...],
+) -> None:
+    for measured in two_ranks(hold, EVEN, layout):
+        for held, expected in zip(measured, (accumulating, before_update), strict=True):
+            assert isinstance(held, Held)
+            assert held[:3] == expected
+            assert held.anything_else < SMALL
+
+
+def test_gathered_weights_are_let_go_after_a_forward_pass(two_ranks: Ranks) -> None:
+    for held in two_ranks(hold_after_evaluation, EVEN, Layout(shard=2, zero=3)):
+        assert held[:3] == (1 / 2, 0, 0)
+        assert held.anything_else < SMALL
+
+
+def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) -> None:
+    layout = Layout(replicate=2, shard=2, zero=3)
+    for _, before_update in four_ranks(hold, EVEN, layout):
+        assert before_update[:3] == (1 / 2, 1 / 2, 1)
+
+
+@stages
+def test_running_sums_are_rounded_after_each_microbatch(two_ranks: Ranks, zero: int) -> None:
+    layout = Layout(shard=2, zero=zero, accumulate="bfloat16", reduce="float32")
+    assert two_ranks(accumulate_in_bfloat16, EVEN, layout, 3) == [[], []]
+
+
+@stages
+def test_sums_over_ranks_are_taken_in_the_dtype_asked_for(two_ranks: Ranks, zero: int) -> None:
+    layout = Layout(shard=2, zero=zero, accumulate="float32", reduce="bfloat16")
+    assert two_ranks(reduce_in_bfloat16, EVEN, layout) == [[], []]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_weight_that_nobody_used_has_zeros(two_ranks: Ranks, zero: int) -> None:
+    for rank, (used, unused) in enumerate(two_ranks(leave_unused, zero)):
+        own = 3 if zero == 0 else (2, 1)[rank]
+        assert used.tolist() == [0.5] * own  # the mean of 0 and 1
+        assert unused.sum().item() == 0
+        assert len(unused) == (5 if zero == 0 else (3, 2)[rank])

@@ -1,0 +1,152 @@
+"""Experts over ranks compute what they compute in one place, and keep what is promised."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from components.model.moe import Experts
+from tests.components.distributed.data_cases import Trained, hold_experts, train
+from tests.components.distributed.experts_cases import (
+    MIXTURE_TOLERANCE,
+    compare_divisors,
+    mix,
+    mix_coarsely,
+    note_order,
+)
+from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed.microbatches_cases import run_steps
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import Parts
+
+# Double precision has 16 digits; sums in another order cost the last one or two.
+TOLERANCE = 1e-13
+dispatches = pytest.mark.parametrize("dispatch", ["all_gather", "all_to_all"])
+
+
+def mixture(**changes: Any) -> Parts:
+    settings: dict[str, Any] = {
+        "num_experts": 4,
+        "top_k": 2,
+        "ffn_dim": 5,
+        "activation": "silu",
+        "gated": True,
+        "renormalize": False,
+        "routing": "learned",
+        "auxiliary_loss": 0.3,
+        "auxiliary_scope": "model",
+        "z_loss": 0.1,
+        "path": "auto",
+    }
+    return Parts(mlp=partial(Experts, **settings | changes), num_layers=3)
+
+
+def assert_as_one_process(trained: list[Trained]) -> None:
+    for rank in trained:
+        assert rank.gradient < TOLERANCE
+        assert rank.weight < TOLERANCE
+
+
+@dispatches
+@pytest.mark.parametrize("routing", ["spread", "one rank", "one expert"])
+@pytest.mark.parametrize("path", ["loop", "chunked", "grouped"])
+# Seven tokens: in parts of unlike lengths, and fewer parts than were asked for.
+@pytest.mark.parametrize("overlap", [1, 3, 8])
+def test_the_parts_mix_what_the_whole_mixes_and_give_its_gradients(
+    two_ranks: Ranks, dispatch: str, routing: str, path: str, overlap: int
+) -> None:
+    for differences in two_ranks(mix, dispatch, routing, path, overlap):
+        for name, difference in differences.items():
+            assert difference < MIXTURE_TOLERANCE, name
+
+
+@dispatches
+def test_while_a_part_is_computed_others_are_under_way_forward_and_backward(
+    two_ranks: Ranks, dispatch: str
+) -> None:
+    there, back = ["depart"] * 2, ["depart"]  # tokens and their weights, and their mixture
+    for forward, backward in two_ranks(note_order, dispatch, 2):
+        each = ["arrive", "arrive", "compute", *back]
+        assert forward == [*there * 2, *each * 2, "arrive", "arrive"]
+        each = ["arrive", "compute", *there]
+        assert backward == [*back * 2, *each * 2, *["arrive"] * 4]
+
+
+@dispatches
+def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
+    two_ranks: Ranks, dispatch: str
+) -> None:
+    for difference in two_ranks(mix_coarsely, dispatch):
+        assert difference < 0.02  # of the largest: bfloat16 has 8 bits
+
+
+@dispatches
+@pytest.mark.parametrize(("zero", "overlap"), [(0, 1), (1, 1), (2, 1), (2, 2)])
+def test_two_expert_ranks_train_as_one_process_does(
+    two_ranks: Ranks, dispatch: Any, zero: int, overlap: int
+) -> None:
+    layout = Layout(expert=2, zero=zero, dispatch=dispatch, overlap=overlap)
+    assert_as_one_process(two_ranks(train, mixture(), layout))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(expert=4, zero=1),
+        Layout(shard=2, expert=2, zero=1),
+        Layout(shard=2, expert=2, zero=2, expert_aware=False),
+        Layout(replicate=2, expert=2, zero=1),
+        Layout(shard=2, expert=2, zero=0, recompute="full"),
+        Layout(shard=2, expert=2, recompute="full", dispatch="all_to_all", overlap=3),
+    ],
+    ids=["expert 4", "aware", "plain", "replicas", "recomputed", "recomputed in parts"],
+)
+def test_data_and_expert_ranks_train_as_one_process_does(
+    four_ranks: Ranks, layout: Layout
+) -> None:
+    assert_as_one_process(four_ranks(train, mixture(auxiliary_scope="layer"), layout))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> None:
+    assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))
+
+
+@pytest.mark.parametrize("scope", ["model", "layer"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_stages_hand_on_what_the_auxiliary_losses_need(
+    two_ranks: Ranks, scope: str, schedule: str
+) -> None:
+    several = schedule == "zero_bubble"
+    layout = Layout(pipeline=2, schedule=schedule, stages_per_rank=2 if several else 1)
+    parts = mixture(auxiliary_scope=scope)._replace(num_layers=5)
+    for rank in two_ranks(run_steps, parts, layout, [4, 6], True):
+        assert rank.loss < TOLERANCE
+        assert rank.gradient < TOLERANCE
+
+
+def test_stages_of_expert_ranks_compute_what_one_process_does(four_ranks: Ranks) -> None:
+    found = four_ranks(run_steps, mixture(), Layout(pipeline=2, expert=2), [4], False)
+    for rank in found:
+        assert rank.loss < TOLERANCE
+        assert rank.gradient < TOLERANCE
+
+
+def test_the_published_divisor_leaves_expert_gradients_larger_by_the_expert_degree(
+    four_ranks: Ranks,
+) -> None:
+    for ratios in four_ranks(compare_divisors, mixture(), Layout(shard=2, expert=2, zero=1)):
+        for name, ratio in ratios.items():
+            of_experts = ".mlp." in name and "router" not in name
+            assert ratio == pytest.approx(2 if of_experts else 1), name
+
+
+@pytest.mark.parametrize(("aware", "dense_pieces"), [(True, 4), (False, 2)])
+def test_expert_ranks_divide_the_state_of_dense_weights_where_they_are_asked_to(
+    four_ranks: Ranks, aware: bool, dense_pieces: int
+) -> None:
+    layout = Layout(shard=2, expert=2, zero=1, expert_aware=aware)
+    for held in four_ranks(hold_experts, mixture(), layout):
+        # Two moments of each number; nothing here is lost to uneven rows.
+        assert held.dense_state == 2 * held.dense / dense_pieces
+        assert held.experts_state == 2 * held.experts / 4

@@ -1,0 +1,132 @@
+"""Under every schedule each microbatch and each weight has what one process gives it."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from components.distributed.pipeline import check_schedule
+from components.errors import RecipeError
+from components.model.positions import Learned
+from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed.microbatches_cases import Found, run_steps
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, LENGTH, Parts
+
+# Double precision has 16 digits; where tensor ranks sum, the last three differ.
+TOLERANCE = 1e-13
+TENSOR_TOLERANCE = 1e-11
+
+GPT = Parts(
+    num_kv_heads=8,
+    bias=True,
+    tied=True,
+    positions=partial(Learned, num_positions=LENGTH),
+    mlp=GELU,
+    norm=LAYER_NORM,
+    embedding_norm=LAYER_NORM,
+    num_layers=5,
+)
+DROPS = GPT._replace(dropout=0.1, attention_dropout=0.1)
+SCHEDULES = {
+    "gpipe": Layout(schedule="gpipe"),
+    "1f1b": Layout(schedule="1f1b"),
+    "interleaved": Layout(schedule="interleaved", stages_per_rank=2),
+    "zero_bubble": Layout(schedule="zero_bubble", stages_per_rank=2),
+}
+RAMP_UP = [4, 6]
+schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+def assert_as_one_process(found: list[Found], microbatches: int, tolerance: float) -> None:
+    """Somebody saw each loss, and every weight is somewhere."""
+    for rank in found:
+        assert rank.loss < tolerance
+        assert rank.gradient < tolerance
+        assert rank.losses in {0, microbatches}
+    assert any(rank.losses for rank in found)
+    names = set.union(*(rank.parameters for rank in found))
+    assert {f"layers.{index}.mlp.down.weight" for index in range(5)} <= names
+    assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
+
+
+@schedules
+def test_two_ranks_compute_what_one_does_while_the_batch_grows(
+    two_ranks: Ranks, schedule: str
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2)
+    found = two_ranks(run_steps, GPT, layout, [*RAMP_UP, 4], False)
+    assert_as_one_process(found, 14, TOLERANCE)
+
+
+@schedules
+def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
+    two_ranks: Ranks, schedule: str
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2)
+    assert_as_one_process(two_ranks(run_steps, DROPS, layout, [4, 4], True), 8, TOLERANCE)
+
+
+@schedules
+def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=4)
+    parts = GPT._replace(num_layers=8)
+    assert_as_one_process(four_ranks(run_steps, parts, layout, [4, 8], True), 12, TOLERANCE)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_recomputed_layers_drop_what_one_process_drops(two_ranks: Ranks, schedule: str) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2, recompute="full")
+    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
+
+
+def test_zero_bubble_drops_what_one_process_drops(two_ranks: Ranks) -> None:
+    layout = SCHEDULES["zero_bubble"]._replace(pipeline=2)
+    assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zero"),
+    [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)],
+)
+def test_stages_of_data_ranks_compute_what_one_process_does(
+    four_ranks: Ranks, schedule: str, zero: int
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2, shard=2, zero=zero)
+    assert_as_one_process(four_ranks(run_steps, GPT, layout, RAMP_UP, True), 10, TOLERANCE)
+
+
+@schedules
+def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
+    four_ranks: Ranks, schedule: str
+) -> None:
+    layout = SCHEDULES[schedule]._replace(pipeline=2, tensor=2, sequence_parallel=True)
+    found = four_ranks(run_steps, GPT, layout, [4], False)
+    assert_as_one_process(found, 4, TENSOR_TOLERANCE)
+
+
+def test_without_stages_ranks_accumulate_as_one_process_does(two_ranks: Ranks) -> None:
+    found = two_ranks(run_steps, DROPS, Layout(shard=2, zero=3), [2, 3], True)
+    assert_as_one_process(found, 5, TOLERANCE)
+
+
+@pytest.mark.parametrize("version", ["2.10.0a0+git449b176", "2.11.0+cu130", "2.12.1"])
+def test_zero_bubble_is_refused_where_torch_computes_it_wrongly(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    check_schedule("interleaved")
+    with pytest.raises(RecipeError) as refused:
+        check_schedule("zero_bubble")
+    assert refused.value.path == "parallelism.schedule"
+    assert version in refused.value.problem
+    assert "parallelism.schedule=interleaved" in refused.value.remedy
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.15.0", "3.0.0"])
+def test_later_releases_take_every_schedule(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    for schedule in SCHEDULES:
+        check_schedule(schedule)

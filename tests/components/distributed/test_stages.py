@@ -1,0 +1,153 @@
+"""A stage keeps its own parts and no others; tied ends stay one weight."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from components.distributed.pipeline import cut_stage
+from components.model.decoder import Decoder
+from components.model.positions import Learned, Positions
+from tests.components.distributed.layout_cases import Layout
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.stages_cases import step_ends, sum_ends
+from tests.components.distributed.tensor_cases import (
+    LAYER_NORM,
+    LENGTH,
+    RMS_NORM,
+    ROTARY,
+    Parts,
+    batch,
+    build,
+)
+
+TOLERANCE = 1e-13
+
+LEARNED = partial(Learned, num_positions=LENGTH)
+GPT = Parts(
+    positions=LEARNED, norm=LAYER_NORM, embedding_norm=LAYER_NORM, tied=True, num_layers=4
+)
+LLAMA = Parts(num_layers=4)
+EMBEDDING = {"embedding.weight"}
+EMBEDDING_NORM = {"embedding_norm.weight", "embedding_norm.bias"}
+POSITIONS = {"positions.weight"}
+
+
+def outer(decoder: Decoder) -> set[str]:
+    """Name the parameters outside of the layers."""
+    return {name for name, _ in decoder.named_parameters() if not name.startswith("layers.")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "first", "middle", "last"),
+    [
+        (
+            GPT,
+            EMBEDDING | EMBEDDING_NORM | POSITIONS,
+            set(),
+            EMBEDDING | {"final_norm.weight", "final_norm.bias"},
+        ),
+        (
+            GPT._replace(tied=False),
+            EMBEDDING | EMBEDDING_NORM | POSITIONS,
+            set(),
+            {"final_norm.weight", "final_norm.bias", "head.weight"},
+        ),
+        (LLAMA, EMBEDDING, set(), {"final_norm.weight", "head.weight"}),
+        (LLAMA._replace(tied=True), EMBEDDING, set(), EMBEDDING | {"final_norm.weight"}),
+    ],
+    ids=["tied gpt", "gpt", "llama", "tied llama"],
+)
+def test_each_stage_keeps_its_parts(
+    parts: Parts, first: set[str], middle: set[str], last: set[str]
+) -> None:
+    expected = {(True, False): first, (False, False): middle, (False, True): last}
+    whole = build(parts)
+    for (is_first, is_last), names in expected.items():
+        stage = build(parts)
+        tied = cut_stage(stage, range(1, 3), first=is_first, last=is_last)
+        assert tied == (parts.tied and (is_first or is_last))
+        assert outer(stage) == names
+        assert list(stage.layers) == ["1", "2"]
+        assert dict(stage.named_parameters()).keys() <= dict(whole.named_parameters()).keys()
+
+
+def test_a_stage_that_is_both_ends_keeps_all_and_shares_nothing() -> None:
+    stage = build(GPT)
+    names = [name for name, _ in stage.named_parameters()]
+    assert not cut_stage(stage, range(4), first=True, last=True)
+    assert [name for name, _ in stage.named_parameters()] == names
+
+
+@pytest.mark.parametrize("positions", [ROTARY, Positions], ids=["rotary", "none"])
+def test_positions_without_parameters_stay_on_every_stage(positions: type[Positions]) -> None:
+    stage = build(LLAMA._replace(positions=positions))
+    cut_stage(stage, range(1, 2), first=False, last=False)
+    assert stage.positions is not None
+
+
+@pytest.mark.parametrize("parts", [GPT, LLAMA], ids=["tied gpt", "llama"])
+def test_stages_one_after_the_other_compute_the_whole(parts: Parts) -> None:
+    whole = build(parts)
+    stages = [build(parts) for _ in range(3)]
+    for number, (stage, layers) in enumerate(zip(stages, (range(2), [2], [3]), strict=True)):
+        stage.load_state_dict(whole.state_dict())
+        cut_stage(stage, layers, first=number == 0, last=number == 2)
+    tokens, targets, _ = batch()
+    hidden = stages[1](stages[0](tokens))
+    assert torch.equal(stages[2](hidden, targets=targets), whole.loss(tokens, targets))
+
+
+TIED = Parts(tied=True, bias=True, norm=RMS_NORM, num_layers=4, rows=62)
+
+
+@pytest.mark.parametrize(
+    ("layout", "pairs"),
+    [
+        (Layout(pipeline=2), [(0, 1)]),
+        (Layout(pipeline=2, schedule="interleaved", stages_per_rank=2), [(0, 1)]),
+    ],
+    ids=["one stage", "two stages"],
+)
+def test_both_ends_hold_the_bits_of_one_sum(
+    two_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
+) -> None:
+    assert_equal_ends(two_ranks, layout, pairs)
+
+
+@pytest.mark.parametrize(
+    ("layout", "pairs"),
+    [
+        (Layout(pipeline=4), [(0, 3)]),
+        (Layout(pipeline=2, tensor=2), [(0, 2), (1, 3)]),
+        (Layout(pipeline=2, shard=2, zero=1), [(0, 2), (1, 3)]),
+        (Layout(pipeline=2, shard=2, zero=2), [(0, 2), (1, 3)]),
+    ],
+    ids=["four stages", "tensor", "zero 1", "zero 2"],
+)
+def test_each_pair_of_ends_holds_the_bits_of_one_sum(
+    four_ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]
+) -> None:
+    assert_equal_ends(four_ranks, layout, pairs)
+
+
+def assert_equal_ends(ranks: Ranks, layout: Layout, pairs: list[tuple[int, int]]) -> None:
+    found = [tied for tied, _ in ranks(sum_ends, TIED, layout)]
+    _, expected = ranks(sum_ends, TIED, layout)[0]
+    ends = {rank for pair in pairs for rank in pair}
+    assert [set(tied) for tied in found] == [
+        EMBEDDING if rank in ends else set() for rank in range(len(found))
+    ]
+    for first, last in pairs:
+        assert torch.equal(found[first]["embedding.weight"], found[last]["embedding.weight"])
+    rows = torch.cat([found[first]["embedding.weight"] for first, _ in pairs])
+    rows = rows[: len(expected)]  # without sharding each pair has them all
+    assert (rows - expected).abs().max() / expected.abs().max() < TOLERANCE
+
+
+def test_after_steps_both_ends_are_still_one_weight(four_ranks: Ranks) -> None:
+    (first,), (second,), (third,), (fourth,) = four_ranks(
+        step_ends, TIED, Layout(pipeline=2, shard=2, zero=1)
+    )
+    for other in (second, third, fourth):
+        assert torch.equal(first, other)

@@ -1,0 +1,142 @@
+"""Split over tensor ranks, a decoder has the loss and the gradients of the whole one."""
+
+from functools import partial
+
+import pytest
+
+from components.model.moe import Experts
+from components.model.positions import Alibi, Learned, Positions
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import (
+    BARE_LAYER_NORM,
+    GELU,
+    LAYER_NORM,
+    LENGTH,
+    RMS_NORM,
+    SWIGLU,
+    Difference,
+    Parts,
+    compare,
+    logits_difference,
+    refuse,
+)
+
+# Double precision has 16 digits; sums in another order cost the last two or three.
+LOSS_TOLERANCE = 1e-12
+GRADIENT_TOLERANCE = 1e-10
+
+LEARNED = partial(Learned, num_positions=LENGTH + 4)
+LLAMA = Parts()
+BLOOM = Parts(
+    num_heads=12,  # no power of two
+    num_kv_heads=12,
+    bias=True,
+    tied=True,
+    positions=Alibi,
+    mlp=GELU,
+    norm=LAYER_NORM,
+    embedding_norm=LAYER_NORM,
+)
+GPT = Parts(num_kv_heads=8, bias=True, tied=True, positions=LEARNED, mlp=GELU, norm=LAYER_NORM)
+FAMILIES = {
+    "llama": LLAMA,
+    "bloom": BLOOM,
+    "gpt": GPT,
+    "tied llama": LLAMA._replace(tied=True),
+    "norms without parameters": Parts(
+        num_kv_heads=8, norm=BARE_LAYER_NORM, positions=Positions
+    ),
+    "query-key norm": Parts(qk_norm=RMS_NORM),
+    "centered query-key norm": Parts(num_kv_heads=8, qk_norm=LAYER_NORM),
+    "bare query-key norm": Parts(qk_norm=BARE_LAYER_NORM, norm=BARE_LAYER_NORM),
+    "one group": Parts(num_kv_heads=1, bias=True),
+    "one group, query-key norm": Parts(num_kv_heads=1, qk_norm=LAYER_NORM),
+}
+families = pytest.mark.parametrize("family", FAMILIES)
+sequence_parallel = pytest.mark.parametrize(
+    "sequence_parallel", [False, True], ids=["whole", "sliced"]
+)
+
+
+def assert_small(differences: list[Difference]) -> None:
+    for difference in differences:
+        assert difference.loss < LOSS_TOLERANCE
+        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
+
+
+@families
+@sequence_parallel
+def test_two_ranks_equal_one_process(
+    two_ranks: Ranks, family: str, sequence_parallel: bool
+) -> None:
+    assert_small(two_ranks(compare, FAMILIES[family], sequence_parallel, False))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        BLOOM,
+        Parts(num_kv_heads=2),
+        Parts(num_kv_heads=2, bias=True, tied=True, qk_norm=RMS_NORM),
+        Parts(num_kv_heads=1, num_heads=4, qk_norm=LAYER_NORM),
+    ],
+    ids=["bloom", "two groups", "two groups, query-key norm", "one group, query-key norm"],
+)
+@sequence_parallel
+def test_four_ranks_equal_one_process_also_where_they_share_key_value_heads(
+    four_ranks: Ranks, parts: Parts, sequence_parallel: bool
+) -> None:
+    assert_small(four_ranks(compare, parts, sequence_parallel, False))
+
+
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+@sequence_parallel
+def test_documents_part_the_attention_of_every_rank(
+    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
+) -> None:
+    assert_small(two_ranks(compare, parts, sequence_parallel, True))
+
+
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+@sequence_parallel
+def test_logits_come_whole(two_ranks: Ranks, parts: Parts, sequence_parallel: bool) -> None:
+    assert max(two_ranks(logits_difference, parts, sequence_parallel)) < LOSS_TOLERANCE
+
+
+EXPERTS = partial(
+    Experts,
+    num_experts=4,
+    top_k=2,
+    ffn_dim=8,
+    activation="silu",
+    gated=True,
+    renormalize=False,
+    routing="learned",
+    auxiliary_loss=0.0,
+    auxiliary_scope="layer",
+    z_loss=0.0,
+    path="loop",
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (Parts(mlp=EXPERTS), "experts are not split over this axis yet"),
+        (Parts(num_heads=3, num_kv_heads=3), "num_kv_heads = 3 evenly"),
+        (Parts(num_heads=3, num_kv_heads=1), "num_heads = 3 evenly"),
+        (Parts(mlp=partial(SWIGLU, ffn_dim=33)), "ffn_dim = 33 evenly"),
+        (Parts(rows=67), "padded_vocab_size = 67 evenly"),
+    ],
+    ids=["experts", "groups", "heads", "inner width", "rows"],
+)
+def test_refuses_what_does_not_divide(two_ranks: Ranks, parts: Parts, said: str) -> None:
+    for message in two_ranks(refuse, parts, False):
+        assert "parallelism.tensor" in message
+        assert said in message
+
+
+def test_refuses_to_slice_an_odd_sequence(two_ranks: Ranks) -> None:
+    for message in two_ranks(refuse, LLAMA, True):
+        assert "budget.sequence_length" in message
+        assert "use 16, or parallelism.sequence_parallel=false" in message

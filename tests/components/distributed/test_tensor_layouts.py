@@ -1,0 +1,109 @@
+"""Tensor parallelism costs what it should, and bears stages, shards and checkpointing."""
+
+from functools import partial
+from typing import Literal
+
+import pytest
+
+from components.model.positions import Alibi, Learned
+from tests.components.distributed.ranks import Ranks
+from tests.components.distributed.tensor_cases import (
+    GELU,
+    LAYER_NORM,
+    LENGTH,
+    RMS_NORM,
+    Difference,
+    Parts,
+)
+from tests.components.distributed.tensor_layout_cases import (
+    autocast_difference,
+    checkpointing_difference,
+    count_collectives,
+    run_in_stages,
+    shard_too,
+    start_on_meta,
+)
+
+LOSS_TOLERANCE = 1e-12
+GRADIENT_TOLERANCE = 1e-10
+AUTOCAST_TOLERANCE = 0.04  # bfloat16 rounds to 0.004, and a gradient has gone through a dozen
+
+LLAMA = Parts()
+GPT = Parts(
+    num_kv_heads=8,
+    bias=True,
+    tied=True,
+    positions=partial(Learned, num_positions=LENGTH),
+    mlp=GELU,
+    norm=LAYER_NORM,
+)
+BLOOM = GPT._replace(positions=Alibi, embedding_norm=LAYER_NORM)
+SHARED_GROUP = Parts(num_kv_heads=1, qk_norm=RMS_NORM)
+sequence_parallel = pytest.mark.parametrize(
+    "sequence_parallel", [False, True], ids=["whole", "sliced"]
+)
+
+
+def assert_small(differences: list[Difference]) -> None:
+    for difference in differences:
+        assert difference.loss < LOSS_TOLERANCE
+        assert difference.gradient < GRADIENT_TOLERANCE, difference.parameter
+
+
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+def test_a_layer_costs_two_all_reduces_each_way(two_ranks: Ranks, parts: Parts) -> None:
+    for forward, backward in two_ranks(count_collectives, parts, False):
+        assert forward == {"all_reduce": 2}
+        assert backward == {"all_reduce": 2}
+
+
+@pytest.mark.parametrize(("parts", "vectors"), [(LLAMA, 2), (BLOOM, 4 + 2)])
+def test_a_sliced_layer_gathers_and_scatters_twice_each_way_and_sums_what_all_hold(
+    two_ranks: Ranks, parts: Parts, vectors: int
+) -> None:
+    """Vectors are the norms' and the biases after a sum: each rank has its slice's share."""
+    moved = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
+    for forward, backward in two_ranks(count_collectives, parts, True):
+        assert forward == moved
+        assert backward == moved | {"all_reduce": vectors}
+
+
+@pytest.mark.parametrize("parts", [LLAMA, GPT, BLOOM], ids=["llama", "gpt", "bloom"])
+@sequence_parallel
+def test_stages_hand_on_hidden_states_as_plain_tensors(
+    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
+) -> None:
+    three_layers = parts._replace(num_layers=3)
+    assert_small(two_ranks(run_in_stages, three_layers, sequence_parallel))
+
+
+@pytest.mark.parametrize(
+    "parts", [LLAMA, BLOOM, SHARED_GROUP], ids=["llama", "bloom", "shared group"]
+)
+@sequence_parallel
+def test_shards_over_a_data_axis_change_nothing(
+    four_ranks: Ranks, parts: Parts, sequence_parallel: bool
+) -> None:
+    assert_small(four_ranks(shard_too, parts, sequence_parallel))
+
+
+@pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]])
+@sequence_parallel
+def test_checkpointing_changes_no_bit_of_a_gradient_dropout_included(
+    two_ranks: Ranks, sequence_parallel: bool, recompute: Literal["full"] | list[str]
+) -> None:
+    drops = BLOOM._replace(dropout=0.1, attention_dropout=0.2)
+    assert two_ranks(checkpointing_difference, drops, sequence_parallel, recompute) == [0, 0]
+
+
+def test_parameters_on_meta_become_real_under_their_names(two_ranks: Ranks) -> None:
+    two_ranks(start_on_meta, GPT)
+
+
+@pytest.mark.parametrize("parts", [LLAMA, BLOOM], ids=["llama", "bloom"])
+@sequence_parallel
+def test_autocast_reaches_the_split_parts(
+    two_ranks: Ranks, parts: Parts, sequence_parallel: bool
+) -> None:
+    differences = two_ranks(autocast_difference, parts, sequence_parallel)
+    assert max(differences) < AUTOCAST_TOLERANCE

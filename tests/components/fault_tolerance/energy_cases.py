@@ -1,0 +1,36 @@
+"""Ranks with counters of their own tell each other what they counted."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from components.distributed.mesh import sum_over_ranks
+from components.energy.counters import FileCounter, Meter
+from components.fault_tolerance.rank_health import RankFigures, RankReport
+
+CPU = torch.device("cpu")
+
+
+def told(folder: Path) -> list[RankReport | None]:
+    """Take three steps, figures told at every second; rank r spends r joules in each.
+
+    The first meter has a device for each rank, the last rank's without a counter; the second
+    has a host, the first rank's.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    file = folder / f"energy-{rank}"
+    file.write_text("0\n")
+    counter = FileCounter(file=file, range_joules=1e9, longest_seconds=1e9)
+    figures = RankFigures(every_steps=2)
+    figures.meters = [
+        Meter(counters=[] if rank == last else [counter], units=1, now=0.0),
+        Meter(counters=[], units=1 if rank == 0 else 0, now=0.0),
+    ]
+    found = []
+    for step in range(1, 4):
+        file.write_text(f"{step * rank * 1_000_000}\n")
+        figures.note(0.1 * (rank + 1))
+        figures.take(sum_over_ranks(figures.own(step=step, device=CPU)))
+        found.append(figures.told)
+    return found

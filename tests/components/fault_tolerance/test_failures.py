@@ -1,0 +1,93 @@
+"""Which of several errors is no other rank's doing, and what is said of a world that ended."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from components.errors import RecipeError
+from components.fault_tolerance.failures import (
+    describe_end,
+    error_file,
+    forget_errors,
+    raise_again,
+    read_errors,
+)
+
+
+def leave(ranks: Path, rank: int, message: str, *, at: int) -> None:
+    file = error_file(ranks, rank)
+    file.write_text(json.dumps({"message": {"message": message, "extraInfo": {}}}))
+    os.utime(file, (at, at))
+
+
+def test_the_earliest_error_that_is_the_ranks_own_comes_first(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "RuntimeError: Connection reset by peer", at=100)
+    leave(tmp_path, 1, "Hang: step 7 ...; rank 1 on n1 waits for other ranks in x", at=101)
+    leave(tmp_path, 3, "Hang: step 7 ...; rank 3 on n1 is in no collective", at=102)
+    leave(tmp_path, 12, "KeyError: 'later'", at=103)
+    errors = read_errors(tmp_path)
+    assert [error.rank for error in errors] == [3, 12, 0, 1]
+    assert [error.is_own for error in errors] == [True, True, False, False]
+    why, silent = describe_end(errors, ranks=13)
+    assert why == "rank 3: Hang: step 7 ...; rank 3 on n1 is in no collective"
+    assert silent == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_who_left_no_word_comes_before_those_who_only_lost_it(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "RuntimeError: Connection closed by peer", at=100)
+    errors = read_errors(tmp_path)
+    closed = "rank 0: RuntimeError: Connection closed by peer"
+    assert describe_end(errors, ranks=3) == (f"rank 1, 2 left no word; {closed}", [1, 2])
+    assert describe_end(errors, ranks=1) == (closed, [])
+
+
+def test_without_errors_every_rank_is_silent(tmp_path: Path) -> None:
+    assert describe_end(read_errors(tmp_path), ranks=2) == ("no rank said why", [0, 1])
+
+
+def test_half_an_error_file_is_read_as_it_stands(tmp_path: Path) -> None:
+    error_file(tmp_path, 5).write_text('{"message": {"mess')
+    (error,) = read_errors(tmp_path)
+    assert (error.rank, error.message) == (5, '{"message": {"mess')
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '{"message": 3}', '{"a": ' + "[" * 100_000])
+def test_an_error_file_of_another_form_is_read_as_it_stands(tmp_path: Path, text: str) -> None:
+    error_file(tmp_path, 5).write_text(text)
+    error_file(tmp_path, 6).with_name("error-none.json").write_text("no rank's")
+    error_file(tmp_path, 7).mkdir()
+    (error,) = read_errors(tmp_path)
+    assert error.message in {text, "3"}
+    forget_errors(tmp_path)
+    assert read_errors(tmp_path) == []
+
+
+def test_nobody_waits_for_an_error_file_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(error_file(tmp_path, 5))
+    (error,) = read_errors(tmp_path)
+    assert error.message.endswith("error-5.json is no regular file")
+
+
+def test_what_was_told_is_forgotten(tmp_path: Path) -> None:
+    leave(tmp_path, 0, "KeyError: 1", at=1)
+    forget_errors(tmp_path)
+    assert read_errors(tmp_path) == []
+
+
+def test_what_only_a_user_can_mend_is_raised_by_those_who_start_again(tmp_path: Path) -> None:
+    told = RecipeError("a/b: c", "cannot be written: full", "make room")
+    leave(tmp_path, 0, f"RecipeError: {told}", at=100)
+    leave(tmp_path, 1, "RuntimeError: Connection reset by peer", at=99)
+    with pytest.raises(RecipeError, match="cannot be written: full") as caught:
+        raise_again(tmp_path, since=100 * 10**9)
+    assert (str(caught.value), caught.value.remedy) == (str(told), "make room")
+
+
+def test_other_errors_and_those_of_an_earlier_job_are_not_raised_again(tmp_path: Path) -> None:
+    raise_again(tmp_path, since=0)
+    leave(tmp_path, 0, "RecipeError: a: b\n  c", at=100)
+    raise_again(tmp_path, since=101 * 10**9)
+    leave(tmp_path, 1, "ReplicasDifferError: in step 3", at=90)  # that came first
+    raise_again(tmp_path, since=0)

@@ -1,0 +1,98 @@
+"""Processes that make no progress: real ones, for nothing else ends by itself."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from components.fault_tolerance.hang import HELD, HUNG, LAST_SECONDS, stacks
+
+LIMIT_SECONDS = 0.5
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from components.fault_tolerance.faults import hang
+from components.fault_tolerance.hang import HangWatch, Work
+from components.config.schema.guards import Hang
+
+waits_in = sys.argv[3] or None
+watch = HangWatch(
+    folder=Path(sys.argv[1]),
+    rank=3,
+    collectives=lambda: (waits_in, {"entries": [1, 2]}),
+    on_hang=lambda report: Path(sys.argv[1], "said").write_text(str(report)),
+)
+for step in range(4):  # each in time, all together not
+    watch.expect(Work(f"step {step}", step, step * 10, float(sys.argv[4])))
+    time.sleep(float(sys.argv[4]) / 2)
+if sys.argv[2] == "ends":
+    watch.stop()
+    time.sleep(float(sys.argv[4]) + 0.3)
+    sys.exit(0)
+watch.expect(Work("step 7", 6, 60, float(sys.argv[4])))
+print("began", flush=True)
+hang(Hang(fault="hang", rank=3, step=7, how=sys.argv[2]), None)
+"""
+
+
+def run(folder: Path, how: str, waits_in: str = "") -> tuple[int, float]:
+    """Return exit status and how long after the limit the process ended."""
+    words = [sys.executable, "-c", PROGRAM, str(folder), how, waits_in, str(LIMIT_SECONDS)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.readline()
+    began = time.monotonic()
+    status = process.wait(30)
+    process.stdout.close()
+    return status, time.monotonic() - began - LIMIT_SECONDS
+
+
+def test_a_process_that_sleeps_leaves_its_stacks_and_ends_with_an_own_status(
+    tmp_path: Path,
+) -> None:
+    status, late = run(tmp_path, "sleeps")
+    assert status == HUNG
+    assert late < 2
+    report = json.loads((tmp_path / "step-7" / "rank-3.json").read_text())
+    assert any("in hang" in line for line in report["stacks"])
+    assert report["collectives"] == {"entries": [1, 2]}
+    assert (report["work"], report["waits_in"]) == ("step 7", None)
+    said = (tmp_path / "said").read_text()
+    assert said.startswith(f"step 7 took more than {LIMIT_SECONDS} s; rank 3 on ")
+    assert said.endswith(
+        f"is in no collective; its stacks are in {tmp_path}/step-7/rank-3.json"
+    )
+
+
+def test_a_process_that_holds_the_interpreter_s_lock_leaves_its_stack_too(
+    tmp_path: Path,
+) -> None:
+    status, late = run(tmp_path, "holds")
+    assert status == 1  # what faulthandler ends a process with
+    assert late < 2
+    assert " in hang\n" in (tmp_path / HELD).read_text()
+    assert not (tmp_path / "step-7").exists()
+
+
+def test_who_waits_for_others_ends_after_them(tmp_path: Path) -> None:
+    status, late = run(tmp_path, "sleeps", "gloo:all_reduce")
+    assert status == HUNG
+    assert 1 < late < 2
+    assert "waits for other ranks in gloo:all_reduce; " in (tmp_path / "said").read_text()
+    assert late < LAST_SECONDS + 0.5
+
+
+def test_nothing_ends_a_process_that_is_in_time_and_says_when_it_is_done(
+    tmp_path: Path,
+) -> None:
+    status, _ = run(tmp_path, "ends")
+    assert status == 0
+    assert (tmp_path / HELD).read_text() == ""
+
+
+def test_stacks_name_the_innermost_call_first() -> None:
+    lines = stacks()
+    (here,) = (number for number, line in enumerate(lines) if line.endswith(" in stacks"))
+    assert "thread" in lines[here - 1].lower()  # other threads may come before ours
+    assert "test_stacks_name" in lines[here + 1]
