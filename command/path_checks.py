@@ -1,9 +1,8 @@
 """Path checks: where received files and run folders may point to; the runs a command names.
 
-What a user names on the command line may lie anywhere.
-
-Of a run that this user made here every place is honoured, for the user named it. Of any other
-those below the working folder are, and those that the user names again.
+What a user names on the command line may lie anywhere; what a received file names has to lie
+below the working folder. Of a run that this user made here every place is honoured, for the
+user named it; of any other, those below the working folder and those that are named again.
 """
 
 import re

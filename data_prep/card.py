@@ -1,6 +1,7 @@
 """Data card: what a data set is, counted and shown, with its unigram loss.
 
-It is the mark that a held-out loss must beat before anything can be called learnt.
+The unigram loss is the mark that a held-out loss must beat before anything can be called
+learnt.
 
 Fertility is tokens a word (Rust et al. 2021, "How Good is Your Tokenizer?", arXiv 2012.15613,
 Section 3.2); words are what white space separates, so that of text without spaces bytes a token

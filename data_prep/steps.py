@@ -1,11 +1,11 @@
 """Document steps: normalise, identify the language, filter, replace personal data.
 
-The order makes it idempotent: what is removed could join a letter and its accent, and the
-compatibility forms of some marks begin with a space.
+The order of normalising makes it idempotent: what is removed could join a letter and its
+accent, and the compatibility forms of some marks begin with a space.
 
-The compressed model (lid.176.ftz, 938 kB) is in the installed package and the only one that is
-asked for: nothing is ever downloaded. It reads the whole document, as ROOTS' pipeline did;
-OSCAR read line by line.
+For the language, the compressed model of fastText (lid.176.ftz, 938 kB) is in the installed
+package and the only one that is asked for: nothing is ever downloaded. It reads the whole
+document, as ROOTS' pipeline did; OSCAR read line by line.
 
 A step is made of settings alone, so that a process can hand it to another; models and patterns
 are loaded where they are first used.

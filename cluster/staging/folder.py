@@ -1,6 +1,6 @@
 """Staging folder and the machine that it is for.
 
-``SHA256SUMS`` is the same for ``sha256sum --check``, which is everywhere.
+Its ``SHA256SUMS`` is written for ``sha256sum --check``, which is everywhere.
 """
 
 import json

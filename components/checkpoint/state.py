@@ -1,7 +1,7 @@
 """Checkpoint state of one rank by global names, and its staging in buffers of the host.
 
-`torch.distributed.checkpoint.staging.DefaultStager` serves one save in torch 2.11: it empties
-itself after the first, and a second ends in a KeyError.
+The buffers are our own: `torch.distributed.checkpoint.staging.DefaultStager` serves one save in
+torch 2.11: it empties itself after the first, and a second ends in a KeyError.
 """
 
 from collections import defaultdict

@@ -1,9 +1,4 @@
-"""Microbatches: how many a rank computes in a step, and whether a schedule takes that many.
-
-Stages are contiguous and as even as they can be. What does not divide goes to the middle: the
-first stage holds the embedding and, under 1F1B, the activations of the most microbatches; the
-last one holds the head and the logits.
-"""
+"""Microbatches: how many a rank computes in a step, and whether a schedule takes that many."""
 
 from collections.abc import Callable
 from itertools import count

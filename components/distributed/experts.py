@@ -1,10 +1,5 @@
 """Expert parallelism: each rank holds a part of every layer's experts; sums of their routers.
 
-A balance asked of all layers pooled is known at the last stage only, when the first stages have
-long computed theirs. So each stage hands its sums to the next one beside the hidden states, as
-Optimus hands the logits of all tokens; the last one adds the loss, and the gradient comes back
-along the same way.
-
 The ranks of the axis read different samples, as data ranks do, and have all other weights in
 copies. A token goes to the ranks of its experts and its results come back, in one of two ways.
 
@@ -19,6 +14,11 @@ backward:
 
     all_gather    2 (N - 1) t d
     all_to_all    2 (N - 1) / N k t d    (at even load)
+
+A router's balance that is asked of all layers pooled is known at the last stage only, when the
+first stages have long computed theirs. So each stage hands its sums to the next one beside the
+hidden states, as Optimus hands the logits of all tokens; the last one adds the loss, and the
+gradient comes back along the same way.
 """
 
 from collections.abc import Sequence

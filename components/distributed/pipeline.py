@@ -1,7 +1,7 @@
 """Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches.
 
-Both take the same function that computes a part of the decoder on one microbatch, so what
-happens to a microbatch is said once.
+The loop of a single stage and a pipeline's schedule take the same function that computes a part
+of the decoder on one microbatch, so what happens to a microbatch is said once.
 """
 
 from collections.abc import Callable, Sequence

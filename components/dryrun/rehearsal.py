@@ -1,6 +1,6 @@
 """One rank's step without values: memory, collectives and FLOPs of the whole step.
 
-They count matrix products and attention, the whole of its matrix: a mask is not seen.
+FLOPs are those of matrix products and attention, the whole of its matrix: a mask is not seen.
 
 A step of many microbatches repeats itself: with as many as a rank ever has in flight, and one
 more, it reaches its peak. Calls and FLOPs of the passes grow by the same number with every

@@ -1,17 +1,17 @@
 """Energy by machine: NVIDIA's GPUs (NVML), Intel's GPUs (kernel), hosts (RAPL).
 
-nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded:
+NVIDIA: nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded:
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html. Every instance of a GPU
 that MIG divides is told the energy of all of it, so that none knows its own:
 https://github.com/NVIDIA/dcgm-exporter/issues/317.
 
-``energy1_input`` of the devices that the drivers i915 and xe name after themselves is the whole
-card's; what is named ``i915_gt0`` is a tile's (Documentation/ABI/testing/
+Intel: ``energy1_input`` of the devices that the drivers i915 and xe name after themselves is
+the whole card's; what is named ``i915_gt0`` is a tile's (Documentation/ABI/testing/
 sysfs-driver-intel-i915-hwmon and -xe-hwmon). The driver adds up a register of 32 bits, and sees
 it begin again only if it is read often enough.
 
-Documentation/power/powercap/powercap.rst. Since CVE-2020-8694 most systems let only root read
-it.
+Hosts: Documentation/power/powercap/powercap.rst. Since CVE-2020-8694 most systems let only root
+read it.
 """
 
 import math

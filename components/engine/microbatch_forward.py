@@ -1,9 +1,9 @@
 """Microbatch forward: one microbatch through one stage, whatever calls it, and its seconds.
 
-On a CPU it is the time that the thread was running: one that waits in a collective sleeps. On
-other devices it is the device's own clock around each microbatch's forward pass: what ranks of
-a tensor, context or expert group wait for one another is in it, so those look alike; what
-pipeline and data ranks wait for is not.
+A rank's own seconds on a CPU are those that the thread was running: one that waits in a
+collective sleeps. On other devices they are taken from the device's own clock around each
+microbatch's forward pass: what ranks of a tensor, context or expert group wait for one another
+is in it, so those look alike; what pipeline and data ranks wait for is not.
 """
 
 import time

@@ -1,7 +1,4 @@
-"""What the optimizers of this folder share: parameter groups, the kernel.
-
-AdamW as pre-training uses it: two groups, decayed and not; decay before or after.
-"""
+"""AdamW as pre-training uses it: two groups, decayed and not; decay before or after."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict

@@ -1,7 +1,8 @@
 """Node checks: clock, network, places to write, own copies of the software.
 
-Cristian's algorithm: another's answer was true somewhere between our question and its arrival
-(F. Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989).
+Clocks are compared by Cristian's algorithm: another's answer was true somewhere between our
+question and its arrival (F. Cristian, Probabilistic clock synchronization, Distributed
+Computing 3, 1989).
 """
 
 import os

@@ -1,7 +1,7 @@
 """Parts of a step, the ranges that name them, and to which part each call of a trace belongs.
 
-They are hooks on modules, put there when a profile begins and taken away at its end: a run that
-is not profiled has none.
+Ranges are hooks on modules, put there when a profile begins and taken away at its end: a run
+that is not profiled has none.
 
 An operator belongs to the range around it; a matrix product within a layer is one of the
 ``products``, whichever module has it. The operators of a backward pass belong where the

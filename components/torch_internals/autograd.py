@@ -1,6 +1,7 @@
 """Private names of torch's autograd, activation checkpointing and compiler (dynamo).
 
-`torch.compiler` has no public name for either. Seen in 2.10 to 2.15.
+`torch.compiler` has no public name for its counters, nor for the error at its limit. Seen in
+2.10 to 2.15.
 """
 
 from typing import Any

@@ -1,10 +1,9 @@
 """Private names of torch's operators: their registered names, and seeing them dispatched.
 
 An operator that `torch.ops` has under a private name is what a public function calls in the
-end; who counts or replaces operators meets them under these names. All were seen in 2.10 to
-2.15.
+end; who counts or replaces operators meets them under these names. Others see them dispatched:
 
-TorchDispatchMode   sees operators as they leave the dispatcher, after autograd and DTensor;
+    TorchDispatchMode   sees operators as they leave the dispatcher, after autograd and DTensor;
                         `torch.overrides.TorchFunctionMode` sees calls of Python alone
     FakeTensorMode      makes tensors without values that know their device; `meta` does not
     active_fake_mode    the one that is on

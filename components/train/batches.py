@@ -1,7 +1,8 @@
 """Batches of one data rank as a function of the step, over samples that are left out.
 
-The order gives every number a sample; without windows the run's first sample is number 0, its
-second number 1, and so on. What a step reads is so still a function of the step alone.
+The order gives every number a sample; where no samples are left out the run's first sample is
+number 0, its second number 1, and so on. What a step reads is so still a function of the step
+alone.
 """
 
 import sys

@@ -4,7 +4,7 @@ Rules and limits: github.com/oscar-project/ungoliant, src/transformers (tiny.rs,
 sentence_filter.rs, header.rs, noisy.rs); Abadji et al., "Towards a Cleaner Document-Oriented
 Multilingual Crawled Corpus" (arXiv 2201.06642).
 
-They decide; here are only the names of their settings and the words they count.
+datatrove's filters decide; here are only the names of their settings and their words.
 """
 
 import unicodedata

@@ -1,6 +1,7 @@
 """Shares of a text that tell web noise from prose; limits and word lists for each language.
 
-The format is that of stopwords-json and stopwords-iso: one JSON object, language to words.
+Word lists have the format of stopwords-json and stopwords-iso: one JSON object, language to
+words.
 
 The filter of ROOTS for OSCAR: github.com/bigscience-workshop/data-preparation,
 preprocessing/training/01b_oscar_cleaning_and_filtering/filtering.py; Laurencon et al. (arXiv

@@ -1,13 +1,13 @@
 """Words without a download, for any script, and spans of them that repeat.
 
-A stand-in for datatrove's tokenizers, each of which needs a package or a model of its own.
-Approximated: languages written with spaces are cut at white space and punctuation (an
+Words are a stand-in for datatrove's tokenizers, each of which needs a package or a model of its
+own. Approximated: languages written with spaces are cut at white space and punctuation (an
 apostrophe inside a word is kept, where spaCy cuts "don't" in two); of Chinese, Japanese, Thai,
 Lao, Khmer, Burmese and Tibetan every character is a word, so that limits on the length of words
 mean nothing there.
 
-OLMoE (arXiv 2409.02060, Section 2) "removes all documents with a sequence of 32 or more
-repeated n-grams, where an n-gram is any span of 1 to 13 tokens"; tokens of its tokenizer.
+Repeats: OLMoE (arXiv 2409.02060, Section 2) "removes all documents with a sequence of 32 or
+more repeated n-grams, where an n-gram is any span of 1 to 13 tokens"; tokens of its tokenizer.
 Here no tokenizer is trained yet. Approximated: a token is a piece of a word of at most
 ``PIECE_CHARACTERS``, or a run of marks, as a ruled line is one or two tokens.
 """

@@ -1,7 +1,7 @@
 """Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates.
 
-``executor``, ``workers``, ``most_jobs`` and ``wait`` say where and how wide the work is done;
-they change no byte of the result. Everything else decides it.
+Of a preparation ``executor``, ``workers``, ``most_jobs`` and ``wait`` say where and how wide
+the work is done; they change no byte of the result. Everything else decides it.
 """
 
 import math

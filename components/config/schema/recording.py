@@ -1,6 +1,6 @@
 """Schema of ``profiler`` and ``tracking``: what of a run is recorded, and to whom it is sent.
 
-No rank reads it: ``action=sync`` does, on a machine with a network.
+No rank reads ``tracking``: ``action=sync`` does, on a machine with a network.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal

@@ -1,6 +1,6 @@
 """Schema types: the base of every section, frozen mappings and lists, errors of unions.
 
-Pydantic tries every member of a union and reports the failures of all, each under the member's
+Of a union pydantic tries every member and reports the failures of all, each under the member's
 name, which no user has ever written.
 """
 
