@@ -59,13 +59,13 @@ golden: setup ## rewrite the golden files; read the diff before you commit it
 recipes: setup ## train a hundred steps of every recipe's miniature, print the table and keep it for the ledger (20 minutes)
 	$(PY) -m benchmarks.ledger.miniatures
 
-chaos: setup ## break runs in every way that can be rehearsed, and write the table of docs/watchdogs.md (half an hour)
+chaos: setup ## break runs in every way that can be rehearsed, and write the table of docs/fault_tolerance.md (half an hour)
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.chaos.chaos
 
 parity: setup ## prove layouts of every recipe equal to one process, print the table and keep it for the ledger (half an hour)
 	$(PY) -m benchmarks.ledger.parity
 
-dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryruns.md (an hour)
+dryruns: setup ## rehearse every recipe's step at full size, without a GPU, and write docs/dryrun.md (an hour)
 	$(PY) -m benchmarks.ledger.dryruns
 
 moved: setup ## train in one layout, go on in others, compare the losses and print the table (5 minutes)

@@ -21,7 +21,7 @@ LAYOUTS = {
 # Ranks that read the same data differ in this bit of their number.
 READERS = {"tensor 2 x data 2": 1, "pipeline 2 x data 2": 2}
 # Spikes go by the gradient's norm, over a window of steps. The first steps' norms are larger
-# than a spike's later: while they are in the window, it is not found (`docs/guards.md`).
+# than a spike's later: while they are in the window, it is not found (docs/fault_tolerance.md).
 SPIKE_STEPS, STEEP_STEPS = 8, 3
 SPIKES = (
     "guard.gradient_norm_spike={action: skip, most: 9, within_tokens: 1_000_000, "

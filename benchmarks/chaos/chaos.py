@@ -32,7 +32,7 @@ from benchmarks.kept import RESULTS, ROOT
 from benchmarks.machine import machine
 
 RESULT = RESULTS / "chaos.json"
-PAGE = ROOT / "docs" / "watchdogs.md"
+PAGE = ROOT / "docs" / "fault_tolerance.md"
 BEGIN, END = "<!-- chaos: written by `benchmarks.chaos.chaos` -->\n", "<!-- end of chaos -->\n"
 HEAD = """
 | fault | layout | before step | rank | the run | s | weights equal |

@@ -18,22 +18,15 @@ from benchmarks.entry import enter
 from benchmarks.kept import stamp
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import DRY_RUN, FILES
+from benchmarks.marked import split_marked
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 
 RESULT = FILES[DRY_RUN]
-PAGE = ROOT / "docs" / "dryruns.md"
+PAGE = ROOT / "docs" / "dryrun.md"
 GIB = 2**30
-HEAD = """# Dry runs of all recipes
-
-The real step of one rank of each role at full size, on tensors without values (`make dryruns`;
-[dryrun.md](dryrun.md) says what is counted). Peaks are of the fullest role, in GiB, with what
-the plan adds for the allocator; `usable` is what tensors can have of a device, `Plan` what the
-plan said when the row was made: today's is in [the ledger](ledger.md). Two cores took
-the seconds, by the clock and of both together; the last column has the GiB that the largest
-process held here.
-
+HEAD = """\
 | Recipe | Cluster | Roles | Peak | Usable | Plan | Difference | Verdict | Clock | Both | Here |
 |---|---|---:|---:|---:|---:|---:|---|---:|---:|---:|
 """
@@ -90,9 +83,9 @@ def main(words: Sequence[str]) -> int:
         RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     missing = ", ".join(f"`{name}`" for name in every if name not in known)
     rows = "".join(row(known[name]) for name in sorted(known))
-    PAGE.write_text(
-        HEAD + rows + (f"\nNot gone through yet: {missing}.\n" * bool(missing)), "utf-8"
-    )
+    head, _, tail = split_marked(PAGE.read_text("utf-8"), "dry runs", "make dryruns")
+    left = f"\nNot gone through yet: {missing}.\n" * bool(missing)
+    PAGE.write_text(head + HEAD + rows + left + tail, "utf-8")
     ledger.write()
     return 0
 

@@ -23,11 +23,16 @@ def ends(file: Path) -> list[ast.stmt]:
     return last.body if started and isinstance(last, ast.If) else []
 
 
+def place(file: Path) -> str:
+    """Name a script by folder and stem: ``training/guards``."""
+    return str(file.relative_to(ROOT / "benchmarks").with_suffix(""))
+
+
 def enters(file: Path) -> bool:
     return any(ast.unparse(one).startswith("enter(") for one in ends(file))
 
 
-PROGRAMS = sorted(file for file in (ROOT / "benchmarks").glob("*.py") if ends(file))
+PROGRAMS = sorted(file for file in (ROOT / "benchmarks").rglob("*.py") if ends(file))
 ENTERING = [file for file in PROGRAMS if enters(file)]
 
 
@@ -35,10 +40,11 @@ ENTERING = [file for file in PROGRAMS if enters(file)]
 def run(monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Run a script with words, as a command does, and return its exit status."""
 
-    def ran(stem: str, *words: str) -> int:
-        monkeypatch.setattr(sys, "argv", [stem, *words])
+    def ran(name: str, *words: str) -> int:
+        (file,) = (file for file in PROGRAMS if place(file) == name)
+        monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "benchmarks" / f"{stem}.py"), run_name="__main__")
+            runpy.run_path(str(file), run_name="__main__")
         return int(ended.value.code or 0)
 
     return ran
@@ -49,28 +55,32 @@ def test_every_program_enters_alike() -> None:
     assert {file.stem for file in PROGRAMS} - {file.stem for file in ENTERING} == BY_OTHERS
 
 
-@pytest.mark.parametrize("file", ENTERING, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", ENTERING, ids=place)
 def test_help_is_the_docstring_and_measures_nothing(
     file: Path, run: Ran, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(file.stem, "--help") == 0
+    assert run(place(file), "--help") == 0
     told = ast.get_docstring(ast.parse(file.read_text("utf-8")))
     assert capsys.readouterr().out == f"{told}\n"
 
 
 @pytest.mark.parametrize(
-    ("stem", "words", "told"),
+    ("name", "words", "told"),
     [
-        ("worlds", ["recipe=teuken"], "recipe: there is no recipe 'teuken'"),
-        ("guards", [], "recipe: no recipe is named"),
-        ("data_open", [], "0 words are not what it takes\n\nHow long until the first batch"),
-        ("speed_page", ["x"], "1 words are not what it takes\n\nWrite docs/speed.md"),
+        ("planning/worlds", ["recipe=teuken"], "recipe: there is no recipe 'teuken'"),
+        ("training/guards", [], "recipe: no recipe is named"),
+        (
+            "preparation/data_open",
+            [],
+            "0 words are not what it takes\n\nHow long until the first batch",
+        ),
+        ("speed/page", ["x"], "1 words are not what it takes\n\nWrite docs/speed.md"),
     ],
 )
 def test_wrong_words_are_told_in_one_message(
-    stem: str, words: list[str], told: str, run: Ran, capsys: pytest.CaptureFixture[str]
+    name: str, words: list[str], told: str, run: Ran, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(stem, *words) == 2
+    assert run(name, *words) == 2
     seen = capsys.readouterr()
     assert seen.err.startswith(told)
     assert seen.out == ""

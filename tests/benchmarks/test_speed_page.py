@@ -21,7 +21,7 @@ from benchmarks.speed.results import circumstances_of, merged, read_result
 from command.arguments import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
-SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 # Their rows are stamped with a recipe's fingerprint, or rehearse and compare no speed.
 NO_SPEED = {"chaos", "dryruns", "miniatures", "parity", "versions"}
 
