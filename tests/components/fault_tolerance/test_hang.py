@@ -13,8 +13,8 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from components.fault_tolerance.faults import hang
-from components.fault_tolerance.hang import HangWatch, Work
-from components.config.schema.guards import Hang
+from components.fault_tolerance.hang import HangWatch, WatchedWork
+from components.config.schema.guards import HangFault
 
 waits_in = sys.argv[3] or None
 watch = HangWatch(
@@ -24,15 +24,15 @@ watch = HangWatch(
     on_hang=lambda report: Path(sys.argv[1], "said").write_text(str(report)),
 )
 for step in range(4):  # each in time, all together not
-    watch.expect(Work(f"step {step}", step, step * 10, float(sys.argv[4])))
+    watch.expect(WatchedWork(f"step {step}", step, step * 10, float(sys.argv[4])))
     time.sleep(float(sys.argv[4]) / 2)
 if sys.argv[2] == "ends":
     watch.stop()
     time.sleep(float(sys.argv[4]) + 0.3)
     sys.exit(0)
-watch.expect(Work("step 7", 6, 60, float(sys.argv[4])))
+watch.expect(WatchedWork("step 7", 6, 60, float(sys.argv[4])))
 print("began", flush=True)
-hang(Hang(fault="hang", rank=3, step=7, how=sys.argv[2]), None)
+hang(HangFault(fault="hang", rank=3, step=7, how=sys.argv[2]), None)
 """
 
 
