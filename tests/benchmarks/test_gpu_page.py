@@ -41,7 +41,7 @@ def test_a_case_stands_beside_its_prediction(
     monkeypatch.setattr(pages, "FILE", file)
     text = page(PAGE.read_text("utf-8"))
     assert f"| `{case.name}` | 8,192 | 4,096 | 400; 350 | 16.0 | 32.0 | 8.0 |  |  |\n" in text
-    assert "| `turns-amp` | ours, titan.Llama:amp | 0.900 (0.800 to 1.000) |\n" in text
+    assert "| `turns-amp` | ours, titan.TitanLlama:amp | 0.900 (0.800 to 1.000) |\n" in text
     assert "On: a GPU." in text
 
 

@@ -86,7 +86,7 @@ class Finalized:
 try:
     Finalized()
     time.sleep(10)
-except entry.Stopped as stopped:
+except entry.StopSignal as stopped:
     print("stopped", stopped.number)
 """
     done = subprocess.run(
@@ -107,7 +107,7 @@ entry._handle(entry._raise)
 try:
     import slow
     time.sleep(10)
-except entry.Stopped as stopped:
+except entry.StopSignal as stopped:
     print("stopped", stopped.number)
 """
     done = subprocess.run(
