@@ -30,7 +30,7 @@ from components.train.module import Pretraining
 from components.train.trainer import rank_here
 
 
-class HangReport(RuntimeError):  # noqa: N818 - its name begins the message by which others know it
+class Hang(RuntimeError):  # noqa: N818 - its name begins the message by which others know it
     """What the error file says of a rank that its watchdog ends."""
 
 
@@ -56,8 +56,8 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
                 evidence=evidence,
             )
         try:
-            raise HangReport(str(report))
-        except HangReport as hang:
+            raise Hang(str(report))
+        except Hang as hang:
             ErrorHandler().record_exception(hang)
         # What the main thread raises when the others are gone would take this word's place.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
