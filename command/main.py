@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from command.arguments import ROOT, read_point
-from command.entry import attempt, tell_error
+from command.faults import attempt, tell_error
 from command.options import ACTIONS, check_words, keys_of
 from command.outcome import ActionResult, Status
 from command.recipe_file import read_recipe_file
@@ -60,7 +60,7 @@ def _run(words: Sequence[str]) -> Status:
         list_recipes()
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study.listed import run_study
+        from command.study.run import run_study
 
         return run_study(asked)
     sweeping, points = split_sweep(words)

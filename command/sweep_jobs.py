@@ -12,7 +12,7 @@ from command.actions.status import print_runs
 from command.actions.submit import Ready, check, check_not_submitted, hand_over
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
-from command.entry import attempt
+from command.faults import attempt
 from command.options import SWEEP, check_words, keys_of
 from command.outcome import ActionResult, Status
 from command.sweep import folder_of_runs, labels

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple, Tuple  # noqa: UP035 - Python 3.6 has no others
 
-Release = Tuple[int, int]  # noqa: UP006
+Release = Tuple[int, int]  # noqa: UP006 (older Pythons read it)
 
 
 class Range(NamedTuple):

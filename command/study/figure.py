@@ -1,38 +1,19 @@
 """The figure of a work, drawn anew: what it published, what is planned, what was measured."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
 
-from command.study.listed_points import ListedStudy, Quote
-from command.study.schema import Value
+from command.study.listed_points import ListedStudy
+from command.study.rows import PointResult
 from components.report import numbers
 from components.report.figures import colour, empty_figure
 
 _HEIGHT = 440
 Place = float | str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointResult:
-    """One point; ``fits`` is the plan's word, ``why`` what speaks against plan or run."""
-
-    point: Mapping[str, Value]
-    planned: float | None
-    fits: bool
-    measured: float | None
-    why: str
-    quotes: tuple[Quote, ...]
-
-    def deviation(self, quote: Quote) -> float | None:
-        """Set the plan beside a published figure, as a fraction of it."""
-        if self.planned is None or isinstance(quote.value, str):
-            return None
-        return self.planned / quote.value - 1
 
 
 def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:

@@ -1,15 +1,14 @@
-"""Listed studies, and ``python run.py -m study=NAME`` for both kinds."""
+"""A study that lists its points: all are planned, run where asked, set beside the work."""
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from command.outcome import Status
-from command.study.figure import PointResult
 from command.study.listed_points import ListedStudy
-from command.study.page import median_deviation, relative, study_grid, summary
-from command.study.request import StudyRequest, ask
+from command.study.request import StudyRequest
+from command.study.rows import PointResult, median_deviation, relative, study_grid, summary
 from command.study.runs import PlannedRuns, PointEnding, Runner, result_in, runner_of
 from command.study.schema import Point
 from components.errors import RecipeError
@@ -169,22 +168,3 @@ def _print(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) ->
     if asked.changed:
         out.print(f"changed by {' '.join(asked.changed)}: published is the file's study")
     out.print(summary(tried))
-
-
-def run_study(words: Sequence[str]) -> Status:
-    """Try the points of a study and print what was found.
-
-    Raises:
-        RecipeError: the study, or a word beside it, is wrong.
-    """
-    asked = ask(words)
-    if isinstance(asked.study, ListedStudy):
-        from command.study.listed import try_points
-
-        return try_points(asked, asked.study)
-    if asked.action == "report":
-        remedy = "action=report runs=[...] compares its runs"
-        raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
-    from command.study.search import search_points
-
-    return search_points(asked, asked.study)

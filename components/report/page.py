@@ -13,7 +13,7 @@ from components.config.key_groups import (
     without_profile,
 )
 from components.config.recipe_text import recipe_lines
-from components.report import figures, numbers, page, planned, provenance, tables
+from components.report import figures, numbers, planned, provenance, tables
 from components.report.cards import key_figures
 from components.report.data_section import data_sections, mixture_grid
 from components.report.document import check_destination, embedded, set_page, write_page
@@ -211,8 +211,8 @@ def _tables(entries: Sequence[ReportEntry]) -> dict[str, tables.Grid]:
         "flops": tables.flops_grid(entries),
         "environment": tables.environment_grid(entries),
         "incidents": tables.incidents_grid(entries),
-        "goodput": page.goodput_grid(entries),
-        "story": page.story_grid(entries),
+        "goodput": goodput_grid(entries),
+        "story": story_grid(entries),
         **evaluation_grids(entries),
         **profile_grids(entries),
     }

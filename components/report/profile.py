@@ -13,7 +13,6 @@ _DIRECTIONS = ("forward", "backward", "recomputed")
 _PARTS = ("part", "a step", "share", *_DIRECTIONS)
 _PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
 _WAITS = ("call", "part", "direction", "times a step", "a step", "line")
-_AGAIN = "delete it and profile again"
 Cells = tuple[str, ...]
 Found = Sequence[tuple[Cells, Tree]]  # profiles, each behind the cells that lead its rows
 

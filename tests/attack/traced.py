@@ -100,7 +100,7 @@ def _places(call: str, kind: str, here: str) -> list[str]:
         where = place["at"] or place["fd"] or here
         full = os.path.join(where, text)  # noqa: PTH118 (an absolute second part wins)
         parent, last = os.path.split(full)
-        found.append(os.path.join(os.path.realpath(parent), last))  # noqa: PTH118
+        found.append(os.path.join(os.path.realpath(parent), last))  # noqa: PTH118 (as the kernel joins them)
     return found[-1:] if kind.startswith("symlink") else found
 
 

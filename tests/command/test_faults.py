@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from command.entry import attempt
+from command.faults import attempt
 from command.main import main
 from command.outcome import ActionResult
 from components.errors import RecipeError
@@ -256,4 +256,4 @@ def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in blind)
     ]
-    assert taking == ["command/entry.py"]
+    assert taking == ["command/faults.py"]

@@ -11,11 +11,10 @@ import pytest
 
 from command.arguments import ROOT
 from command.compose import compose_recipe
-from command.study.figure import PointResult
 from command.study.listed import plan_point
 from command.study.listed_points import ListedStudy
-from command.study.page import median_deviation, relative
 from command.study.request import StudyRequest, ask
+from command.study.rows import PointResult, median_deviation, relative
 from command.study.schema import SearchStudy
 
 FILES = sorted((ROOT / "studies").glob("*.yaml"))
