@@ -4,21 +4,16 @@ import json
 import re
 
 import pytest
-import yaml
 
 from command.actions.show import WORKS, citations
-from command.arguments import ROOT, read_point
+from command.arguments import read_point
 from command.compose import compose_recipe
 from command.main import main
 from components.errors import RecipeError
+from tests.recipes.differences import RECIPES, golden_tree
 
-RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
 ENTRY = re.compile(r"@(?P<kind>[a-z]+)\{(?P<key>[a-z]+\d{4}[a-z]+),\n(?P<body>.*)\n\}\n", re.S)
 FIELD = re.compile(r"  ([a-z]+) *= \{(.*)\},")
-
-
-def golden(name: str) -> str:
-    return (ROOT / "tests" / "recipes" / "golden" / f"{name}-full.yaml").read_text("utf-8")
 
 
 def read_entry(text: str) -> tuple[str, dict[str, str]]:
@@ -54,7 +49,7 @@ def test_every_work_is_one_whole_entry_with_a_key_of_its_own() -> None:
 
 
 def test_every_recipe_cites_and_every_work_is_cited() -> None:
-    cited = {name: yaml.safe_load(golden(name))["recipe"]["works"] for name in RECIPES}
+    cited = {name: golden_tree(name, "full")["recipe"]["works"] for name in RECIPES}
     assert all(cited.values())
     assert set().union(*cited.values()) == {file.stem for file in WORKS.glob("*.bib")}
 

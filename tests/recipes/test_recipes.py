@@ -1,22 +1,33 @@
 """Every recipe: composes at every scale, has a golden file, and counts what it builds."""
 
+import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from command.actions.show import as_json
-from command.arguments import read_point
+from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.build import build
+from tests.recipes.differences import (
+    CITED,
+    GOLDEN,
+    RECIPES,
+    SCALES,
+    as_text,
+    composed,
+    composed_tree,
+    difference,
+    golden_tree,
+    read,
+    shared_by_most,
+    without_citations,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = Path(__file__).parent / "golden"
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").rglob("*.yaml"))
-SCALES = ("full", "mini")
+AGAIN = "read the difference, then `make golden`"
+FINGERPRINTS = GOLDEN / "fingerprints.json"
 
 
 def test_the_recipes_are_found() -> None:
@@ -24,26 +35,55 @@ def test_the_recipes_are_found() -> None:
     assert "teuken7b" in RECIPES
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_most_recipes_share_is_the_base_of_their_scale(scale: str) -> None:
+    file = GOLDEN / f"base-{scale}.yaml"
+    text = as_text(without_citations(shared_by_most(scale)))
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text, "utf-8")
+    assert file.read_text("utf-8") == text, AGAIN
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_composed_recipe_is_its_golden_file(name: str, scale: str) -> None:
-    recipe = compose_recipe(read_point([f"recipe={name}", f"scale={scale}"]))
-    text = yaml.safe_dump(as_json(recipe), sort_keys=False, width=110, allow_unicode=True)
+    tree = composed_tree(name, scale)
+    own = tree if scale == "full" else without_citations(tree)
+    text = as_text(difference(own, read(f"base-{scale}")))
     file = GOLDEN / f"{name}-{scale}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         file.write_text(text, "utf-8")
-    assert file.read_text("utf-8") == text, "read the difference, then `make golden`"
+    assert file.read_text("utf-8") == text, AGAIN
+    assert golden_tree(name, scale) == tree
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_miniature_cites_what_its_recipe_cites(name: str) -> None:
+    full, mini = (composed_tree(name, scale)["recipe"] for scale in SCALES)
+    assert {key: mini[key] for key in CITED} == {key: full[key] for key in CITED}
+
+
+def test_the_fingerprints_are_those_of_the_golden_file() -> None:
+    found = {
+        f"{name}-{scale}": composed(name, scale).fingerprint()
+        for name in RECIPES
+        for scale in SCALES
+    }
+    text = json.dumps(found, indent=1) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        FINGERPRINTS.write_text(text, "utf-8")
+    assert FINGERPRINTS.read_text("utf-8") == text, AGAIN
 
 
 def test_no_golden_file_is_left_without_its_recipe() -> None:
-    expected = {f"{name}-{scale}.yaml" for name in RECIPES for scale in SCALES}
-    assert {file.name for file in GOLDEN.iterdir()} == expected
+    expected = {f"{name}-{scale}.yaml" for name in [*RECIPES, "base"] for scale in SCALES}
+    assert {file.name for file in GOLDEN.iterdir()} == {*expected, FINGERPRINTS.name}
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_arithmetic_counts_what_is_built(name: str, scale: str) -> None:
-    recipe = compose_recipe(read_point([f"recipe={name}", f"scale={scale}"]))
+    recipe = composed(name, scale)
     with torch.device("meta"):
         model = build(recipe.model, "model")
     built = sum(parameter.numel() for parameter in model.parameters())
@@ -66,7 +106,7 @@ def test_a_recipe_is_named_like_its_file_and_lives_on_a_known_cluster(name: str)
 def test_every_published_figure_has_a_source_and_every_assumed_value_a_reason(
     name: str,
 ) -> None:
-    recipe = compose_recipe(read_point([f"recipe={name}", "scale=full"]))
+    recipe = composed(name, "full")
     assert all(figure.source for figure in recipe.published.values())
     assert all(len(value.reason) > 20 for value in recipe.assumed.values())
     assert recipe.published["parameters"].value == recipe.derived.parameters.total

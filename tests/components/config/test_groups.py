@@ -1,12 +1,10 @@
 """Every key of a recipe is in one group, and the fingerprint follows the mathematics alone."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from components.config import key_groups
@@ -14,11 +12,12 @@ from components.config.key_groups import PLACES, KeyGroup, declared, fingerprint
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import leaves
 from tests.components.config.conftest import Compose
+from tests.recipes.differences import RECIPES, SCALES, golden_tree
 
-GOLDEN = Path(__file__).resolve().parents[2] / "recipes" / "golden"
 TREES = {
-    file.stem: yaml.safe_load(file.read_text("utf-8"))["recipe"]
-    for file in sorted(GOLDEN.glob("*.yaml"))[::4]
+    f"{name}-{scale}": golden_tree(name, scale)["recipe"]
+    for scale in SCALES
+    for name in RECIPES[::4]
 }
 OPEN = {"model", "tokenizer", "optimizer", "schedule"}  # a class's constructor is the schema
 
