@@ -60,7 +60,7 @@ def _run(words: Sequence[str]) -> Status:
         list_recipes()
         return Status.DONE
     if (asked := study_words(words)) is not None:
-        from command.study.run import run_study
+        from command.study.request import run_study
 
         return run_study(asked)
     sweeping, points = split_sweep(words)

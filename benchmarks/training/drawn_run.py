@@ -40,7 +40,7 @@ def train_drawn(
         folder = create_run_folder(recipe, Path(path) / "run")
         draw_data(recipe, data)
         folder.write_json("data.json", {"folder": str(data), "unigram": {}})
-        callback, module = make_callback(folder), load_module(folder)
+        callback, module = make_callback(folder), load_module(folder, recipe)
         make_trainer(recipe=recipe, callbacks=[callback], most_steps=most_steps).fit(module)
     return callback, module
 

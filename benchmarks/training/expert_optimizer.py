@@ -27,7 +27,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from components.config.schema.recipe import Recipe, read_recipe
 from components.engine.mesh_engine import MeshEngine
 from components.parity.data import draw_data
 from components.parity.prover import start_ranks
@@ -108,7 +108,7 @@ def published_ratio(name: str) -> float:
 def measure_rank(path: Path) -> None:
     """Train in this process; rank 0 leaves what it saw, and all weights."""
     folder, watch = RunFolder(path), StepTimer()
-    module = load_module(folder)
+    module = load_module(folder, read_recipe(folder.recipe))
     trainer = make_trainer(
         recipe=module.recipe, callbacks=[watch, Keeper(path)], most_steps=STEPS
     )

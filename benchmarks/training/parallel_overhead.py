@@ -23,7 +23,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.schema.recipe import Recipe
+from components.config.schema.recipe import Recipe, read_recipe
 from components.parity.data import draw_data
 from components.parity.prover import start_ranks
 from components.run.folder import RunFolder, create_run_folder
@@ -73,7 +73,7 @@ def compose(recipe: str, words: Sequence[str], sequences: int) -> Recipe:
 def measure_rank(path: Path) -> None:
     """Train in this process and leave the seconds of its steps in the run folder."""
     folder, timer = RunFolder(path), Timer()
-    module = load_module(folder)
+    module = load_module(folder, read_recipe(folder.recipe))
     trainer = make_trainer(recipe=module.recipe, callbacks=[timer], most_steps=STEPS)
     trainer.fit(module)
     if rank_here() == 0:

@@ -92,7 +92,7 @@ def steady(words: list[str], home: Path) -> dict[str, Any]:
     MeshEngine.step = clock.timed("step", plain[0])  # type: ignore[method-assign]  # a stopwatch
     StepBatches.__getitem__ = clock.timed("batch", plain[1])  # type: ignore[method-assign]  # a stopwatch
     try:
-        fit(folder.path)
+        fit(folder, recipe)
     finally:
         MeshEngine.step, StepBatches.__getitem__ = plain  # type: ignore[method-assign]  # as before
     whole = clock.ends[-1] - clock.ends[0]

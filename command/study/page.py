@@ -1,14 +1,22 @@
-"""A listed study as one self-contained HTML file: the work's figure, and all its points."""
+"""The page of a listed study, one HTML file: the paper's figure drawn anew, and all points."""
 
-from collections.abc import Sequence
+import html
+from collections.abc import Callable, Sequence
+from math import ceil, floor, log10
 from pathlib import Path
+from typing import Any
 
-from command.study.figure import study_figure
+import plotly.graph_objects as go
+
 from command.study.listed_points import ListedStudy
 from command.study.rows import PointResult, median_deviation, study_grid, summary
 from components.report import numbers
 from components.report.cards import Card
 from components.report.document import check_destination, embedded, set_page, write_page
+from components.report.figures import colour, empty_figure
+
+_HEIGHT = 440
+Place = float | str
 
 
 def write_study(
@@ -54,3 +62,108 @@ def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
             notes=(f"of {len(tried)}", f"{len(measured)} measured"),
         ),
     )
+
+
+def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
+    """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
+    axes = study.figure
+    figure = empty_figure(html.escape(axes.x_title), html.escape(axes.y_title), height=_HEIGHT)
+    figure.update_layout(margin={"t": 60})
+    figure.update_yaxes(exponentformat="none", rangemode="tozero")
+    numeric = all(not isinstance(_place(study, one), str) for one in tried)
+    if not numeric:
+        figure.update_xaxes(type="category")
+    if "x" in axes.log:
+        places = sorted({_place(study, one) for one in tried}, key=float)
+        ticks = {"tickvals": places, "ticktext": [numbers.exact(p) for p in places]}
+        figure.update_xaxes(type="log", **ticks)
+    if "y" in axes.log:
+        figure.update_yaxes(type="log", **_log_ticks(tried))
+    groups: dict[str, list[PointResult]] = {}
+    for one in tried:
+        groups.setdefault(_label(study, axes.series, one), []).append(one)
+    for index, (name, group) in enumerate(groups.items()):
+        _add_series(figure, study, name, colour(index), group, line=numeric)
+    return figure
+
+
+def _add_series(
+    figure: go.Figure,
+    study: ListedStudy,
+    name: str,
+    shade: str,
+    group: list[PointResult],
+    *,
+    line: bool,
+) -> None:
+    named = html.escape(f"{name}, " if name else "")
+    kinds: tuple[tuple[str, Callable[[PointResult], list[float]], str, str], ...] = (
+        ("published", _quoted, "circle", "markers"),
+        ("planned", _planned, "circle-open", "lines+markers" if line else "markers"),
+        ("measured", _measured, "diamond", "markers"),
+    )
+    for kind, values, symbol, mode in kinds:
+        marks = [(_place(study, one), value, one) for one in group for value in values(one)]
+        if line:
+            marks.sort(key=lambda mark: float(mark[0]))
+        if marks:
+            figure.add_scatter(
+                x=[place for place, *_ in marks], y=[value for _, value, _ in marks],
+                mode=mode, name=f"{named}{kind}", legendgroup=name,
+                marker=_marker(symbol, shade),
+                line={"color": shade, "width": 1.5, "dash": "dot"},
+            )  # fmt: skip
+        # In a trace of their own: a legend shows the mark of a trace's first point.
+        crossed = [mark for mark in marks if kind == "planned" and not mark[2].fits]
+        if crossed:
+            figure.add_scatter(
+                x=[place for place, *_ in crossed], y=[value for _, value, _ in crossed],
+                mode="markers", name=f"{named}does not fit", legendgroup=name,
+                showlegend=False, hoverinfo="skip", marker=_marker("x-thin", shade),
+            )  # fmt: skip
+
+
+def _marker(symbol: str, shade: str) -> dict[str, Any]:
+    return {
+        "symbol": symbol,
+        "size": 9,
+        "color": shade,
+        "line": {"width": 2, "color": shade},
+    }
+
+
+def _log_ticks(tried: Sequence[PointResult]) -> dict[str, list[Any]]:
+    """Name 1, 2 and 5 of each power of ten, as numbers are written elsewhere on the page."""
+    values = [value for one in tried for value in (*_quoted(one), one.planned, one.measured)]
+    drawn = [value for value in values if value]
+    if not drawn:
+        return {}
+    powers = range(floor(log10(min(drawn))), ceil(log10(max(drawn))) + 1)
+    places = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    return {"tickvals": places, "ticktext": [numbers.measured(place) for place in places]}
+
+
+def _quoted(one: PointResult) -> list[float]:
+    return [quote.value for quote in one.quotes if not isinstance(quote.value, str)]
+
+
+def _planned(one: PointResult) -> list[float]:
+    return [] if one.planned is None else [one.planned]
+
+
+def _measured(one: PointResult) -> list[float]:
+    return [] if one.measured is None else [one.measured]
+
+
+def _place(study: ListedStudy, one: PointResult) -> Any:
+    """Find a point's place on the axis: a number, or the label of several keys."""
+    keys = study.figure.x
+    value = study.shown(one.point)[keys[0]]
+    if len(keys) == 1 and isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return html.escape(_label(study, keys, one))
+
+
+def _label(study: ListedStudy, keys: Sequence[str], one: PointResult) -> str:
+    shown = study.shown(one.point)
+    return "/".join(str(shown[key]) for key in keys)

@@ -10,6 +10,7 @@ from typing import Any
 from command.arguments import ROOT, Arguments, read_point
 from command.lock_file import check_recipe_place
 from command.options import OF_STUDY, check_recipe_words, check_words, keys_of
+from command.outcome import Status
 from command.study.cited_points import CitedRows, cite
 from command.study.listed_points import ListedStudy
 from command.study.schema import RECIPE, Point, SearchStudy
@@ -173,3 +174,22 @@ def _action(action: str, own: list[str]) -> str:
         remedy = "action=plan compares plans; without action= its points are run"
         raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
     return action
+
+
+def run_study(words: Sequence[str]) -> Status:
+    """Try the points of a study and print what was found.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    asked = ask(words)
+    if isinstance(asked.study, ListedStudy):
+        from command.study.listed import try_points
+
+        return try_points(asked, asked.study)
+    if asked.action == "report":
+        remedy = "action=report runs=[...] compares its runs"
+        raise RecipeError("action", f"{asked.study.name} searches: it has no figure", remedy)
+    from command.study.search import search_points
+
+    return search_points(asked, asked.study)

@@ -8,6 +8,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
+from cluster.schedulers import scheduler_of
+from cluster.status import status_of
 from command.actions import auto
 from command.actions.plan import as_json
 from command.arguments import Arguments, read_point
@@ -16,6 +18,7 @@ from command.outcome import Status
 from command.study.listed_points import ListedStudy
 from command.study.request import StudyRequest
 from command.study.schema import Point, SearchStudy, Value
+from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.run.ownership import check_links
@@ -95,6 +98,41 @@ class LocalRuns:
         return ended or PointEnding(None, "did not finish")
 
 
+class SubmittedRuns:
+    """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
+
+    def __init__(self, *, ask: Ask, folder: Folder, key: str) -> None:
+        self._ask = ask
+        self._folder = folder
+        self._key = key
+
+    def start(self, point: Point) -> None:
+        from command.actions.submit import (  # imports torch
+            check,
+            check_not_submitted,
+            hand_over,
+        )
+
+        arguments, path = self._ask(point), self._folder(point)
+        recipe = compose_recipe(arguments)
+        try:
+            check_not_submitted(recipe, path, again=False)
+        except RecipeError as standing:
+            if standing.path != "run":
+                raise
+            return
+        hand_over(check(recipe, arguments, path), after=None)
+
+    def look(self, point: Point) -> PointEnding | None:
+        path = self._folder(point)
+        cluster = read_recipe(path / "recipe.json").cluster
+        status = status_of(path, scheduler_of(cluster))
+        if status.queued is None or status.queued:  # the scheduler does not answer, or is busy
+            return None
+        ended = result_in(path, self._key)
+        return ended or PointEnding(None, f"{status.state}: {status.why}")
+
+
 def result_in(run: Path, key: str) -> PointEnding | None:
     """Read the figure of a run that has finished; nothing of one that has not.
 
@@ -140,8 +178,6 @@ def runner_of(asked: StudyRequest) -> Runner:
         return PlannedRuns(ask=asked.arguments_of, key=planned_key(asked.study))
     if asked.action == "train":
         return LocalRuns(ask=asked.arguments_of, folder=asked.folder_of, key=key, train=_train)
-    from command.study.queue import SubmittedRuns  # imports torch
-
     return SubmittedRuns(ask=asked.arguments_of, folder=asked.folder_of, key=key)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
+from components.config.schema.recipe import read_recipe
 from components.engine.mesh_engine import NamedTensors
 from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
@@ -67,7 +68,7 @@ class Recorder(RunCallback):
 
 def record(folder: RunFolder) -> None:
     """Train the run's first steps and write what this rank saw of them."""
-    module = load_module(folder)
+    module = load_module(folder, read_recipe(folder.recipe))
     steps = min(STEPS, module.recipe.derived.steps)
     recorder = Recorder(steps=steps)
     trainer = make_trainer(recipe=module.recipe, callbacks=[recorder], most_steps=steps)

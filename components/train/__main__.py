@@ -27,9 +27,10 @@ def be_a_rank(path: Path) -> None:
     Raises:
         RecipeError: what a user has to mend, also where the ranks before ended by it.
     """
-    cluster = read_recipe(RunFolder(path).recipe).cluster
+    folder = RunFolder(path)
+    recipe = read_recipe(folder.recipe)
     os.environ |= rank_variables(
-        os.environ, ranks=cluster.ranks, per_node=cluster.devices_per_node
+        os.environ, ranks=recipe.cluster.ranks, per_node=recipe.cluster.devices_per_node
     )
     make_cache_folders(os.environ)
     # One place for all: torchrun's own has the rank's number on its node, and an attempt's.
@@ -38,7 +39,7 @@ def be_a_rank(path: Path) -> None:
     if AGENT_BEGAN in os.environ:
         raise_again(path / "ranks", since=int(os.environ[AGENT_BEGAN]))
     with rank_holds(path, os.environ, say):
-        fit(path)
+        fit(folder, recipe)
 
 
 def main(path: Path) -> None:

@@ -1,9 +1,10 @@
 """Put the parts together on one rank and train; the ranks read the run folder, nothing else."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
 from components.fault_tolerance.hang import HangWatch
@@ -29,14 +30,12 @@ from components.train.trainer import interrupts_pass, make_trainer, rank_here
 SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
-def fit(path: Path) -> str:
-    """Train the run in ``path`` from its newest checkpoint to its last token.
+def fit(folder: RunFolder, recipe: Recipe) -> str:
+    """Train the run in ``folder`` from its newest checkpoint to its last token.
 
-    Returns ``finished`` or ``stopped``.
+    ``recipe`` is the folder's own. Returns ``finished`` or ``stopped``.
     """
-    folder = RunFolder(path)
-    recipe = read_recipe(folder.recipe)
-    with explained(path):
+    with explained(folder.path):
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
             return _fit(folder, recipe, hang)
@@ -46,7 +45,7 @@ def fit(path: Path) -> str:
 
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     began = time.perf_counter()
-    module = load_module(folder)
+    module = load_module(folder, recipe)
     data = folder.read("data.json", DataFolder)
     display = Display(console(stderr=True, quiet=rank_here() > 0))
     curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
@@ -102,7 +101,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     with interrupts_pass():
         trainer.fit(module)
     if rank_here() == 0:
-        _write_results(folder, module, metrics, began, metering, graphs)
+        _write_results(folder, module, metrics, data.unigram, began, metering, graphs)
     return "stopped" if module.stopping else "finished"
 
 
@@ -110,6 +109,7 @@ def _write_results(
     folder: RunFolder,
     module: Pretraining,
     metrics: Metrics,
+    unigram: Mapping[str, float],
     began: float,
     metering: Metering,
     graphs: GraphCount,
@@ -118,7 +118,7 @@ def _write_results(
         module=module,
         metrics=metrics,
         folder=folder,
-        unigram=folder.read("data.json", DataFolder).unigram,
+        unigram=unigram,
         began=began,
         energy_sources=metering.sources,
         compiler=graphs.figures,
@@ -138,9 +138,8 @@ def _profiling(
     ]
 
 
-def load_module(folder: RunFolder) -> Pretraining:
+def load_module(folder: RunFolder, recipe: Recipe) -> Pretraining:
     """Make the module of the run in ``folder``, with the prepared data that it reads."""
-    recipe = read_recipe(folder.recipe)
     data = Path(folder.read("data.json", DataFolder).folder)
     manifest = Manifest.read(data)
     return Pretraining(

@@ -87,7 +87,7 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
     if recipe.cluster.ranks == 1:
         from components.train.fit import fit
 
-        return fit(folder.path)
+        return fit(folder, recipe)
     _check_open_files(recipe.cluster.ranks)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),

@@ -24,7 +24,7 @@ HEAVY = {
 }
 LIGHT = [
     *(f"command.actions.{one.name}" for one in iter_modules(actions.__path__)),
-    *("command.main", "command.study.run", "command.study.listed", "command.study.runs"),
+    *("command.main", "command.study.request", "command.study.listed", "command.study.runs"),
     *("cluster.chain", "cluster.job", "cluster.status", "components.train.launch"),
 ]
 

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.rendezvous import rendezvous
 
+from components.config.schema.recipe import read_recipe
+from components.run.folder import RunFolder
 from components.train.fit import fit
 
 
@@ -19,7 +21,8 @@ def main(paths: list[str]) -> None:
         dist.init_process_group(
             "gloo", store=PrefixStore(path, store), rank=rank, world_size=ranks
         )
-        fit(Path(path))
+        folder = RunFolder(Path(path))
+        fit(folder, read_recipe(folder.recipe))
 
 
 if __name__ == "__main__":

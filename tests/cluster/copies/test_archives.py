@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.copies.__main__ import main
-from cluster.copies.archives import list_archives
+from cluster.copies.__main__ import list_archives, main
 from cluster.failures import find_failure
 from tests.cluster.jobs import ROOT
 

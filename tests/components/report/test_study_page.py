@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from command.study.figure import study_figure
 from command.study.listed_points import ListedStudy
-from command.study.page import write_study
+from command.study.page import study_figure, write_study
 from command.study.rows import PointResult, median_deviation, relative, study_grid, summary
 from command.study.study_file import check_study
 
