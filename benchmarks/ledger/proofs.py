@@ -1,24 +1,23 @@
-"""What is known of each recipe: its golden files and plan, and what proofs of it have kept.
+"""What is known of each recipe: as it is composed and planned, and what proofs of it have kept.
 
-Nothing is proved or planned here: the rows come from `benchmarks/results`, the recipes of today
-from `tests/recipes`, where a test holds each golden file to what is composed.
+Nothing is proved or planned here: the rows come from `benchmarks/results`, the plans of today
+from `tests/recipes`, where a test compares each golden file with what is planned.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.kept import RESULTS, Row, fingerprints, read_rows
+from command.actions.show import as_json
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
 
-GOLDEN = ROOT / "tests" / "recipes" / "golden"
 PLANS = ROOT / "tests" / "recipes" / "plans"
 DRY_RUN, PARITY, MINIATURE, MEASURED = "dry run", "parity", "miniature", "measured"
 FILES = {
@@ -36,8 +35,6 @@ NOT_DONE = {
 HOLDS = {PARITY: "holds", MINIATURE: "falls"}  # the others find a figure
 GIB = 2**30
 MOST_KEYS = 4  # that a row names of those which a run had otherwise
-# Of twenty composed recipes libyaml is a second faster, where PyYAML was built with it.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Tree = Mapping[str, Any]
 
@@ -63,7 +60,7 @@ class LedgerEntry:
     """A recipe of today and all that is known of it."""
 
     name: str
-    golden: Tree
+    composed: Tree
     plan: Tree
     proofs: tuple[KeptProof, ...]
 
@@ -80,8 +77,8 @@ def read_entry(name: str) -> LedgerEntry:
     """Collect what is known of one recipe."""
     return LedgerEntry(
         name=name,
-        golden=_yaml(GOLDEN / f"{name}-full.yaml"),
-        plan=_yaml(PLANS / f"{name}.yaml"),
+        composed=_composed(name, "full"),
+        plan=yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8")),
         proofs=tuple(proof_of(kind, row) for kind in FILES for row in rows_of(kind, name)),
     )
 
@@ -109,24 +106,12 @@ def is_stale(row: Row) -> bool:
 def fingerprints_today(row: Row) -> dict[str, str]:
     """Hash today's recipe at the row's scale, in the groups that the row names."""
     groups = [KeyGroup(name) for name in row["fingerprint"]]
-    return fingerprints(_today(row["recipe"], row["scale"]), groups)
+    return fingerprints(_composed(row["recipe"], row["scale"])["recipe"], groups)
 
 
 @cache
-def _today(name: str, scale: str) -> Tree:
-    """Read the golden recipe; where a scale has none, compose it."""
-    file = GOLDEN / f"{name}-{scale}.yaml"
-    if file.exists():
-        tree: Tree = _yaml(file)["recipe"]
-        return tree
-    return compose_recipe(read_point([f"recipe={name}", f"scale={scale}"])).model_dump(
-        mode="json"
-    )
-
-
-@cache
-def _yaml(file: Path) -> Any:
-    return yaml.load(file.read_text("utf-8"), Loader=LOADER)
+def _composed(name: str, scale: str) -> Tree:
+    return as_json(compose_recipe(read_point([f"recipe={name}", f"scale={scale}"])))
 
 
 def _dry_run(row: Row) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def section(entry: LedgerEntry) -> str:
 
 
 def _headline(entry: LedgerEntry) -> str:
-    recipe, derived = entry.golden["recipe"], entry.golden["derived"]
+    recipe, derived = entry.composed["recipe"], entry.composed["derived"]
     works = ", ".join(f"`{name}`" for name in recipe["works"])
     return (
         f"{recipe['why']} {derived['parameters']['total']:,} parameters, "
@@ -59,7 +59,7 @@ def _plan_cells(entry: LedgerEntry) -> list[str]:
     return [
         "plan",
         found,
-        _of("full", entry.golden["fingerprint"]),
+        _of("full", entry.composed["fingerprint"]),
         where,
         "no package",
         "this commit",

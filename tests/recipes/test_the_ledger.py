@@ -96,7 +96,7 @@ def parity_row(*words: str, **changes: object) -> Row:
 def entry_with(*rows: Row) -> LedgerEntry:
     known = read_entry(NAME)
     proofs = tuple(proof_of(PARITY, row) for row in rows)
-    return LedgerEntry(name=NAME, golden=known.golden, plan=known.plan, proofs=proofs)
+    return LedgerEntry(name=NAME, composed=known.composed, plan=known.plan, proofs=proofs)
 
 
 def test_a_finding_is_stale_once_the_mathematics_has_changed() -> None:
