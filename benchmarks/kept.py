@@ -47,7 +47,7 @@ def circumstances(
 
 
 def here_and_now(packages: Sequence[str]) -> Row:
-    """Say when, on which machine and with which versions of ``packages``."""
+    """Describe when, on which machine and with which versions of ``packages``."""
     versions = {name: version(name) for name in packages}
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -2,63 +2,34 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.job import HOUR, clock, missing_of, plain, python_of, site_of
-from cluster.queues import choose_slot
-from cluster.render import fill
+from cluster import script
 from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
 from cluster.slurm import Slurm
 from cluster.user import User
-from components.config.schema.cluster import SetupStep, Variable
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from data_prep.stages.array import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 from data_prep.stages.executors import Say
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
+from data_prep.task import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 
 POLL_SECONDS = 5.0
-SCRIPT = "array.sh"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArraySettings:
-    """What the script of one pass may print; the names are those of ``JobSettings``."""
-
-    name: str
-    cluster: str
-    queue_option: str
-    queue: str
-    account: str | None
-    reservation: str | None
-    cores: int | None
-    directives: tuple[str, ...]
-    walltime: str
-    elements: int
-    modules: tuple[str, ...]
-    setup: tuple[SetupStep, ...]
-    environment: tuple[tuple[str, Variable], ...]
-    proxy: str | None
-    venv: str | None
-    python: str
-    repository: str
-    stages: str
-    stage: str
 
 
 def array_settings(
     recipe: Recipe, user: User, *, repository: Path, folder: Path, elements: int
-) -> ArraySettings:
+) -> dict[str, object]:
     """Compute the array that does a pass in ``folder``, each element on a node of its own.
 
     Raises:
         RecipeError: the cluster has no SLURM or its profile no site, the user has not said
             what it asks for, or a path cannot stand in a script.
     """
-    site, cluster = site_of(recipe), recipe.cluster
+    site, cluster = script.site_of(recipe), recipe.cluster
     if cluster.scheduler != "slurm":
         raise RecipeError(
             "data.preparation.executor",
@@ -66,31 +37,26 @@ def array_settings(
             "prepare with data.preparation.executor=local inside a job, or on another cluster",
         )
     one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
-    slot = choose_slot(one_node, wanted=user.queue, needed_hours=None)
-    for error in missing_of(recipe, user, slot.queue):
+    slot = script.choose_slot(one_node, wanted=user.queue, needed_hours=None)
+    for error in script.missing_of(recipe, user, slot.queue):
         raise error
     cores = site.binding.cores_per_rank
-    return ArraySettings(
-        name=f"{recipe.name}-data",
-        cluster=cluster.name,
-        queue_option=site.queue_option,
-        queue=str(slot.queue),
-        account=f"{user.account}{site.account_suffix}" if user.account else None,
-        reservation=user.reservation,
-        cores=None if cores is None else cores * cluster.devices_per_node,
-        directives=site.directives,
-        walltime=clock(round(slot.hours * HOUR)),
-        elements=elements,
-        modules=site.modules,
-        setup=site.setup,
-        environment=tuple(site.environment.items()),
-        proxy=site.proxy,
-        venv=None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv"),
-        python=python_of(site, user),
-        repository=plain(str(repository), "repository"),
-        stages=plain(str(folder.parent), "data.folder"),
-        stage=folder.name,
-    )
+    return {
+        "name": f"{recipe.name}-data",
+        "cluster": cluster,
+        "site": site,
+        "user": user,
+        "queue": slot.queue,
+        "account": f"{user.account}{site.account_suffix}" if user.account else None,
+        "cores": None if cores is None else cores * cluster.devices_per_node,
+        "walltime": script.clock(round(slot.hours * script.HOUR)),
+        "elements": elements,
+        "venv": script.venv_of(user, repository),
+        "python": script.python_of(site, user),
+        "repository": script.plain(str(repository), "repository"),
+        "stages": script.plain(str(folder.parent), "data.folder"),
+        "stage": folder.name,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,28 +106,28 @@ class OnSlurm:
             folder=folder,
             elements=len(groups),
         )
-        script = folder / SCRIPT
-        script.write_text(fill("slurm_array.sh.j2", settings), "utf-8")
+        file = folder / "array.sh"
+        file.write_text(script.fill("slurm_array.sh.j2", settings), "utf-8")
         (folder / "jobs").mkdir(exist_ok=True)
-        workers = self.preparation.workers
-        Array(groups=groups, workers=workers, job=None).write(folder)
+        array = Array(groups=groups, workers=self.preparation.workers, job=None)
+        array.write(folder)
         try:
-            job = scheduler.submit(script, after=None)
+            job = scheduler.submit(file, after=None)
         except SchedulerError as error:
-            remedy = f"the script is {script}; site.* and cluster.* change what it asks for"
+            remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
             raise RecipeError("cluster.scheduler", str(error), remedy) from None
-        Array(groups=groups, workers=workers, job=job).write(folder)
+        replace(array, job=job).write(folder)
         return job
 
 
 def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
-    """Say how many tasks are done whenever that changes, until the queue knows none of them."""
+    """Report how many tasks are done whenever that changes, until the queue has none left."""
     key, said = read_plan(folder).key, -1
     while True:
         states = _states(scheduler, job, folder)
         done = len(tasks) - len(missing_tasks(folder, tasks, key))
         if done != said:
-            running = sum(state == "running" for state in states)
+            running = states.count("running")
             say(
                 f"{folder.name}: {done} of {len(tasks)} tasks; {job}: {running} jobs run, "
                 f"{len(states) - running} wait"
@@ -176,6 +142,5 @@ def _states(scheduler: Scheduler, job: str, folder: Path) -> list[str]:
     try:
         return [state.state for state in scheduler.states(job, folder / "jobs")]
     except SchedulerError as error:
-        raise RecipeError(
-            "cluster.scheduler", str(error), "try again later: the same command goes on"
-        ) from None
+        remedy = "try again later: the same command goes on"
+        raise RecipeError("cluster.scheduler", str(error), remedy) from None

@@ -29,26 +29,23 @@ class Pbs:
         return ask(["qsub", *order, str(script)]).strip()
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
-        found = []
-        for job in self._jobs(chain, logs):
-            state = str(job["job_state"])
-            if state in _RUNNING + _WAITING:
-                found.append(
-                    JobState(
-                        job=str(job["id"]),
-                        state="running" if state in _RUNNING else "pending",
-                        why=str(job.get("comment", "")),
-                        nodes=str(job.get("exec_host", "")),
-                    )
-                )
-        return found
+        return [
+            JobState(
+                job=str(job["id"]),
+                state="running" if job["job_state"] in _RUNNING else "pending",
+                why=str(job.get("comment", "")),
+                nodes=str(job.get("exec_host", "")),
+            )
+            for job in self._jobs(chain, logs)
+            if job["job_state"] in _RUNNING + _WAITING
+        ]
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         jobs = [job for job in self.states(chain, logs) if running or job.state == "pending"]
         if jobs:
             # The last first: one that waits for another would begin when that one ends, or be
             # deleted with it.
-            _unless_gone(["qdel", *(job.job for job in reversed(jobs))])
+            _ask_unless_gone(["qdel", *(job.job for job in reversed(jobs))])
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """PBS cannot keep a job away from nodes by their names."""
@@ -75,13 +72,15 @@ class Pbs:
         first = self._describe(chain)
         if first is None:
             return []
-        check_own(chain, user=_owner(first), output=Path(_output(first)), logs=logs)
+        source = _source(first)
+        user, output = source
+        check_own(chain, user=user, output=Path(output), logs=logs)
         found: list[Tree] = [{**first, "id": chain}]
         waiting = _successors(first)
         while waiting:
             job = waiting.pop(0)
             tree = self._describe(job)
-            if tree is not None and _is_of(tree, first):
+            if tree is not None and _source(tree) == source:
                 found.append({**tree, "id": job})
                 waiting += _successors(tree)
         return found
@@ -89,11 +88,11 @@ class Pbs:
     def _describe(self, job: str) -> Tree | None:
         words = ["-f", "-F", "json", job]
         try:
-            said = _unless_gone(["qstat", "-x", *words])
+            said = _ask_unless_gone(["qstat", "-x", *words])
         except SchedulerError as error:
             if _NO_HISTORY not in str(error):
                 raise
-            said = _unless_gone(["qstat", *words])
+            said = _ask_unless_gone(["qstat", *words])
         if said is None:
             return None
         try:
@@ -104,8 +103,8 @@ class Pbs:
         return described
 
 
-def _unless_gone(words: Sequence[str]) -> str | None:
-    """Ask, but take it for an answer that a job has ended meanwhile."""
+def _ask_unless_gone(words: Sequence[str]) -> str | None:
+    """Return the answer, or None if a job has ended meanwhile."""
     try:
         return ask(words)
     except SchedulerError as error:
@@ -114,24 +113,18 @@ def _unless_gone(words: Sequence[str]) -> str | None:
         raise
 
 
-def _is_of(tree: Tree, first: Tree) -> bool:
-    return (_owner(tree), _output(tree)) == (_owner(first), _output(first))
-
-
-def _owner(tree: Tree) -> str:
-    """Return the user in ``USER@HOST``."""
-    return str(tree.get("Job_Owner", "")).partition("@")[0]
-
-
-def _output(tree: Tree) -> str:
-    """Return the folder in ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``."""
-    return str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
+def _source(tree: Tree) -> tuple[str, str]:
+    """Return USER of ``USER@HOST``, and FOLDER of ``HOST:FOLDER/`` or ``HOST:FOLDER/FILE``."""
+    user = str(tree.get("Job_Owner", "")).partition("@")[0]
+    output = str(tree.get("Output_Path", "")).partition(":")[2].rpartition("/")[0]
+    return user, output
 
 
 def _successors(tree: Tree) -> list[str]:
     """Read ``beforeany:ID@server``, which PBS notes at a job that others wait for."""
-    depend = str(tree.get("depend", ""))
-    kinds = [part.split(":") for part in depend.split(",") if part]
-    return [
-        job.partition("@")[0] for kind, *jobs in kinds if kind == "beforeany" for job in jobs
-    ]
+    found = []
+    for part in str(tree.get("depend", "")).split(","):
+        kind, *jobs = part.split(":")
+        if kind == "beforeany":
+            found += [job.partition("@")[0] for job in jobs]
+    return found

@@ -1,26 +1,43 @@
-"""Before the ranks start: ``python -m cluster.preflight RUN``, while each node looks at itself.
+"""The nodes of a job before its ranks start: gather what they say, choose among the good ones.
 
-It gathers what they say, notes it and lists in the run's folder the nodes to start ranks on.
-Its status is 1 if too few are good.
+A job's script runs ``python -m cluster.preflight RUN`` while each node looks at itself; the
+status is 1 if too few are good. On nodes that a user already has, tasks are started from here.
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from cluster.records import tell_preflight
-from cluster.scheduler import Scheduler
-from cluster.schedulers import scheduler_of
+from cluster.records import tell
+from cluster.scheduler import JobPlace, scheduler_of
+from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe, read_recipe
-from components.preflight.hub import hub
-from components.preflight.verdict import CHOSEN, PreflightVerdict, list_hosts, write_verdict
+from components.errors import RecipeError
+from components.preflight.node import hub
+from components.preflight.verdict import (
+    CHOSEN,
+    HOSTS,
+    PreflightVerdict,
+    list_hosts,
+    write_verdict,
+)
 from components.run.folder import RunFolder
 from components.terminal import say
 
+_INSIDE = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
+# Slurm sets them for a script and its steps; `salloc` does not for a shell on a login node.
+_ON_A_NODE = {"SLURMD_NODENAME", "SLURM_PROCID"}
+_SECONDS_TO_END = 5.0
+
 
 def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
-    """Gather at this node what the job's nodes say, and choose among them."""
+    """Gather at this node what the job's nodes say; note it and list the nodes for the ranks.
+
+    As many good ones are taken as there are ranks for, or all where agents can use others.
+    """
     folder = RunFolder(run)
     recipe = read_recipe(folder.recipe)
     scheduler = scheduler_of(recipe.cluster)
@@ -29,8 +46,10 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     with hub(int(seen["MASTER_PORT"])) as gathering:
         verdict = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)
     write_verdict(folder, verdict)
-    list_hosts(folder, CHOSEN, (hosts[name] for name in choose(recipe, scheduler, verdict)))
-    tell_preflight(folder, verdict)
+    wait = recipe.watchdog.restarts and scheduler.outlives_nodes
+    chosen = verdict.good if wait else verdict.good[: verdict.needed]
+    list_hosts(folder, CHOSEN, (hosts[name] for name in chosen))
+    _tell_verdict(folder, recipe, verdict)
     for reason in verdict.reasons():
         say(f"preflight: {reason}")
     said = f"{len(verdict.good)} of {len(nodes)} nodes are good, {verdict.needed} are needed"
@@ -38,10 +57,74 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     return 0 if verdict.holds else 1
 
 
-def choose(recipe: Recipe, scheduler: Scheduler, verdict: PreflightVerdict) -> tuple[str, ...]:
-    """Take as many good nodes as there are ranks for, or all where agents can use others."""
-    wait = recipe.watchdog.restarts and scheduler.outlives_nodes
-    return verdict.good if wait else verdict.good[: verdict.needed]
+def _tell_verdict(folder: RunFolder, recipe: Recipe, verdict: PreflightVerdict) -> None:
+    """Write to the event log where no ranks start; the job has begun, and may wait for room."""
+    excluded = {
+        one.node: [found.check for found in one.bad] for one in verdict.nodes if one.bad
+    }
+    tell(
+        folder,
+        "preflight",
+        "; ".join(verdict.reasons()) or "all nodes are good",
+        {"nodes": len(verdict.nodes), "needed": verdict.needed, "excluded": excluded},
+        seconds=verdict.seconds,
+        retry_seconds=recipe.checkpoint.retry_seconds,
+    )
+
+
+def is_inside(recipe: Recipe, seen: Mapping[str, str]) -> bool:
+    """Return whether this process belongs to a job of the cluster's scheduler."""
+    return _INSIDE.get(recipe.cluster.scheduler, "") in seen
+
+
+def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> PreflightVerdict:
+    """Start a task on each node, gather what they say, and end those that are left.
+
+    Raises:
+        RecipeError: the launcher is not found, or this process is on none of the job's nodes,
+            which report to the first of them.
+    """
+    if recipe.cluster.scheduler == "slurm" and not _ON_A_NODE & os.environ.keys():
+        raise RecipeError(
+            "cluster.scheduler",
+            f"job {os.environ['SLURM_JOB_ID']} is yours, but this shell is on none of its "
+            "nodes, which report to the first of them",
+            "sbatch --wait --wrap='python run.py ... action=preflight' with the same options",
+        )
+    site, scheduler = recipe.cluster.site, scheduler_of(recipe.cluster)
+    assert isinstance(site, Site)
+    place = scheduler.place(os.environ)
+    names = [name.partition(".")[0] for name in place.nodes]
+    hosts = list_hosts(folder, HOSTS, place.nodes)
+    each = scheduler.on_each(hosts, len(names), site.launch)
+    words = [*each, python, "-m", "components.preflight", str(folder.path)]
+    with hub(0) as gathering:
+        environment = _environment(site, place, gathering.port)
+        try:
+            process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+        except FileNotFoundError:
+            problem = f"{words[0]} is not found, though this is a job"
+            remedy = "load the site's modules"
+            raise RecipeError("cluster.scheduler", problem, remedy) from None
+        try:
+            needed = min(recipe.cluster.nodes, len(names))
+            return gathering.gather(recipe, names, needed=needed)
+        finally:
+            # Tasks that have reported may end by themselves: a launcher calls others killed.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_SECONDS_TO_END)
+            process.terminate()
+            process.wait()
+
+
+def _environment(site: Site, place: JobPlace, port: int) -> dict[str, str]:
+    own = {name: os.path.expandvars(one.value) for name, one in site.environment.items()}
+    where = {
+        "MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+    }
+    return os.environ | own | where
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the house asks of a scheduler: take a script, say how jobs are, cancel, avoid nodes.
+"""What every scheduler does: submit a script, list jobs, cancel them, avoid nodes.
 
 The id of a job is read from a file, which somebody else may have written. So it has to have the
 scheduler's form, and a job is this user's and writes where this run's jobs do, before anything
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
 ANSWERS_WITHIN_SECONDS = 60
-
-State = Literal["pending", "running"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class JobState:
     """One job that the scheduler still knows; ``why`` is its reason for not running."""
 
     job: str
-    state: State
+    state: Literal["pending", "running"]
     why: str
     nodes: str
 
@@ -65,7 +64,7 @@ class Scheduler(Protocol):
         """Take back the jobs that wait, and end those that run if asked to."""
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
-        """Keep the waiting jobs away from ``nodes``; say whether the scheduler can."""
+        """Keep the waiting jobs away from ``nodes``; return whether the scheduler can."""
 
     def place(self, seen: Mapping[str, str]) -> JobPlace:
         """Read from a job's environment which job this is."""
@@ -86,11 +85,28 @@ class NotOwnError(SchedulerError):
     """A job is another user's, or of another folder."""
 
 
+def scheduler_of(cluster: Cluster) -> Scheduler:
+    """Return what speaks to the cluster's scheduler.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    from cluster.pbs import Pbs
+    from cluster.slurm import Slurm
+
+    if cluster.scheduler == "slurm":
+        return Slurm()
+    if cluster.scheduler == "pbs":
+        return Pbs()
+    problem = f"{cluster.name} has no scheduler"
+    raise RecipeError("cluster", problem, "name a batch cluster, or train here: action=train")
+
+
 def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
     """Refuse what is no id: it would be an option of the scheduler's command.
 
     Raises:
-        RecipeError: ``file`` says so.
+        RecipeError: naming ``file``.
     """
     if not scheduler.ids.fullmatch(job):
         remedy = "put the file back as it was; the queue itself lists your jobs"
@@ -101,7 +117,7 @@ def check_own(job: str, *, user: str, output: Path, logs: Path) -> None:
     """Refuse to touch a job of another ``user``, or whose ``output`` goes elsewhere.
 
     Raises:
-        NotOwnError: it is.
+        NotOwnError: naming both.
     """
     own = user_name()
     if (user, output.resolve()) != (own, logs.resolve()):
@@ -112,7 +128,7 @@ def check_own(job: str, *, user: str, output: Path, logs: Path) -> None:
 
 
 def user_name() -> str:
-    """Name who runs this process, as the system and not its environment says."""
+    """Return who runs this process, as the system and not its environment says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # inside a container that does not list its users
@@ -132,9 +148,8 @@ def ask(words: Sequence[str]) -> str:
     except subprocess.CalledProcessError as error:
         said = " ".join(str(error.stderr or error.stdout).split())
         raise SchedulerError(f"{words[0]}: {said}") from None
-    except subprocess.TimeoutExpired:
-        seconds = ANSWERS_WITHIN_SECONDS
-        raise SchedulerError(f"{words[0]}: no answer within {seconds} s") from None
+    except subprocess.TimeoutExpired as error:
+        raise SchedulerError(f"{words[0]}: no answer within {error.timeout} s") from None
     return done.stdout
 
 
@@ -149,8 +164,5 @@ def check_present(scheduler: Scheduler, script: Path | None) -> None:
     remedy = "run this on a login node of the cluster"
     if script is not None:
         remedy += f"; the job script is {script}, and is submitted by: {scheduler.program} it"
-    raise RecipeError(
-        "cluster.scheduler",
-        f"{scheduler.program} is not found: no {scheduler.name} here",
-        remedy,
-    )
+    problem = f"{scheduler.program} is not found: no {scheduler.name} here"
+    raise RecipeError("cluster.scheduler", problem, remedy)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobPlace, JobState, SchedulerError, State, ask, check_own
+from cluster.scheduler import JobPlace, JobState, SchedulerError, ask, check_own
 from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
@@ -32,30 +32,20 @@ class Slurm:
 
     def states(self, chain: str, logs: Path) -> list[JobState]:
         words = ["squeue", "--noheader", "--array", f"--jobs={chain}", f"--Format={_FORMAT}"]
-        try:
-            lines = ask(words).splitlines()
-        except SchedulerError as error:
-            if _GONE in str(error):
-                return []
-            raise
         found = []
-        for line in lines:
+        for line in _ask_unless_gone(words).splitlines():
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
             check_own(job, user=user, output=Path(output).parent, logs=logs)
-            if state in _RUNNING + _WAITING:
-                running: State = "running" if state in _RUNNING else "pending"
-                why = "" if why == "None" else why
-                found.append(JobState(job=job, state=running, why=why, nodes=nodes))
+            why = "" if why == "None" else why
+            if state in _RUNNING:
+                found.append(JobState(job=job, state="running", why=why, nodes=nodes))
+            elif state in _WAITING:
+                found.append(JobState(job=job, state="pending", why=why, nodes=nodes))
         return found
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
-        if not self.states(chain, logs):
-            return
-        try:
-            ask(["scancel", *([] if running else ["--state=PENDING"]), chain])
-        except SchedulerError as error:
-            if _GONE not in str(error):
-                raise
+        if self.states(chain, logs):
+            _ask_unless_gone(["scancel", *([] if running else ["--state=PENDING"]), chain])
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
@@ -69,13 +59,20 @@ class Slurm:
         job = job_name(seen)
         assert job is not None, "Slurm names every job"
         nodes = ask(["scontrol", "show", "hostnames", seen["SLURM_JOB_NODELIST"]])
-        return JobPlace(
-            job=job,
-            attempt=int(seen.get("SLURM_RESTART_COUNT", "0")),
-            nodes=tuple(nodes.split()),
-        )
+        attempt = int(seen.get("SLURM_RESTART_COUNT", "0"))
+        return JobPlace(job=job, attempt=attempt, nodes=tuple(nodes.split()))
 
     def on_each(self, hosts: Path, nodes: int, launch: Sequence[str]) -> list[str]:
         """Ask for all nodes of the job: each knows by which name Slurm lists it."""
         each = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]
+
+
+def _ask_unless_gone(words: Sequence[str]) -> str:
+    """Return the answer, or nothing if the jobs have ended meanwhile."""
+    try:
+        return ask(words)
+    except SchedulerError as error:
+        if _GONE in str(error):
+            return ""
+        raise

@@ -1,14 +1,15 @@
 """How a submitted run is: what the scheduler says of its jobs, and what they left."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.records import JobRecord, Jobs, saved_tokens
+from cluster.records import Jobs, saved_tokens
 from cluster.scheduler import JobState, Scheduler, SchedulerError
 from components.config.schema.recipe import read_recipe
-from components.run.folder import RunFolder, existing_run_folder
+from components.run.folder import existing_run_folder
+from components.run.records import JobLifeRecord
 
 # Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
 REASONS: Mapping[str, str] = {
@@ -45,21 +46,21 @@ class RunStatus:
     total_tokens: int
     chain: str | None
     queued: tuple[JobState, ...] | None
-    jobs: tuple[JobRecord, ...]
+    jobs: tuple[JobLifeRecord, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"jobs": [job.model_dump() for job in self.jobs]}
 
 
 def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
-    """Ask about the run in ``path``; without a scheduler only its folder is asked.
+    """Return the state of the run in ``path``; without a scheduler by its folder alone.
 
     Raises:
         RecipeError: ``path`` is no run folder, or what it calls a job is no id of one.
     """
     folder = existing_run_folder(path)
     recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
-    chain = jobs.newest() if scheduler is None else jobs.chain(scheduler)
+    chain = jobs.newest(scheduler)
     queued: tuple[JobState, ...] | None = None
     trouble = "the scheduler is not reached from here"
     if scheduler is not None and chain is not None:
@@ -67,7 +68,14 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
             queued = tuple(scheduler.states(chain, jobs.path))
         except SchedulerError as error:
             trouble = str(error)
-    state, why = _state(folder, chain, queued, jobs.since_submission(), trouble)
+    if folder.ended == "finished":
+        state, why = "finished", ""
+    elif chain is None:
+        state, why = "not submitted", ""
+    elif queued is None:
+        state, why = "unknown", trouble
+    else:
+        state, why = _state(queued, jobs.since_submission())
     return RunStatus(
         run=str(path),
         recipe=recipe.name,
@@ -81,38 +89,22 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
     )
 
 
-def _state(
-    folder: RunFolder,
-    chain: str | None,
-    queued: tuple[JobState, ...] | None,
-    records: list[JobRecord],
-    trouble: str,
-) -> tuple[str, str]:
-    if folder.ended == "finished":
-        return "finished", ""
-    if chain is None:
-        return "not submitted", ""
-    if queued is None:
-        return "unknown", trouble
-    running = [job for job in queued if job.state == "running"]
-    if running:
-        return "running", f"job {running[0].job} on {running[0].nodes}"
+def _state(queued: Sequence[JobState], begun: Sequence[JobLifeRecord]) -> tuple[str, str]:
+    for job in queued:
+        if job.state == "running":
+            return "running", f"job {job.job} on {job.nodes}"
     if queued:
         return "pending", explain(queued[0].why)
-    return _ended(records)
-
-
-def _ended(records: list[JobRecord]) -> tuple[str, str]:
-    if not records:
+    if not begun:
         return "lost", "its jobs left the queue before any of them began: were they cancelled?"
-    last = records[-1]
+    last = begun[-1]
     if last.ended is None:
         return "lost", f"job {last.job} ended without a word: jobs/{last.job}.log has its last"
     return last.ended, last.why
 
 
 def explain(reason: str) -> str:
-    """Say in words what a scheduler's reason means, after the reason itself."""
+    """Return a scheduler's reason with what it means, if that is known."""
     code = reason.partition(",")[0].strip("() ")
     meaning = REASONS.get(code)
     return f"{code}: {meaning}" if meaning else reason

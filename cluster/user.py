@@ -73,7 +73,7 @@ def read_user(cluster: str, words: Mapping[str, Any]) -> User:
 
 
 def unsaid(key: str, cluster: str, reason: str) -> RecipeError:
-    """Say that the user has to name ``key``, in which file, and with which line."""
+    """Return the error that the user has to name ``key``, with the file and the line."""
     return RecipeError(
         f"site.{key}",
         f"not set, and {reason}",
@@ -87,22 +87,15 @@ def _read_file() -> Mapping[str, Any]:
     if not file.exists():
         return {}
     try:
-        tree = yaml.safe_load(_plain_text(file)) or {}
+        if not file.is_file():
+            raise ValueError("no regular file")  # a pipe or a device might never end
+        tree = yaml.safe_load(file.read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise RecipeError(
-            str(file), f"cannot be read: {problem}", "it is a YAML mapping"
-        ) from None
+        problem = f"cannot be read: {' '.join(str(error).split())}"
+        raise RecipeError(str(file), problem, "it is a YAML mapping") from None
     if not isinstance(tree, dict):
         raise RecipeError(str(file), f"{tree!r} is no mapping", "begin with a cluster's name:")
     return tree
-
-
-def _plain_text(file: Path) -> str:
-    """Read a regular file: a pipe or a device might never end."""
-    if not file.is_file():
-        raise ValueError("no regular file")
-    return file.read_text("utf-8")
 
 
 def _check(section: Any, where: str) -> dict[str, Any]:
@@ -111,20 +104,16 @@ def _check(section: Any, where: str) -> dict[str, Any]:
     for key in section:
         if key not in KEYS:
             raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), list(KEYS)))
-    return {
-        key: (_hours if key == "device_hours" else _text)(key, value, f"{where}.{key}")
-        for key, value in section.items()
-    }
+    return {key: _value(key, value, f"{where}.{key}") for key, value in section.items()}
 
 
-def _hours(key: str, value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise RecipeError(where, f"{value!r} is no number of hours", f"write {key}: 10_000")
-    return float(value)
-
-
-def _text(key: str, value: object, where: str) -> str:
+def _value(key: str, value: object, where: str) -> str | float:
     """Fill in the shell's variables of a path; what is left goes into a script as it stands."""
+    if key == "device_hours":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            problem = f"{value!r} is no number of hours"
+            raise RecipeError(where, problem, "write device_hours: 10_000")
+        return float(value)
     if not isinstance(value, str):
         raise RecipeError(where, f"{value!r} is no text", "quote it")
     text = value

@@ -18,22 +18,23 @@ from rich.table import Table
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import as_received, check_recipe_place
-from command.options import check_no_recipe, check_recipe_words, keys_of
 from command.outcome import ActionResult, Status
+from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.files import check_regular
 from components.errors import RecipeError
-from components.planner.calibrated import (
+from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
+from components.planner.job import job_of
+from components.planner.software import (
+    OURS,
     Calibration,
     CalibrationErrors,
     MeasuredFrom,
     as_text,
     calibration_file,
+    read_software,
 )
-from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
-from components.planner.job import job_of
-from components.planner.software import OURS, read_software
 from components.run.ownership import check_links
 from components.run.records import TimedResults, read_record
 from components.terminal import console, tell
@@ -45,9 +46,8 @@ TABLE = ".csv"
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A recipe whose step was measured, and where that is written; bytes of the first rank."""
+    """A recipe whose step was measured; bytes of the first rank."""
 
-    where: str
     recipe: Recipe
     seconds: float
     peak_bytes: float | None
@@ -66,11 +66,7 @@ def read_steps(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
 
 
 def _read_run(path: Path) -> MeasuredStep:
-    """Read the median step of a run.
-
-    Raises:
-        RecipeError: it is no run folder, has not ended, or its steps are not all alike.
-    """
+    """Read the median step of a run that has ended and whose steps are all alike."""
     file = path / "results.json"
     if not file.is_file():
         remedy = "name run folders that have a results.json, or .csv files"
@@ -78,22 +74,18 @@ def _read_run(path: Path) -> MeasuredStep:
     check_links(path, "calibrate")
     recipe = read_recipe(path / "recipe.json")
     results = read_record(file, TimedResults, finite=False)
-    if not _all_alike(path, recipe) or not results.tokens_per_second:
+    # A run that kept its batch and its layout.
+    all_alike = recipe.budget.ramp_up == "none" and not list(path.glob("recipe-*.json"))
+    if not all_alike or not results.tokens_per_second:
         problem = f"the steps of {path} are not all alike, or none was timed"
         raise RecipeError("calibrate", problem, "leave it out")
     if results.device == "cpu":
         raise RecipeError("calibrate", f"{path} ran on a CPU", "the planner knows none")
     return MeasuredStep(
-        where=str(path),
         recipe=recipe,
         seconds=recipe.budget.global_batch_tokens / results.tokens_per_second,
         peak_bytes=results.peak_memory_bytes or None,
     )
-
-
-def _all_alike(path: Path, recipe: Recipe) -> bool:
-    """Tell whether a run kept its batch and its layout."""
-    return recipe.budget.ramp_up == "none" and not list(path.glob("recipe-*.json"))
 
 
 def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
@@ -111,7 +103,7 @@ def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
 
 
 def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> MeasuredStep:
-    """Compose the recipe that a line's keys say, over the command's own."""
+    """Compose a line's keys over the command's own; the line's values stay a file's."""
     if None in cells or None in cells.values():
         raise RecipeError(where, "the line has not as many cells as the head", "mend it")
     seconds = _number(where, SECONDS, cells[SECONDS])
@@ -121,21 +113,18 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
     try:
         check_recipe_words(own, "a table")
         row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
-        recipe = compose_recipe(_over(read_point(kept), row))
+        asked = read_point(kept)
+        named = asked.recipe
+        if row.recipe is not None:
+            named = check_recipe_place(row.recipe, "recipe")
+        choices = {**asked.choices, **row.choices}
+        recipe = compose_recipe(
+            replace(asked, recipe=named, choices=choices, file_values=row.file_values)
+        )
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
     peak_bytes = _number(where, BYTES, peak) if peak else None
-    return MeasuredStep(where=where, recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
-
-
-def _over(asked: Arguments, row: Arguments) -> Arguments:
-    """Put a table's row over the command's own words: its values stay a file's."""
-    return replace(
-        asked,
-        recipe=asked.recipe if row.recipe is None else check_recipe_place(row.recipe, "recipe"),
-        choices={**asked.choices, **row.choices},
-        file_values=row.file_values,
-    )
+    return MeasuredStep(recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
 
 
 def _number(where: str, key: str, text: str) -> float:
@@ -179,17 +168,15 @@ def calibrate(arguments: Arguments) -> ActionResult:
     )
     kept = calibration_file(cluster) if speed.helps else None
     if kept is not None:
-        _write(kept, as_text(found))
+        beside = kept.with_suffix(".partial")
+        beside.write_text(as_text(found), "utf-8")
+        beside.replace(kept)
     _print(arguments.output, found, kept)
     return ActionResult(Status.DONE if kept else Status.DOES_NOT_HOLD)
 
 
 def _one_machine(steps: Sequence[MeasuredStep]) -> tuple[str, Hardware]:
-    """Name the cluster that all steps are of.
-
-    Raises:
-        RecipeError: they are of several, or of one without figures.
-    """
+    """Name the cluster that all steps are of, and check that it has figures."""
     names = sorted({one.recipe.cluster.name for one in steps})
     if len(names) != 1:
         problem = f"the steps are of {len(names)} clusters: {', '.join(names) or 'no steps'}"
@@ -206,12 +193,6 @@ def _source(path: Path, steps: int) -> MeasuredFrom:
     file = path if path.is_file() else path / "recipe.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return MeasuredFrom(name=path.name, sha256=digest, steps=steps)
-
-
-def _write(file: Path, text: str) -> None:
-    beside = file.with_suffix(".partial")
-    beside.write_text(text, "utf-8")
-    beside.replace(file)
 
 
 def _print(output: str, found: Calibration, kept: Path | None) -> None:
@@ -239,7 +220,7 @@ def _constants(found: Calibration) -> Table:
 
 
 def _errors(found: Calibration) -> Table:
-    """Say how far off predictions are: of half of the layouts, after fitting to the others."""
+    """Give how far off predictions are: of half of the layouts, after fitting to the others."""
     title = f"error on {found.layouts} layouts: median, and nine of ten below"
     table = Table("", "shipped", "fitted", "held out", title=title, box=None)
     judged: dict[str, CalibrationErrors | None] = {

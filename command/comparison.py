@@ -11,8 +11,8 @@ from rich.table import Table
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import ReceivedLock, read_given
-from command.options import check_no_recipe, check_recipe_words, keys_of
 from command.path_checks import strange_data
+from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.key_groups import TITLES, KeyGroup, without_profile
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import FILE_NAME
@@ -20,11 +20,13 @@ from components.errors import RecipeError
 from components.run.folder import RunFolder, existing_run_folder
 from components.run.lines import read_run_lines
 from components.run.provenance import Software, describe_software
-from components.run.records import EnvironmentRecord
-from components.sharing.differences import Found, Side, compare, side_of
+from components.sharing.differences import Found, Side, as_json, compare, side_of
 from components.sharing.lock import Lock, Losses, PreparedHashes, losses_of
 from components.sharing.prepared import damaged, describe_prepared, find_prepared
 from components.terminal import console, say, tell
+
+LONGEST = 60
+JUDGED = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
 
 
 def read_sides(arguments: Arguments) -> tuple[Side, Side]:
@@ -33,10 +35,10 @@ def read_sides(arguments: Arguments) -> tuple[Side, Side]:
     Raises:
         RecipeError: one is missing, or is nothing that can be compared.
     """
-    for key in ("a", "b"):
-        if key not in arguments.folders:
+    texts = {"a": str(arguments.a or ""), "b": str(arguments.b or "")}
+    for key, text in texts.items():
+        if not text:
             raise RecipeError(key, "two sides are compared", "write a=RECIPE b=RECIPE")
-    texts = {key: str(arguments.folders[key]) for key in ("a", "b")}
     frozen = {key: _frozen(text, key) for key, text in texts.items()}
     scales = [side.tree["scale"]["name"] for side in frozen.values() if side] or ["full"]
     if all(frozen.values()):
@@ -141,24 +143,13 @@ def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
     return Side(label=text, tree=recipe.model_dump(mode="json"))
 
 
-def words_of_run(folder: RunFolder) -> Sequence[str]:
-    """Give the words of the command that made a run.
-
-    Raises:
-        RecipeError: the folder does not say.
-    """
-    words = folder.read("environment.json", EnvironmentRecord).command[2:]
-    if not any(word.startswith("recipe=") for word in words):
-        where = str(folder.path / "environment.json")
-        raise RecipeError(where, "its command names no recipe", "freeze recipe=... instead")
-    return words
-
-
-LONGEST = 60
-
-
-def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> None:
+def print_differences(
+    a: Side, b: Side, found: Found, notes: Sequence[str], *, output: str = "text"
+) -> None:
     """Print a table for each group that has differences, then the verdict and the notes."""
+    if output == "json":
+        tell(json.dumps({**as_json(found), "notes": notes}))
+        return
     out = console(width=160)
     for group, title in TITLES.items():
         if not found[group]:
@@ -166,28 +157,21 @@ def print_differences(a: Side, b: Side, found: Found, notes: Sequence[str]) -> N
         table = Table(title=title, box=None, title_justify="left")
         for column in ("key", a.label, b.label):
             table.add_column(column, overflow="fold")
-        keys = shown(found, group)
+        keys = without_profile(found[group])
         for key in keys:
             table.add_row(key, *(_short(value) for value in found[group][key]))
         out.print(table)
         if hidden := len(found[group]) - len(keys):
             out.print(f"and {hidden} keys of the two profiles in conf/cluster/")
         out.print()
-    tell(verdict(found))
+    tell(_verdict(found))
     for note in notes:
         tell(f"note: {note}")
 
 
-def verdict(found: Found) -> str:
-    """Say in a line what is the same and what is not."""
-    words = ("mathematics", "layout", "machine")
-    judged = [f"{'another' if found[KeyGroup(word)] else 'same'} {word}" for word in words]
-    return ", ".join(judged)
-
-
-def shown(found: Found, group: KeyGroup) -> list[str]:
-    """List a group's keys, but not the whole profile of another machine."""
-    return without_profile(found[group])
+def _verdict(found: Found) -> str:
+    """Describe in a line what is the same and what is not."""
+    return ", ".join(f"{'another' if found[one] else 'same'} {one.value}" for one in JUDGED)
 
 
 def _short(value: object) -> str:
@@ -195,9 +179,6 @@ def _short(value: object) -> str:
         return "-"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-
-
-JUDGED = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
 
 
 def bundle_of(arguments: Arguments) -> Lock | None:
@@ -209,16 +190,16 @@ def bundle_of(arguments: Arguments) -> Lock | None:
 
 
 def told_before(bundle: Lock, run: Path) -> Iterator[str]:
-    """Say what of the packed recipe, versions and data is otherwise here."""
+    """Describe what of the packed recipe, versions and data is otherwise here."""
     there, here = side_of(bundle, "bundle"), side_of_run(run)
     scales = [side.tree["scale"]["name"] for side in (there, here)]
     if scales[0] != scales[1]:
         yield f"bundle: packed at scale={scales[0]}, this is scale={scales[1]}: not compared"
         return
     found = compare(there, here)
-    yield f"bundle: {verdict(found)} as where it was packed"
+    yield f"bundle: {_verdict(found)} as where it was packed"
     for group in JUDGED:
-        for key in shown(found, group):
+        for key in without_profile(found[group]):
             a, b = found[group][key]
             yield f"bundle: {key}: {a} there, {b} here"
     if bundle.data == "none":
@@ -226,7 +207,7 @@ def told_before(bundle: Lock, run: Path) -> Iterator[str]:
 
 
 def told_after(bundle: Lock, run: Path) -> Iterator[str]:
-    """Say whether the losses are those of the run that was packed."""
+    """Return whether the losses are those of the run that was packed."""
     here = losses_in(RunFolder(run))
     if isinstance(bundle.losses, str) or here is None:
         return

@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
@@ -25,6 +25,7 @@ from command.recipe_file import (
     check_expansion,
     check_interpolations,
     check_recipe_file,
+    find_target,
     read_recipe_file,
 )
 from command.yaml_file import ReceivedYaml
@@ -33,6 +34,7 @@ from components.config.schema.recipe import Recipe
 from components.config.targets import nearest, read_signature
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
+from components.sharing.lock import Lock
 
 # Below these keys a user may name what no default lists; a mapping given for one replaces it.
 OPEN = (
@@ -51,10 +53,8 @@ def compose_recipe(arguments: Arguments) -> Recipe:
     """
     if arguments.searches:
         return compose_searched(arguments).recipe
-    with _lines_told(arguments) as given:
-        trees = _compose_trees(given)
-        _check_places(trees, given)
-        return resolve(trees.settled, given.arguments.all_values, trees.full)
+    with _composed(arguments) as found:
+        return resolve(found.tree, found.values, found.full)
 
 
 def compose_to_compare(arguments: Arguments) -> Recipe:
@@ -63,9 +63,8 @@ def compose_to_compare(arguments: Arguments) -> Recipe:
     Raises:
         RecipeError: as above.
     """
-    with _lines_told(arguments) as given:
-        trees = _compose_trees(given)
-        return resolve(trees.settled, given.arguments.all_values, trees.full)
+    with _composed(arguments, anywhere=True) as found:
+        return resolve(found.tree, found.values, found.full)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -74,10 +73,8 @@ def compose_searched(arguments: Arguments) -> SearchResult:
     Raises:
         RecipeError: as above, or no layout fits.
     """
-    with _lines_told(arguments) as given:
-        trees = _compose_trees(given)
-        _check_places(trees, given)
-        question = Question(trees.settled, given.arguments.all_values, trees.full)
+    with _composed(arguments) as found:
+        question = Question(found.tree, found.values, found.full)
         return find_layout(question, within_days=arguments.within_days)
 
 
@@ -87,113 +84,101 @@ def compose_full(arguments: Arguments) -> dict[str, Any]:
     Raises:
         RecipeError: as above.
     """
-    with _lines_told(arguments) as given:
-        full = _compose_trees(given).full
-        return {key: value for key, value in full.items() if key in SECTIONS}
+    with _composed(arguments, anywhere=True) as found:
+        return {key: value for key, value in found.full.items() if key in SECTIONS}
 
 
 def compose_group(group: str, option: str) -> dict[str, Any]:
     """Compose one option of a group by itself, as a recipe that chooses it has it."""
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf" / group)):
-        tree = OmegaConf.to_container(compose(option), resolve=True)
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+        return _plain(compose(option), resolve=True)
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What is composed: the file if there is one, and the words beside it.
+class _Composed:
+    """The tree with the user's keys, those keys, and the tree as it was before they went in."""
 
-    ``arguments`` have a bundle's keys too, as those of a file.
-    """
-
-    arguments: Arguments
-    file: ReceivedYaml | ReceivedLock | None
-
-
-@dataclass(frozen=True)
-class _Trees:
-    """The tree with the user's keys, and as it was before they went in."""
-
-    settled: dict[str, Any]
+    tree: dict[str, Any]
+    values: dict[str, Any]
     full: dict[str, Any]
 
 
 @contextmanager
-def _lines_told(arguments: Arguments) -> Iterator[_Given]:
-    """Read a recipe that is a file, and name the lines of what is wrong in it."""
-    name = arguments.recipe
-    if name is None or not name.endswith(".yaml"):
-        yield _Given(arguments, None)
-        return
-    file, named = read_given(Path(name).expanduser()), UserOverrides(arguments.values)
-    if isinstance(file, ReceivedLock):
-        sent, arguments = file.sent, with_bundle(arguments, file.lock)
-    else:
-        check_recipe_file(file)
-        sent = file
+def _composed(arguments: Arguments, *, anywhere: bool = False) -> Iterator[_Composed]:
+    """Compose the trees; if the recipe is a file, name the lines of what is wrong in it.
+
+    Unless ``anywhere``, what a file names has to lie in the working folder.
+    """
+    name, sent, lock = arguments.recipe, None, None
+    named = UserOverrides(arguments.values)
+    if name is not None and name.endswith(".yaml"):
+        given = read_given(Path(name).expanduser())
+        if isinstance(given, ReceivedLock):
+            sent, lock = given.sent, given.lock
+            arguments = with_bundle(arguments, lock)
+        else:
+            sent = given
+            check_recipe_file(sent)
     try:
-        yield _Given(arguments, file)
+        found = _put_together(arguments, sent, lock)
+        if not anywhere and (sent is not None or arguments.file_values):
+            check_places(found.tree, named)
+        yield found
     except RecipeError as error:
-        raise error if named.covers(error.path) else sent.told(error) from None
+        raise error if sent is None or named.covers(error.path) else sent.told(error) from None
 
 
-def _compose_trees(given: _Given) -> _Trees:
-    arguments = given.arguments
+def _put_together(
+    arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None
+) -> _Composed:
+    values = arguments.all_values
     try:
-        values = _composed(given)
-        full = _resolve(values)
-        for key, value in arguments.all_values.items():
-            _set(values, key, value)
-        settled = _resolve(values)
+        tree = _group(arguments, sent, lock)
+        full = _resolve(tree)
+        for key, value in values.items():
+            _set(tree, key, value)
+        return _Composed(_resolve(tree) if values else deepcopy(full), values, full)
     except (HydraException, OmegaConfBaseException) as error:
-        raise RecipeError(
-            "recipe", str(error).strip().splitlines()[0], "see the file"
-        ) from None
-    return _Trees(settled, full)
+        problem = str(error).strip().splitlines()[0]
+        raise RecipeError("recipe", problem, "see the file") from None
 
 
-def _check_places(trees: _Trees, given: _Given) -> None:
-    """Hold what a file says to the working folder; what the user names may lie anywhere."""
-    if given.file is not None or given.arguments.file_values:
-        check_places(trees.settled, UserOverrides(given.arguments.values))
-
-
-def _composed(given: _Given) -> dict[str, Any]:
+def _group(
+    arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None
+) -> dict[str, Any]:
     """Group the files of ``conf/``; a bundle's own sections take the place of theirs."""
-    choices = dict(given.arguments.choices)
-    if isinstance(given.file, ReceivedLock):
-        lock = given.file.lock.model_dump(mode="json")
+    choices = dict(arguments.choices)
+    # A file of the user's may change while this process lives; those of conf/ do not.
+    compose_now = _compose.__wrapped__
+    if lock is not None:
         deleted = (f"~{group}" for group in groups() if group not in CARRIED)
         chosen = (f"{group}={choice}" for group, choice in sorted(choices.items()))
-        return {**_compose.__wrapped__(ROOT / "conf", (*deleted, *chosen)), **lock["composed"]}
-    if given.file is not None:
+        own = lock.model_dump(mode="json")["composed"]
+        return {**compose_now(ROOT / "conf", (*deleted, *chosen)), **own}
+    if sent is not None:
         store = ConfigStore.instance()
-        store.store(group="recipe", name=SENT, node=given.file.tree, package="_global_")
-    option = SENT if given.file is not None else _check_name(given.arguments.recipe)
-    words = tuple(
-        f"{group}={one}" for group, one in sorted({**choices, "recipe": option}.items())
-    )
-    # A file of the user's may change while this process lives; those of conf/ do not.
-    composed = _compose if given.file is None else _compose.__wrapped__
-    return deepcopy(composed(ROOT / "conf", words))
+        store.store(group="recipe", name=SENT, node=sent.tree, package="_global_")
+    choices["recipe"] = SENT if sent is not None else _check_name(arguments.recipe)
+    words = tuple(f"{group}={one}" for group, one in sorted(choices.items()))
+    return deepcopy((_compose if sent is None else compose_now)(ROOT / "conf", words))
 
 
 @cache
 def _compose(conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
     """Let Hydra group the files, once for all points of a sweep that choose the same."""
     with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
-        tree = compose("config", overrides=list(words))
-    composed = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(composed, dict)
-    return {str(key): value for key, value in composed.items()}
+        return _plain(compose("config", overrides=list(words)), resolve=False)
 
 
 def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
     check_expansion(tree)
-    resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    return _plain(OmegaConf.create(tree), resolve=True)
+
+
+def _plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
+    tree = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
 
 
 def _check_name(name: str | None) -> str:
@@ -231,9 +216,7 @@ def _follow(tree: dict[str, Any], value: Any) -> Any:
     """Copy the mapping that an interpolation refers to, so that one key of it can be set."""
     if not isinstance(value, str) or not WHOLE.fullmatch(value):
         return value
-    found: Any = tree
-    for step in value[2:-1].split("."):
-        found = found.get(step) if isinstance(found, dict) else None
+    found = find_target(tree, value[2:-1])
     return dict(found) if isinstance(found, dict) else value
 
 

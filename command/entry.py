@@ -32,7 +32,7 @@ class StopSignal(KeyboardInterrupt):
 def enter(words: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     _handle(_leave)
-    from command.faults import attempt  # after the handler: imports take their time
+    from command.outcome import attempt  # after the handler: imports take their time
 
     status = int(attempt(lambda: _run(words), words).status)
     _handle(lambda number, frame: os._exit(status))  # it ends, and nothing is left to tidy

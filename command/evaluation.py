@@ -1,26 +1,47 @@
-"""The questions that ``action=evaluate`` answers, each with its section of the result file."""
+"""The questions that ``action=evaluate`` answers, each with its section of the result file.
+
+A user's own task of lm-eval, ``TASKS_FOLDER/NAME.yaml``, is read as data and checked. lm-eval
+would import Python for a ``!function`` tag, a ``class`` or a metric of another name, and open
+pickles or addresses as data sets. So it never sees the file: it is handed a mapping of the keys
+below, whose data are local files. What a template may do, `Harness` bounds.
+"""
 
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
-from command.run_checkpoint import RunCheckpoint, export_place, export_trained, open_trained
-from command.task_file import find_tasks
+from command.yaml_file import ReceivedYaml, read_data
 from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
+from components.config.targets import nearest
+from components.data.token_file import encode
 from components.errors import RecipeError
-from components.evaluate.harness import Harness, LmEvalTask, check_installed
-from components.evaluate.held_out import judge_held_out, judge_text, open_judge, read_manifest
-from components.evaluate.record import keep
+from components.evaluate.harness import LmEvalTask, ask_tasks, check_installed
+from components.evaluate.held_out import (
+    judge_held_out,
+    judge_text,
+    keep,
+    open_judge,
+    read_manifest,
+)
 from components.report.pages import leave_report
 from components.terminal import say
-from data_prep.encode import encode
-from data_prep.files import open_files
+from data_prep.sources import open_files
 
 Tree = dict[str, Any]
 _RECIPE_KEYS = ("precision.compute", "evaluation.max_windows_per_source")
+_TASK_KEYS = (
+    *("task", "task_alias", "description", "metadata"),
+    *("dataset_path", "dataset_kwargs"),
+    *("training_split", "validation_split", "test_split", "fewshot_split"),
+    *("output_type", "doc_to_text", "doc_to_target", "doc_to_choice"),
+    *("target_delimiter", "fewshot_delimiter", "num_fewshot"),
+    *("generation_kwargs", "metric_list", "filter_list"),
+)
+_TASK_FORMATS = ("json", "csv", "parquet", "text")
 
 
 def evaluate_run(arguments: Arguments) -> Tree:
@@ -32,10 +53,10 @@ def evaluate_run(arguments: Arguments) -> Tree:
     """
     trained = open_trained(arguments)
     recipe = _with_values(trained.recipe, arguments.values)
-    if "tasks" in arguments.values:
+    if arguments.tasks:
         section = {"tasks": _ask_tasks(arguments, trained, recipe)}
-    elif "text" in arguments.folders:
-        section = {"texts": _judge_own(trained, recipe, arguments.folders["text"])}
+    elif arguments.text is not None:
+        section = {"texts": _judge_own(trained, recipe, arguments.text)}
     else:
         data, manifest = read_manifest(trained.folder)
         judge = open_judge(recipe, trained.chosen, data, manifest)
@@ -46,17 +67,16 @@ def evaluate_run(arguments: Arguments) -> Tree:
     return tree
 
 
-def evaluate_folder(arguments: Arguments) -> Tree:
+def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
     """Ask tasks of a folder of Hugging Face, in the precision that it states.
 
     Raises:
         RecipeError: it is no such folder, or a task cannot be asked.
     """
     check_installed()
-    tasks = _find_tasks(arguments)
-    folder = arguments.folders["file"]
-    harness = Harness(folder=folder, compute=None, most_rows=1)
-    return {"folder": str(folder), "tasks": harness.ask(tasks)}
+    tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
+    answers = ask_tasks(folder, tasks, compute=None, most_rows=1)
+    return {"folder": str(folder), "tasks": answers}
 
 
 def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -86,22 +106,78 @@ def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
 def _ask_tasks(arguments: Arguments, trained: RunCheckpoint, recipe: Recipe) -> Tree:
     """Export the checkpoint unless that is done, and ask the tasks of the folder."""
     check_installed()
-    tasks = _find_tasks(arguments)
+    tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
     target = export_place(trained)
     if not target.exists():
         export_trained(trained, target, rows="published")
         say(f"exported to {target}")
-    harness = Harness(
-        folder=target,
+    return ask_tasks(
+        target,
+        tasks,
         compute=recipe.precision.compute,
         most_rows=recipe.parallelism.microbatch_sequences,
     )
-    return harness.ask(tasks)
 
 
-def _find_tasks(arguments: Arguments) -> list[LmEvalTask]:
-    wanted = arguments.values["tasks"]
-    names = [str(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
-    if not names:
-        raise RecipeError("tasks", "no task is named", "write tasks=[NAME]")
-    return find_tasks(names, arguments.folders.get("tasks_folder"))
+def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
+    """Read the tasks that are in ``folder``; any other must be one that lm-eval ships.
+
+    Raises:
+        RecipeError: there is no such folder, or a file in it is no task; its line is named.
+    """
+    if folder is not None and not folder.is_dir():
+        raise RecipeError("tasks_folder", f"{folder} is no folder", "name one of task files")
+    own = {} if folder is None else {file.stem: file for file in folder.glob("*.yaml")}
+    return [
+        _read_task(name, own[name]) if name in own else LmEvalTask(name=name, known=tuple(own))
+        for name in names
+    ]
+
+
+def _read_task(name: str, file: Path) -> LmEvalTask:
+    sent = read_data(file, "task")
+    try:
+        _check_task(sent, name)
+        data_files = _data_files(sent)
+    except RecipeError as error:
+        raise sent.told(error) from None
+    config = sent.tree | {"dataset_kwargs": {"data_files": data_files}}
+    listed = tuple(Path(one) for paths in data_files.values() for one in paths)
+    return LmEvalTask(name=name, config=config, files=(file, *listed))
+
+
+def _check_task(sent: ReceivedYaml, name: str) -> None:
+    for key in sent.tree:
+        if key not in _TASK_KEYS:
+            problem = "a task file is data: this key is not taken"
+            raise RecipeError(key, problem, nearest(key, _TASK_KEYS))
+    if (found := sent.tree.get("task")) != name:
+        raise RecipeError("task", f"{found!r}, in the file of {name!r}", f"write task: {name}")
+    if (found := sent.tree.get("dataset_path")) not in _TASK_FORMATS:
+        problem = f"{found!r}, but a task's data are local files"
+        raise RecipeError("dataset_path", problem, f"write one of {', '.join(_TASK_FORMATS)}")
+
+
+def _data_files(sent: ReceivedYaml) -> dict[str, list[str]]:
+    """Find the files of each split, beside the task file."""
+    settings = sent.tree.get("dataset_kwargs")
+    named: Any = settings.get("data_files") if isinstance(settings, dict) else None
+    if not isinstance(named, dict) or set(settings or {}) != {"data_files"}:
+        problem = "names no files by split, or more than that"
+        remedy = "write dataset_kwargs: {data_files: {test: FILE}}"
+        raise RecipeError("dataset_kwargs", problem, remedy)
+    found: dict[str, list[str]] = {}
+    folder = sent.file.parent
+    for split, paths in named.items():
+        where = f"dataset_kwargs.data_files.{split}"
+        found[split] = []
+        for name in paths if isinstance(paths, list) else [paths]:
+            path = (folder / str(name)).resolve()
+            if not path.is_file():
+                remedy = "paths are relative to the task file"
+                raise RecipeError(where, f"there is no file {folder / str(name)}", remedy)
+            if not path.is_relative_to(folder.resolve()):
+                problem = f"{str(name)!r} leads out of the folder of tasks"
+                raise RecipeError(where, problem, "put the file beside the task")
+            found[split].append(str(path))
+    return found

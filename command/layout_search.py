@@ -11,23 +11,24 @@ from components.config.resolve import resolve, resolve_template
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
-from components.planner.comparison import GIB, describe
 from components.planner.layouts import SEARCHED
 from components.planner.node_counts import fewest_nodes, has_layout, most_nodes, near_nodes
 from components.planner.plan import plan_recipe
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
+from components.planner.search_result import GIB, describe
 
 
-def explain_nothing(
+def _explain_nothing(
     template: Recipe, nodes: int, fixed: frozenset[str], search: LayoutSearch
 ) -> RecipeError:
-    """Say whether rules, named keys or memory leave nothing, and the nearest way out."""
+    """Return whether rules, named keys or memory leave nothing, and the nearest way out."""
     cluster = template.cluster
     where = f"{nodes:,} nodes of {cluster.name} ({search.ranks:,} ranks)"
     if not search.legal:
         freed = _freeing(template, nodes, fixed)
         if freed:
-            named = ", ".join(f"parallelism.{key}={_of(template, key)}" for key in freed)
+            values = ((key, getattr(template.parallelism, key)) for key in freed)
+            named = ", ".join(f"parallelism.{key}={value}" for key, value in values)
             problem = f"auto: with {named} no layout is legal on {where}"
             return RecipeError("parallelism", problem, f"leave one of these out: {named}")
         counts = ", ".join(f"{count:,}" for count in _nearest(template, nodes, fixed))
@@ -47,25 +48,23 @@ def explain_nothing(
 def _ways(template: Recipe, nodes: int, fixed: frozenset[str]) -> str:
     """Try what would make it fit: named keys set free, then more nodes."""
     ways = [
-        f"leave parallelism.{key}={_of(template, key)} out"
+        f"leave parallelism.{key}={getattr(template.parallelism, key)} out"
         for key in sorted(fixed)
-        if _fits(template, nodes, fixed - {key})
+        if _search(template, nodes, fixed - {key}).best
     ]
     more = (nodes * factor for factor in (2, 3, 4, 6, 8, 12, 16, 32))
     most = most_nodes(template.cluster)
-    enough = next((n for n in more if n <= most and _fits(template, n, fixed)), None)
+    enough = next((n for n in more if n <= most and _search(template, n, fixed).best), None)
     if enough is not None:
         ways.append(f"cluster.nodes={enough}")
-    return (
-        "what fits: " + ", or ".join(ways)
-        if ways
-        else "no more nodes help; use another cluster"
-    )
+    if not ways:
+        return "no more nodes help; use another cluster"
+    return f"what fits: {', or '.join(ways)}"
 
 
-def _fits(template: Recipe, nodes: int, fixed: frozenset[str]) -> bool:
+def _search(template: Recipe, nodes: int, fixed: frozenset[str]) -> LayoutSearch:
     ranks = nodes * template.cluster.devices_per_node
-    return bool(search_layouts(template, ranks=ranks, fixed=fixed).best)
+    return search_layouts(template, ranks=ranks, fixed=fixed)
 
 
 def _freeing(template: Recipe, nodes: int, fixed: frozenset[str]) -> tuple[str, ...]:
@@ -81,10 +80,6 @@ def _nearest(template: Recipe, nodes: int, fixed: frozenset[str]) -> Iterable[in
     near = sorted(counts, key=lambda count: abs(count - nodes))
     found = (count for count in near if has_layout(template, count, fixed))
     return sorted(count for count, _ in zip(found, range(3), strict=False))
-
-
-def _of(template: Recipe, key: str) -> object:
-    return getattr(template.parallelism, key)
 
 
 NODES, RANKS = "cluster.nodes", "cluster.ranks"
@@ -157,18 +152,9 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
             "leave parallelism=auto out, or add scale=full",
         )
     nodes = _nodes(question, within_days)
-    search = _search(question, nodes)
+    search = _search(question.template, nodes, question.fixed)
     if not search.best:
-        raise explain_nothing(question.template, nodes, question.fixed, search)
-    return _found(question, nodes, search)
-
-
-def _search(question: Question, nodes: int) -> LayoutSearch:
-    ranks = nodes * question.template.cluster.devices_per_node
-    return search_layouts(question.template, ranks=ranks, fixed=question.fixed)
-
-
-def _found(question: Question, nodes: int, search: LayoutSearch) -> SearchResult:
+        raise _explain_nothing(question.template, nodes, question.fixed, search)
     try:
         published, refusal = question.published(nodes), ""
     except RecipeError as error:
@@ -189,7 +175,12 @@ def _nodes(question: Question, within_days: float | None) -> int:
     if NODES in given:
         return cluster.nodes
     if RANKS in given:
-        return _whole_nodes(cluster.ranks, cluster.devices_per_node)
+        whole, rest = divmod(cluster.ranks, devices := cluster.devices_per_node)
+        if rest:
+            below, above = max(whole, 1) * devices, (whole + 1) * devices
+            problem = f"{cluster.ranks} ranks do not fill nodes of {devices} devices"
+            raise RecipeError(RANKS, problem, f"the nearest that do: {below} and {above}")
+        return whole
     if cluster.smoke:
         return SMOKE_NODES
     degrees = question.full["parallelism"]
@@ -197,7 +188,7 @@ def _nodes(question: Question, within_days: float | None) -> int:
     counts = list(near_nodes(cluster, ranks))
     if len(counts) == 1:
         return counts[0]
-    found = {nodes: _search(question, nodes).best for nodes in counts}
+    found = {nodes: _search(question.template, nodes, question.fixed).best for nodes in counts}
     return min(counts, key=lambda n: n * found[n][0].cost if found[n] else inf)
 
 
@@ -207,7 +198,7 @@ def _nodes_in_time(question: Question, within_days: float, given: list[str]) -> 
         raise RecipeError("within_days", problem, f"leave out one of the two, or {NODES}=auto")
 
     def days_on(nodes: int) -> float | None:
-        search = _search(question, nodes)
+        search = _search(question.template, nodes, question.fixed)
         if not search.best:
             return None
         bill = plan_recipe(question.settled(search.best[0].degrees, nodes)).bill
@@ -216,11 +207,3 @@ def _nodes_in_time(question: Question, within_days: float, given: list[str]) -> 
     return fewest_nodes(
         question.template, question.fixed, within_days=within_days, days_on=days_on
     )
-
-
-def _whole_nodes(ranks: int, devices: int) -> int:
-    if ranks % devices:
-        below, above = max(ranks // devices, 1) * devices, (ranks // devices + 1) * devices
-        problem = f"{ranks} ranks do not fill nodes of {devices} devices"
-        raise RecipeError(RANKS, problem, f"the nearest that do: {below} and {above}")
-    return ranks // devices

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ from command.path_checks import refuse_outside
 from command.recipe_file import SECTIONS, check_content
 from command.yaml_file import ReceivedYaml, read_data
 from components.config.key_groups import KeyGroup, declared
+from components.config.schema.recipe import read_section
 from components.config.targets import check_nodes, nearest
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
-from components.sharing.lock import Lock, is_sealed, read_lock
+from components.sharing.lock import Lock, is_sealed
 
-NAMED_APART = frozenset({"recipe"})  # a group of conf/, but no choice among others
+MARK = "lock"  # the key by which a lock is known from a recipe
+RANKS = "cluster.ranks"
+CLOCK = "checkpoint."  # of the machine's group, but no machine's own
+NO_MAPPINGS = frozenset({"name", "why", "home", "works"})
+CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
 
 
 def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
@@ -24,7 +30,7 @@ def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
     Raises:
         RecipeError: there is no such group or option; anything else would reach Hydra.
     """
-    known = {group: one for group, one in groups().items() if group not in NAMED_APART}
+    known = {group: one for group, one in groups().items() if group != "recipe"}
     for group, option in choices.items():
         if group not in known:
             remedy = nearest(group, list(known))
@@ -54,13 +60,6 @@ def as_received(arguments: Arguments) -> Arguments:
     return replace(arguments, values={}, file_values=arguments.all_values, site={})
 
 
-MARK = "lock"  # the key by which a lock is known from a recipe
-RANKS = "cluster.ranks"
-CLOCK = "checkpoint."  # of the machine's group, but no machine's own
-NO_MAPPINGS = frozenset({"name", "why", "home", "works"})
-CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
-
-
 @dataclass(frozen=True)
 class ReceivedLock:
     """A lock, the file it came in, and whether it is still as it was written."""
@@ -87,36 +86,25 @@ def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
 
 def _checked(sent: ReceivedYaml) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
-    lock = read_lock(sent.tree, "")
+    lock = read_section(Lock, sent.tree, "")
     check_choices(lock.asked.choices, "asked.choices")
     check_recipe_place(lock.asked.recipe, "asked.recipe")
     for part in ("settled", "composed"):
         tree = sent.tree[part]
-        if not isinstance(tree, Mapping):
-            continue
         try:
-            _check_part(tree, whole=part == "settled")
+            if isinstance(tree, Mapping):
+                _check_sections(tree, whole=part == "settled")
         except RecipeError as error:
             raise RecipeError(f"{part}.{error.path}", error.problem, error.remedy) from None
     for key, value in sent.tree["asked"]["values"].items():
-        check_content(_nested(key, value))
-        if lock.is_bundle:
-            refuse_machine(key)
+        check_content(reduce(lambda held, step: {step: held}, reversed(key.split(".")), value))
+        if lock.is_bundle and not _travels(key):
+            problem = f"{key!r} is refused: a bundle never sets its machine"
+            raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
     return lock
 
 
-def refuse_machine(key: str) -> None:
-    """Refuse keys of a bundle that are not its own to set: those of the machine.
-
-    Raises:
-        RecipeError: the key is of the machine, or of nothing that a recipe has.
-    """
-    if not _travels(key):
-        problem = f"{key!r} is refused: a bundle never sets its machine"
-        raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
-
-
-def _check_part(tree: Mapping[str, Any], *, whole: bool) -> None:
+def _check_sections(tree: Mapping[str, Any], *, whole: bool) -> None:
     wanted = SECTIONS | CARRIED if whole else SECTIONS
     if tree.keys() != wanted:
         odd = sorted(tree.keys() ^ wanted)[0]
@@ -155,13 +143,6 @@ def _mapping(value: object, path: str) -> Mapping[str, Any]:
     return value
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for step in reversed(key.split(".")):
-        value = {step: value}
-    assert isinstance(value, dict)
-    return value
-
-
 def travelling(arguments: Arguments) -> dict[str, Any]:
     """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
     return {key: value for key, value in arguments.all_values.items() if _travels(key)}
@@ -169,9 +150,8 @@ def travelling(arguments: Arguments) -> dict[str, Any]:
 
 def _travels(key: str) -> bool:
     ours = key.partition(".")[0] in SECTIONS
-    return key == RANKS or (
-        ours and (key.startswith(CLOCK) or declared(key) != KeyGroup.MACHINE)
-    )
+    own = key.startswith(CLOCK) or declared(key) != KeyGroup.MACHINE
+    return key == RANKS or (ours and own)
 
 
 def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:

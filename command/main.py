@@ -1,19 +1,27 @@
 """The command line's main: from words to an exit status, and the list of recipes."""
 
-import importlib
 import os
 import select
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import ROOT, read_point
-from command.faults import attempt, tell_error
-from command.options import ACTIONS, check_words, keys_of
-from command.outcome import ActionResult, Status
+from command.arguments import ROOT, perform, read_point
+from command.options import OPTIONS
+from command.outcome import ActionResult, Status, attempt, tell_error
 from command.recipe_file import read_recipe_file
-from command.sweep import split_sweep, study_words, submits
+from command.sweep import split_sweep, study_words, submit_all, submits
+from command.words import ACTIONS
 from components.terminal import console, prepare_streams, tell
+
+USAGE = """\
+python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
+Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
+  {actions}
+Options, and the actions that use them:
+{options}
+The recipes, each with its home cluster:
+"""
 
 
 def main(words: Sequence[str]) -> Status:
@@ -56,8 +64,8 @@ def _let_go() -> None:
 def _run(words: Sequence[str]) -> Status:
     """Run every point and return the highest exit status."""
     prepare_streams()
-    if not words or set(words) <= {"-h", "--help"}:
-        list_recipes()
+    if set(words) <= {"-h", "--help", "action=help"}:
+        _print_usage()
         return Status.DONE
     if (asked := study_words(words)) is not None:
         from command.study.request import run_study
@@ -67,8 +75,6 @@ def _run(words: Sequence[str]) -> Status:
     if not sweeping:
         return _act(points[0]).status
     if submits(points):
-        from command.sweep_jobs import submit_all  # imports torch
-
         return submit_all(points)
     return _sweep(points)
 
@@ -80,39 +86,25 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
         outcomes.append(attempt(partial(_act, point), point, " ".join(point)))
         if outcomes[-1].status >= Status.INTERRUPTED:
             break
-    _print_table(outcomes)
+    if runs := [outcome.run for outcome in outcomes if outcome.run is not None]:
+        from components.report.tables import summary_table
+
+        console(width=160).print(summary_table(runs))
     return max(outcome.status for outcome in outcomes)
 
 
 def _act(words: Sequence[str]) -> ActionResult:
     arguments = read_point(words)
-    check_words(arguments.action, keys_of(arguments.words))
-    outcome = importlib.import_module(f"command.actions.{arguments.action}").run(arguments)
-    assert isinstance(outcome, ActionResult)
-    return outcome
+    return perform(arguments.action, arguments)
 
 
-def _print_table(outcomes: Sequence[ActionResult]) -> None:
-    runs = [outcome.run for outcome in outcomes if outcome.run is not None]
-    if not runs:
-        return
-    from components.report.tables import summary_table
-
-    console(width=160).print(summary_table(runs))
-
-
-USAGE = """\
-python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
-Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
-  {actions}
-The recipes, each with its home cluster:
-
-"""
-
-
-def list_recipes() -> None:
-    """Print the usage and one line for each recipe."""
-    tell(USAGE.format(actions=" ".join(ACTIONS)).removesuffix("\n"))
+def _print_usage() -> None:
+    """Print the actions, the options, and one line for each recipe."""
+    lines = []
+    for name, option in OPTIONS.items():
+        users = dict.fromkeys(user.partition("/")[0] for user in option.used_by.split())
+        lines.append(f"  {name + '=':<14}{option.help} ({' '.join(users)})")
+    tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         tree = read_recipe_file(file).tree
         tell(f"{file.stem:<16} {tree['home']:<14} {tree['why']}")

@@ -1,202 +1,218 @@
-"""Which words each action uses; any other is refused, because it would be ignored.
+"""Options of the command line: each is declared once, as a field of `Options`.
 
-An action may be asked in several ways: ``train`` begins a run, and with ``resume=`` it goes on
-with one. ``*`` stands for every key and group of a recipe, ``site.*`` for those below ``site``.
+From the declaration the words are parsed, checked (`command.words`) and explained (``--help``).
+A new option is a field here, and its use in the action.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
 
 from components.config.targets import nearest
 from components.errors import RecipeError
 
-ANY = "*"
-SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
-RECIPE = "recipe * within_days"
-_PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
-_EVALUATED = f"at_tokens precision.compute output {_PLACE}"
+Reader = Callable[[str, Any], Any]
+SITE = "site."
+
+
+def read_text(key: str, text: str) -> str:
+    """Take a word as it stands."""
+    return text
+
+
+def read_path(key: str, text: object) -> Path:
+    """Read a path; ``~`` is the home.
+
+    Raises:
+        RecipeError: it is empty, or no path.
+    """
+    if not str(text):
+        raise RecipeError(key, "no path is given", f"write {key}=FOLDER")
+    if "\0" in str(text):
+        raise RecipeError(key, f"{text!r} has a character that no path has", "name another")
+    return Path(os.path.expanduser(str(text)))  # noqa: PTH111 (an unknown ~user stays as it is)
+
+
+def one_of(*known: str) -> Reader:
+    """Return a reader that takes one of these words."""
+
+    def read(key: str, value: object) -> object:
+        if value not in known:
+            raise RecipeError(key, f"{value!r} is not known", nearest(str(value), known))
+        return value
+
+    return read
+
+
+def _read_paths(key: str, value: object) -> tuple[Path, ...]:
+    return tuple(read_path(key, item) for item in _list(value))
+
+
+def _read_flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise RecipeError(key, f"{value!r} is neither true nor false", f"write {key}=true")
+    return value
+
+
+def _read_tokens(key: str, value: object) -> int | None:
+    if value is not None and type(value) is not int:
+        remedy = "write them as in a checkpoint's name, or leave it out for the newest"
+        raise RecipeError(key, f"{value!r} is no number of tokens", remedy)
+    return value
+
+
+def _read_limit(key: str, value: object) -> int | None:
+    if value is not None and (type(value) is not int or value <= 0):
+        problem = f"{value!r} is no number of runs that may be queued at a time"
+        raise RecipeError(key, problem, f"write {key}=4")
+    return value
+
+
+def _read_days(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        problem = f"{value!r} is no positive number of days"
+        raise RecipeError(key, problem, f"write {key}=30")
+    return float(value)
+
+
+def _read_names(key: str, value: object) -> tuple[str, ...]:
+    names = tuple(str(item) for item in _list(value))
+    if not names:
+        raise RecipeError(key, "no task is named", f"write {key}=[NAME]")
+    return names
+
+
+def _read_layouts(key: str, value: object) -> tuple[dict[str, Any], ...]:
+    """Read a list of mappings of ``parallelism.*`` keys; one mapping alone will do."""
+    for layout in _list(value):
+        if not isinstance(layout, dict):
+            remedy = "write layouts=[{data: 2, tensor: 2}, {pipeline: 3}]"
+            raise RecipeError(key, f"{layout!r} is no mapping of degrees", remedy)
+    return tuple(_list(value))
+
+
+def _list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
-class Use:
-    """One way to ask an action: the words that it uses, where ``given`` is among them.
+class Option:
+    """What an option is for, and who uses it.
 
-    ``why`` says of a recipe's keys that it does not use why not.
+    ``used_by`` lists actions, or single ways to ask one (`command.words.WAYS`), as
+    ``plan/study``; ``plan/plain`` is the plain way.
     """
 
-    words: str
-    given: str = ""
-    why: str = ""
-
-    def takes(self, key: str) -> bool:
-        """Tell whether a word of this key is used."""
-        known = self.words.split()
-        if key == self.given or key in known:
-            return True
-        parents = (key[:i] for i, letter in enumerate(key) if letter == ".")
-        below = any(f"{parent}.*" in known for parent in parents)
-        return below or (ANY in known and not is_own(key))
-
-    @property
-    def beside(self) -> str:
-        """Say what makes it another way than the plain one."""
-        named = {"": "", SWEEP: " under -m", OF_STUDY: " of a study"}
-        return named.get(self.given, f" with {self.given}=")
+    used_by: str
+    help: str
 
 
-def _of_run(what: str) -> str:
-    return f"{what} takes its recipe from its run folder"
+Text = Annotated[str | None, read_text]
+File = Annotated[Path | None, read_path]
+Files = Annotated[tuple[Path, ...], _read_paths]
+Flag = Annotated[bool, _read_flag]
+_COMPOSING = (
+    "show plan dryrun parity prepare render submit stage preflight/plain "
+    "train/study train/plain report/study lock/plain pack/plain"
+)
+_OF_RUN = (
+    "render submit status cancel stage preflight/run train/study train/plain report lock/run "
+    "verify pack/run export evaluate/tasks evaluate/text evaluate/plain sync"
+)
+_OF_FILE = "plan/plain render stage report lock verify pack export evaluate/file"
+_TOLD = (
+    "show plan dryrun parity submit/study submit/-m status preflight train/study verify diff "
+    "evaluate"
+)
+_CHECKPOINT = "export evaluate/tasks evaluate/text evaluate/plain"
 
 
-_OF_RECIPE = Use(RECIPE)
-# Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
-USES: dict[str, tuple[Use, ...]] = {
-    "auto": (),  # those of `train` or `submit`, which it becomes
-    "show": (Use(f"{RECIPE} cite output"),),
-    "plan": (
-        Use(f"{RECIPE} at_most output", OF_STUDY),
-        Use(f"{RECIPE} output", "calibrate"),
-        Use(f"{RECIPE} file output"),
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the words give, else the defaults; messages list the options in this order.
+
+    Beside the type: how the word is read, and the option's `Option`.
+    """
+
+    recipe: Annotated[Text, Option(_COMPOSING, "what is trained: a name, or a file")] = None
+    a: Annotated[File, Option("diff", "a recipe, lock, bundle or run to compare")] = None
+    b: Annotated[File, Option("diff", "what a= is compared with")] = None
+    within_days: Annotated[
+        float | None,
+        _read_days,
+        Option(f"{_COMPOSING} diff", "days of a run whose nodes parallelism=auto finds, too"),
+    ] = None
+    run: Annotated[File, Option(_OF_RUN, "the folder of a run")] = None
+    runs: Annotated[Files, Option("status cancel report/plain sync", "folders of runs")] = ()
+    resume: Annotated[File, Option("train/resume", "the run folder to go on with")] = None
+    file: Annotated[
+        File,
+        Option(_OF_FILE, "what is written; verify: the lock; evaluate: an exported folder"),
+    ] = None
+    text: Annotated[File, Option("evaluate/text", "a text to judge, or a pattern")] = None
+    tasks: Annotated[
+        tuple[str, ...],
+        _read_names,
+        Option("evaluate/file evaluate/tasks", "tasks of lm-eval: [NAME,...]"),
+    ] = ()
+    tasks_folder: Annotated[
+        File, Option("evaluate/file evaluate/tasks evaluate/plain", "a folder of own tasks")
+    ] = None
+    rows: Annotated[
+        Literal["published", "padded"],
+        one_of("published", "padded"),
+        Option("export", "of the embedding: published, padded"),
+    ] = "published"
+    at_tokens: Annotated[
+        int | None,
+        _read_tokens,
+        Option(_CHECKPOINT, "the checkpoint after so many tokens, else the newest"),
+    ] = None
+    to: Annotated[Text, Option("sync", "the URL of a server of MLflow")] = None
+    calibrate: Annotated[Files, Option("plan/calibrate", "runs, or tables of steps")] = ()
+    layouts: Annotated[
+        tuple[dict[str, Any], ...],
+        _read_layouts,
+        Option("parity", "layouts to prove: [{data: 2, tensor: 2},...]"),
+    ] = ()
+    cite: Annotated[Flag, Option("show", "print the BibTeX of the works alone")] = False
+    again: Annotated[
+        Flag, Option("submit/-m submit/plain", "submit a run again whose chain has ended")
+    ] = False
+    force: Annotated[
+        Flag,
+        Option("submit cancel stage", "submit what does not fit; cancel: end jobs unsaved"),
+    ] = False
+    at_most: Annotated[
+        int | None,
+        _read_limit,
+        Option("plan/study submit/study submit/-m train/study", "runs queued at a time"),
+    ] = None
+    output: Annotated[
+        Literal["text", "json"],
+        one_of("text", "json"),
+        Option(_TOLD, "text, or one JSON object: json"),
+    ] = "text"
+
+
+_DECLARED = {
+    name: hint.__metadata__
+    for name, hint in get_type_hints(Options, include_extras=True).items()
+}
+READERS: dict[str, Reader] = {name: read for name, (read, _) in _DECLARED.items()}
+OPTIONS: dict[str, Option] = {
+    **{name: option for name, (_, option) in _DECLARED.items()},
+    "study": Option(
+        "plan/study submit/study train/study report/study", "with -m: the points of a study"
     ),
-    "dryrun": (Use(f"{RECIPE} output"),),
-    "parity": (Use(f"{RECIPE} layouts output"),),
-    "prepare": (Use(f"{RECIPE} site.*"),),
-    "render": (Use(f"{RECIPE} site.* run file"),),
-    "submit": (
-        Use(f"{RECIPE} site.* run force at_most output", OF_STUDY),
-        Use(f"{RECIPE} site.* run again force at_most output", SWEEP),
-        Use(f"{RECIPE} site.* run again force"),
-    ),
-    "status": (Use("run runs output"),),
-    "cancel": (Use("run runs force"),),
-    "stage": (Use(f"{RECIPE} site.* file run force"),),  # two are of the command that it prints
-    "preflight": (
-        Use(f"output {_PLACE}", "run", _of_run("a preflight of a run")),
-        Use(f"{RECIPE} output"),
-    ),
-    "train": (
-        Use(f"{RECIPE} site.* run at_most output", OF_STUDY),
-        # Which keys may be others is told by `components.config.relayout`.
-        Use(ANY, "resume", "a resumed run takes its recipe from its folder"),
-        Use(f"{RECIPE} site.* run"),
-    ),
-    "report": (Use(f"{RECIPE} site.* run file", OF_STUDY), Use("run runs file")),
-    "lock": (Use(f"file {_PLACE}", "run", _of_run("a lock of a run")), Use(f"{RECIPE} file")),
-    "verify": (
-        Use(f"file run {_PLACE} output", why="a lock is compared with what it was made of"),
-    ),
-    "diff": (Use("a b * within_days output", why="its recipes are a= and b="),),
-    "pack": (Use(f"file {_PLACE}", "run", _of_run("a bundle of a run")), Use(f"{RECIPE} file")),
-    "export": (Use(f"run file rows at_tokens {_PLACE}", why=_of_run("an export")),),
-    "evaluate": (
-        Use("tasks tasks_folder output", "file", "an exported folder has no recipe"),
-        Use(f"run tasks_folder {_EVALUATED}", "tasks", _of_run("an evaluation")),
-        Use(f"run {_EVALUATED}", "text", _of_run("an evaluation")),
-        Use(
-            f"run tasks_folder evaluation.max_windows_per_source {_EVALUATED}",
-            why=_of_run("an evaluation"),
-        ),
-    ),
-    "sync": (
-        Use(
-            "run runs to tracking tracking.*",
-            why="a run that is sent takes its recipe from its folder",
-        ),
+    f"{SITE}*": Option(
+        "prepare render submit stage train/study train/plain report/study",
+        "your own side of a cluster, as site.account",
     ),
 }
-ACTIONS = tuple(USES)
-# A word with keys below it, as `tracking`, is a group of a recipe.
-_OWN = frozenset(
-    word
-    for uses in USES.values()
-    for use in uses
-    for word in (use.given, *use.words.split())
-    if word.isidentifier() and f"{word}.*" not in use.words
-)
-
-
-def is_own(key: str) -> bool:
-    """Tell the command's own words, and the user's side of a cluster, from a recipe's keys."""
-    return key in _OWN or key.startswith("site.")
-
-
-def keys_of(words: Iterable[str]) -> list[str]:
-    """Name what stands before each ``=``."""
-    return [word.partition("=")[0] for word in words]
-
-
-def check_words(action: str, keys: Collection[str]) -> None:
-    """Refuse the first word that the action would ignore.
-
-    Raises:
-        RecipeError: there is one; with what the action takes, or the actions that take it.
-    """
-    if not USES[action]:
-        return
-    use = next(use for use in USES[action] if not use.given or use.given in keys)
-    for key in keys:
-        if key == "action" or use.takes(key):
-            continue
-        if is_own(key) and key != "recipe":
-            problem = f"not used by action={action}{use.beside}"
-            raise RecipeError(key, problem, _way_out(action, use, key))
-        problem = use.why or f"action={action} composes no recipe"
-        raise RecipeError(key, problem, _instead(action, use, key))
-
-
-def check_recipe_words(keys: Iterable[str], where: str) -> None:
-    """Refuse, where keys of a recipe may stand, the command's own words.
-
-    Raises:
-        RecipeError: there is one.
-    """
-    for key in keys:
-        if not _OF_RECIPE.takes(key):
-            problem = f"not used in {where}, where keys of a recipe may stand"
-            raise RecipeError(key, problem, "leave it out")
-
-
-def check_no_recipe(keys: Iterable[str], why: str) -> None:
-    """Refuse keys of a recipe where an action that may compose one does not.
-
-    Raises:
-        RecipeError: there is one.
-    """
-    for key in keys:
-        if key != "action" and _OF_RECIPE.takes(key):
-            raise RecipeError(key, why, "leave it out")
-
-
-def _way_out(action: str, use: Use, key: str) -> str:
-    """Name another way to ask this action, or else the actions that take the word."""
-    return _without(action, use, key) or f"leave it out; used by {_listed(_takers(key))}"
-
-
-def _without(action: str, use: Use, key: str) -> str:
-    others = [other for other in USES[action] if other is not use and other.takes(key)]
-    return f"leave it out, or leave out {use.given}" if use.given and others else ""
-
-
-def _takers(key: str) -> Iterator[str]:
-    for action, uses in USES.items():
-        taking = [use for use in uses if use.takes(key)]
-        if any(use.given in {"", key} for use in taking):
-            yield action
-        else:
-            yield from (f"{action}{use.beside}" for use in taking)
-
-
-def _instead(action: str, use: Use, key: str) -> str:
-    """Offer the word that was probably meant; else name the other way, or what is taken."""
-    known = [word for word in (use.given, *use.words.split()) if word not in {"", ANY}]
-    near = nearest(key, known)
-    if near.startswith("did") and key != "recipe" and "." not in key:
-        return near
-    if way := _without(action, use, key):
-        return way
-    return f"leave it out; action={action}{use.beside} takes {_listed(known)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+# Taken as they stand: a URL is no YAML, and a path may hold signs of Hydra's grammar.
+RAW_KEYS = {name for name, read in READERS.items() if read in {read_text, read_path}}

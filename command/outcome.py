@@ -1,8 +1,49 @@
-"""What an action gives back, and the exit statuses that the command line promises."""
+"""How a command ends: exit statuses, results of actions, and what is said of a fault.
 
+What a user can mend is said as it is. Of faults of this program the details are kept in a
+file, without environment variables: somebody will send it to somebody.
+"""
+
+import errno
+import os
+import platform
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from components.errors import RecipeError
+from components.terminal import say
+
+PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
+MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all of it
+FILES = "the limit of open files is too low here: ulimit -n 1024, or ask the site"
+ROOM = "make room there, or name another place"
+RIGHTS = "name a place that you may use"
+REMEDIES = {
+    errno.EMFILE: FILES,
+    errno.ENFILE: FILES,
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EFBIG: "raise the limit of a file's size: ulimit -f",
+    errno.EACCES: RIGHTS,
+    errno.EPERM: RIGHTS,
+    errno.EROFS: RIGHTS,
+    errno.ENOENT: "check the path",
+    errno.EEXIST: "check the path: a file is where a folder has to be",
+    errno.ENOTDIR: "check the path: a part of it is a file, no folder",
+    errno.EISDIR: "name a file",
+    errno.ELOOP: "check the path: its links lead in a circle",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
 
 
 class Status(IntEnum):
@@ -24,3 +65,118 @@ class ActionResult:
 
     status: Status = Status.DONE
     run: Path | None = None
+
+
+def attempt(
+    act: Callable[[], ActionResult], words: Sequence[str], label: str = ""
+) -> ActionResult:
+    """Do what ``words`` ask for; whatever is raised is told on standard error.
+
+    Raises:
+        BrokenPipeError: the reader of standard output may have gone, which the caller knows.
+    """
+    try:
+        return act()
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as stopped:
+        return ActionResult(_tell_stopped(stopped))
+    except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
+        for cause in _chain(error):
+            if isinstance(cause, KeyboardInterrupt):
+                return ActionResult(_tell_stopped(cause))
+        return ActionResult(tell_error(error, words, label))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Follow an error to what it was made of: libraries call all that they catch a failure."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
+    _say("stopped; nothing half-written was kept")
+    number = getattr(stopped, "number", signal.SIGINT)  # Python's own knows none
+    return Status(128 + number)
+
+
+def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:
+    """Describe what went wrong, and whose it is: wrong input, or a fault of the program."""
+    where = f"[{label}] " if label else ""
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        place = str(error.filename or "this machine")
+        error = RecipeError(place, f"{error.strerror}", REMEDIES[error.errno])
+    if isinstance(error, RecipeError):
+        _say(f"{where}{error}")
+        return Status.WRONG_INPUT
+    said = " ".join(str(error).split())[:MOST_CHARACTERS]
+    kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    lines = [
+        f"{where}a fault of this program, not of your input: {kind}",
+        f"asked: python run.py {shlex.join(words)}",
+    ]
+    if any(isinstance(cause, MemoryError) for cause in _chain(error)):
+        lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
+    try:
+        details = _details(error, words)
+        kept = _keep(details)
+    except MemoryError:  # too little to write down what happened
+        details, kept = "please report it", None
+    lines.append(f"details: {kept}; please report it with that file" if kept else details)
+    _say("\n  ".join(lines))
+    return Status.FAULT
+
+
+def _details(error: Exception, words: Sequence[str]) -> str:
+    """Tell who debugs it what happened where; no environment variables, which hold secrets."""
+    try:
+        folder = str(Path.cwd())
+    except OSError as gone:
+        folder = f"a folder that is gone ({gone.strerror})"
+    return "\n".join([
+        f"asked: python run.py {shlex.join(words)}",
+        f"in: {folder}",
+        f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
+        f"python: {sys.version.split()[0]} on {platform.platform()}",
+        f"packages: {', '.join(_versions())}",
+        "",
+        "".join(traceback.format_exception(error)),
+    ])
+
+
+def _versions() -> Iterator[str]:
+    for package in PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except (PackageNotFoundError, OSError):
+            yield f"{package} unknown"
+
+
+def _keep(details: str) -> Path | None:
+    """Write the details where they can be; nothing if there is no such place."""
+    name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%f}-{os.getpid()}.txt"
+    for make in (_state_folder, tempfile.mkdtemp):
+        try:
+            file = Path(make(), name)
+            file.touch(mode=0o600, exist_ok=False)
+            file.write_text(details, "utf-8", errors="backslashreplace")
+        except (OSError, RuntimeError):  # the second: nobody knows where the home is
+            continue
+        return file
+    return None
+
+
+def _state_folder() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    folder = Path(state, "kochbuch", "faults")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _say(text: str) -> None:
+    """Write on standard error, which may be gone too."""
+    with suppress(OSError):
+        say(text)

@@ -7,7 +7,7 @@ user named it; of any other, those below the working folder and those that are n
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from components.run.ownership import is_own
 
 PATTERN = re.compile(r"[*?\[]")
 NOWHERE = frozenset({"none", ""})
+FOLDER = "data.folder"
 
 
 def check_places(tree: Mapping[str, Any], named: UserOverrides) -> None:
@@ -50,7 +51,7 @@ def refuse_outside(text: str, path: str) -> None:
 
 
 def _leads_out(text: str) -> str | None:
-    """Say how a place leaves the working folder; nothing where it stays inside."""
+    """Describe how a place leaves the working folder; nothing where it stays inside."""
     place = Path(text)
     if place.is_absolute() or text.startswith("~") or ".." in place.parts:
         return "leads out of the working folder"
@@ -58,16 +59,11 @@ def _leads_out(text: str) -> str | None:
     plain = takewhile(lambda part: not PATTERN.search(part), place.parts)
     try:
         # What stands before a pattern first: a folder outside is not even listed.
-        inside = _is_below(here.joinpath(*plain), here) and all(
-            _is_below(one, here) for one in (here / place, *here.glob(text))
-        )
+        meant = chain([here.joinpath(*plain), here / place], here.glob(text))
+        inside = all(one.resolve().is_relative_to(here.resolve()) for one in meant)
     except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
         return f"is no path: {error}"
     return None if inside else "leads out of the working folder by a link"
-
-
-def _is_below(place: Path, folder: Path) -> bool:
-    return place.resolve().is_relative_to(folder.resolve())
 
 
 def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[str, str]]:
@@ -96,9 +92,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-FOLDER = "data.folder"
-
-
 def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) -> None:
     """Refuse, before a run goes on, places outside that are not the user's own words.
 
@@ -119,14 +112,14 @@ def check_data_place(folder: RunFolder, recipe: Recipe, values: Mapping[str, Any
     Raises:
         RecipeError: the recipe's ``data.folder`` leads out, or the data lie elsewhere.
     """
-    if (error := strange_data(folder, recipe, values)) is not None:
+    if error := strange_data(folder, recipe, values):
         raise error
 
 
 def strange_data(
     folder: RunFolder, recipe: Recipe, values: Mapping[str, Any]
 ) -> RecipeError | None:
-    """Say why the prepared data of a run are not read, if they are not.
+    """Describe why the prepared data of a run are not read, if they are not.
 
     Raises:
         RecipeError: ``data.json`` cannot be read.
@@ -160,7 +153,7 @@ def named_runs(arguments: Arguments) -> list[Path]:
     Raises:
         RecipeError: none is named, or there is none.
     """
-    named = [*arguments.runs, *filter(None, [arguments.folders.get("run")])]
+    named = [*arguments.runs, *([arguments.run] if arguments.run else [])]
     if not named:
         raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
     found = []

@@ -4,29 +4,25 @@ Each pass is its microbatch's number and a line as long as it takes. A step that
 the terminal loses its middle, where every microbatch does as the one before.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from components.config.schema.data import DataSection
 from components.config.schema.recipe import Recipe
-from components.planner.placement import Device, label
-from components.planner.timeline import RankLine, Timeline, TimelineBlock
+from components.planner.job import Device, label
+from components.planner.result import PlannedMemory, PlanResult
+from components.planner.timeline import RankLine, Timeline
 from components.report.plan_tables import (
     Picture,
     Sheet,
     memory_sheet,
     published_sheet,
+    search_sheet,
     time_sheet,
 )
-from components.report.search_table import search_sheet
 from components.terminal import console
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _LINES = {"forward": "─", "backward": "═", "weights": "~"}
 _WAITS, _CUT = "·", " … "
@@ -84,16 +80,12 @@ def _draw(line: RankLine, length: int, scale: float) -> str:
     drawn = [_WAITS] * length
     for block in line.blocks:
         start, end = round(block.start * scale), round(block.end * scale)
-        drawn[start:end] = _sign(block, end - start)
+        number, sign = str(block.microbatch), _LINES[block.kind]
+        # Where there is no room for the number and a line, the line alone says what it is.
+        if len(number) >= end - start:
+            number = ""
+        drawn[start:end] = number + sign * (end - start - len(number))
     return "".join(drawn)
-
-
-def _sign(block: TimelineBlock, length: int) -> str:
-    number, line = str(block.microbatch), _LINES[block.kind]
-    # Where there is no room for the number and a line, the line alone says what it is.
-    if len(number) >= length:
-        return line * length
-    return number + line * (length - len(number))
 
 
 def _cut(drawn: str, room: int) -> str:
@@ -114,13 +106,20 @@ def _legend(timeline: Timeline) -> str:
 
 
 def mixture_lines(recipe: Recipe) -> Iterator[str]:
-    """Say what is drawn from which token on, and what no source may exceed."""
-    length = recipe.budget.sequence_length
+    """Describe what is drawn from which token on, and what no source may exceed."""
+    length, mixture = recipe.budget.sequence_length, recipe.data.mixture
+    rule = (
+        "in natural proportions"
+        if isinstance(mixture, str)
+        else f"by tokens ** (1 / {mixture.temperature:g})"
+    )
     starts = [first for first, _, _ in recipe.data_phases]
     ends = pairwise([*starts, recipe.total_samples])
     for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):
-        place = f"tokens {start * length:,} to {end * length:,}"
-        yield f"mixture, {place}: {_by_share(shares) if shares else _rule(recipe.data)}"
+        largest_first = sorted(shares.items(), key=lambda one: -one[1])
+        said = ", ".join(f"{name} {share:.4%}" for name, share in largest_first)
+        said = said or f"{rule}; action=prepare finds the tokens and prints the shares"
+        yield f"mixture, tokens {start * length:,} to {end * length:,}: {said}"
     limits = [
         f"{name} {source.most_epochs} times"
         for name, source in recipe.data.sources.items()
@@ -130,32 +129,20 @@ def mixture_lines(recipe: Recipe) -> Iterator[str]:
         yield f"read at most: {', '.join(limits)}; what is beyond is {recipe.data.surplus}"
 
 
-def _by_share(shares: Mapping[str, float]) -> str:
-    largest_first = sorted(shares.items(), key=lambda one: -one[1])
-    return ", ".join(f"{name} {share:.4%}" for name, share in largest_first)
-
-
-def _rule(data: DataSection) -> str:
-    if isinstance(data.mixture, str):
-        rule = "in natural proportions"
-    else:
-        rule = f"by tokens ** (1 / {data.mixture.temperature:g})"
-    return f"{rule}; action=prepare finds the tokens and prints the shares"
-
-
 PLAIN_WIDTH = 130
 _BAR = 24
 _MOST_NODES, _NODES_BEFORE_CUT = 8, 4
 
-Tree = Mapping[str, Any]
 
-
-def print_plan(tree: Tree, picture: Picture, *, now: datetime | None) -> None:
-    """Print what ``output=json`` says, and the picture; ``now`` dates the end of the run."""
+def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> None:
+    """Print the tables and the picture; ``now`` dates the end of the run."""
     out = console(width=PLAIN_WIDTH)
-    if "search" in tree:
-        _print_search(tree, out)
-    out.print(_memory_table(tree))
+    if plan.search is not None:
+        out.print(_table(search_sheet(plan.search)))
+        for reason in plan.search.why:
+            out.print(f" - {reason}")
+        out.print()
+    out.print(_memory_table(plan.memory))
     out.print()
     out.print(f"layout: {picture.heading}")
     out.print(_layout_table(picture))
@@ -164,39 +151,28 @@ def print_plan(tree: Tree, picture: Picture, *, now: datetime | None) -> None:
         for row in timeline_rows(picture.timeline, out.width - 1):
             out.print(f" {row}", no_wrap=True)
         out.print()
-    for sheet in (time_sheet(tree, now=now), published_sheet(tree)):
+    for sheet in (time_sheet(plan, now=now), published_sheet(plan.published)):
         out.print(_table(sheet))
         out.print()
-    for name, item in tree["assumed"].items():
-        out.print(f"assumed, never published: {name}: {item['reason']}")
-    for item in tree["missing"]:
-        text = f"missing: {item['figure']}: {item['problem']}; {item['remedy']}"
-        out.print(text)
-
-
-def _print_search(tree: Tree, out: "Console") -> None:
-    sheet = search_sheet(tree)
-    table = _table(sheet)
-    table.title, table.title_justify = sheet.title, "left"
-    out.print(table)
-    for reason in tree["search"]["why"]:
-        out.print(f" - {reason}")
-    out.print()
+    for name, item in plan.assumed.items():
+        out.print(f"assumed, never published: {name}: {item.reason}")
+    for missing in plan.missing:
+        out.print(f"missing: {missing.figure}: {missing.problem}; {missing.remedy}")
 
 
 def _table(sheet: Sheet) -> Table:
-    table = Table(*sheet.columns, box=None)
+    table = Table(*sheet.columns, box=None, title=sheet.title or None, title_justify="left")
     for row in sheet.rows:
         table.add_row(*row)
     return table
 
 
-def _memory_table(tree: Tree) -> Table:
+def _memory_table(memory: PlannedMemory) -> Table:
     """Add a bar to each row: how full the device is."""
-    sheet, limit = memory_sheet(tree), tree["memory"]["usable_bytes"]
+    sheet = memory_sheet(memory)
     table = Table(*sheet.columns, "", box=None, title=sheet.title, title_justify="left")
-    for row, stage in zip(sheet.rows, tree["memory"]["by_stage"], strict=True):
-        table.add_row(*row, _bar(stage["peak_bytes"], limit))
+    for row, stage in zip(sheet.rows, memory.by_stage, strict=True):
+        table.add_row(*row, _bar(stage["peak_bytes"], memory.usable_bytes))
     return table
 
 
@@ -211,13 +187,13 @@ def _layout_table(picture: Picture) -> Table:
     # No space to the left: twelve devices fit beside each other.
     table = Table(*(" node", *devices), box=None, padding=(0, 1, 0, 0))
     nodes = picture.nodes
-    shown = nodes if len(nodes) <= _MOST_NODES else nodes[:_NODES_BEFORE_CUT]
-    for node in shown:
-        table.add_row(f" {node.number}", *(_cell(device, picture) for device in node.devices))
-    if len(shown) < len(nodes):
-        table.add_row(" …")
-        last = nodes[-1]
-        table.add_row(f" {last.number}", *(_cell(device, picture) for device in last.devices))
+    is_cut = len(nodes) > _MOST_NODES
+    for node in (*nodes[:_NODES_BEFORE_CUT], None, nodes[-1]) if is_cut else nodes:
+        if node is None:
+            table.add_row(" …")
+        else:
+            cells = (_cell(device, picture) for device in node.devices)
+            table.add_row(f" {node.number}", *cells)
     return table
 
 

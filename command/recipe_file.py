@@ -49,62 +49,52 @@ def check_recipe_file(sent: ReceivedYaml) -> None:
         raise sent.told(error) from None
 
 
-def check_content(tree: Mapping[str, Any]) -> None:
-    """Check the keys, targets and references of a recipe's sections.
-
-    Raises:
-        RecipeError: with the YAML path of the first that is refused.
-    """
-    _check_tree(tree, "")
-
-
 def _check_sections(tree: Mapping[str, Any]) -> None:
     for key in tree:
         if key != "defaults" and key not in SECTIONS:
-            raise RecipeError(
-                str(key),
-                "a recipe has no such section"
-                if key not in {"cluster", "scale"}
-                else "a recipe never sets its machine or its scale; it names its home",
-                nearest(str(key), sorted(SECTIONS)),
-            )
+            problem = "a recipe has no such section"
+            if key in {"cluster", "scale"}:
+                problem = "a recipe never sets its machine or its scale; it names its home"
+            raise RecipeError(str(key), problem, nearest(str(key), sorted(SECTIONS)))
 
 
 def _check_defaults(entries: object, file: Path) -> None:
     """Only ``override /group: option`` and the stem of a recipe to start from are allowed."""
     known = groups()
     if not isinstance(entries, list):
-        raise RecipeError(
-            "defaults", f"{entries!r} is no list", "write - override /model: NAME"
-        )
+        problem = f"{entries!r} is no list"
+        raise RecipeError("defaults", problem, "write - override /model: NAME")
     for entry in entries:
         if isinstance(entry, str) and (entry == "_self_" or entry in known["recipe"]):
             continue
         if not isinstance(entry, Mapping) or len(entry) != 1:
-            raise RecipeError(
-                "defaults", f"{entry!r} is refused", "write override /group: option"
-            )
+            problem = f"{entry!r} is refused"
+            raise RecipeError("defaults", problem, "write override /group: option")
         [(key, option)] = entry.items()
         group = str(key).removeprefix("override /")
         if group == key or group not in known or group in REFUSED_GROUPS:
             legal = sorted(set(known) - REFUSED_GROUPS)
-            raise RecipeError(
-                "defaults", f"{key!r} is refused in {file.name}", nearest(group, legal)
-            )
+            problem = f"{key!r} is refused in {file.name}"
+            raise RecipeError("defaults", problem, nearest(group, legal))
         if option not in known[group]:
             problem = f"there is no {group} {option!r}"
             raise RecipeError(f"defaults.{group}", problem, nearest(str(option), known[group]))
 
 
-def _check_tree(value: object, path: str) -> None:
+def check_content(value: object, path: str = "") -> None:
+    """Check the keys, targets and references of a recipe's sections.
+
+    Raises:
+        RecipeError: with the YAML path of the first that is refused.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = f"{path}.{key}" if path else str(key)
             _check_key(key, item, here)
-            _check_tree(item, here)
+            check_content(item, here)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _check_tree(item, f"{path}[{index}]")
+            check_content(item, f"{path}[{index}]")
     elif isinstance(value, str):
         check_interpolations(value, path)
 
@@ -113,9 +103,8 @@ def _check_key(key: object, value: object, path: str) -> None:
     if not isinstance(key, str):
         raise RecipeError(path, f"the key {key!r} is no text", "quote it")
     if key.startswith("_") and key not in NODE_KEYS:
-        raise RecipeError(
-            path, "only Hydra's own instantiation reads such a key", "leave it out"
-        )
+        problem = "only Hydra's own instantiation reads such a key"
+        raise RecipeError(path, problem, "leave it out")
     if key == "_target_":
         read_signature(value, path)
 
@@ -128,15 +117,15 @@ def check_interpolations(text: str, path: str) -> None:
     """
     for inside in INTERPOLATION.findall(text):
         if not PLAIN_PATH.fullmatch(inside):
-            raise RecipeError(
-                path, f"{text!r} is refused", "only ${section.key} may be referred to"
-            )
+            problem = f"{text!r} is refused"
+            raise RecipeError(path, problem, "only ${section.key} may be referred to")
 
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 MOST_REFERENCES = 500  # the recipes here have 30 at most
 MOST_CHARACTERS = 1_000_000  # as many as a file may have
 OPEN = (-1, -1)  # a value whose expansion is being counted
+Counts = tuple[int, int]  # references and characters
 
 
 def check_expansion(tree: Mapping[str, Any]) -> None:
@@ -146,65 +135,54 @@ def check_expansion(tree: Mapping[str, Any]) -> None:
         RecipeError: a value refers to itself, or all together are too many or too long; with
             the path of the value.
     """
-    counter = _Counter(tree)
+    known: dict[str, Counts] = {}
     references = characters = 0
     for key, value in tree.items():
-        found = counter.count(value, str(key))
+        found = _count(value, str(key), tree, known)
         references, characters = references + found[0], characters + found[1]
-        _check(key, references, characters)
+        _check_counts(key, references, characters)
 
 
-def _check(path: str, references: int, characters: int) -> None:
-    remedy = "write the values themselves"
+def _check_counts(path: str, references: int, characters: int) -> None:
     if references > MOST_REFERENCES:
-        problem = f"its references expand to more than {MOST_REFERENCES} others"
-        raise RecipeError(path, problem, remedy)
-    if characters > MOST_CHARACTERS:
-        problem = f"its references expand to more than {MOST_CHARACTERS:,} characters"
-        raise RecipeError(path, problem, remedy)
+        most = f"{MOST_REFERENCES} others"
+    elif characters > MOST_CHARACTERS:
+        most = f"{MOST_CHARACTERS:,} characters"
+    else:
+        return
+    problem = f"its references expand to more than {most}"
+    raise RecipeError(path, problem, "write the values themselves")
 
 
-class _Counter:
-    """Counts references and characters of values; what a reference names is counted once."""
-
-    def __init__(self, tree: Mapping[str, Any]) -> None:
-        self._tree = tree
-        self._known: dict[str, tuple[int, int]] = {}
-
-    def count(self, value: Any, path: str) -> tuple[int, int]:
-        if isinstance(value, Mapping):
-            return self._sum({f"{path}.{key}": item for key, item in value.items()})
-        if isinstance(value, list):
-            return self._sum({f"{path}.{place}": item for place, item in enumerate(value)})
-        if not isinstance(value, str):
-            return 0, 1
-        references, characters = 0, len(value)
-        for target in REFERENCE.findall(value):
-            inside = self._of_target(target, path)
-            references, characters = references + 1 + inside[0], characters + inside[1]
-            _check(path, references, characters)
-        return references, characters
-
-    def _sum(self, items: Mapping[str, Any]) -> tuple[int, int]:
-        counts = [self.count(item, path) for path, item in items.items()]
+def _count(value: Any, path: str, tree: Mapping[str, Any], known: dict[str, Counts]) -> Counts:
+    """Count references and characters of a value; ``known`` are those of targets."""
+    if isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        counts = [_count(item, f"{path}.{key}", tree, known) for key, item in items]
         return sum(one[0] for one in counts), sum(one[1] for one in counts)
-
-    def _of_target(self, target: str, path: str) -> tuple[int, int]:
-        """Count what ``target`` stands for; what leads nowhere is OmegaConf's to refuse."""
-        if target not in self._known:
-            self._known[target] = OPEN
-            self._known[target] = self.count(self._find(target), target)
-        if self._known[target] == OPEN:
+    if not isinstance(value, str):
+        return 0, 1
+    references, characters = 0, len(value)
+    for target in REFERENCE.findall(value):
+        if target not in known:
+            known[target] = OPEN
+            known[target] = _count(find_target(tree, target), target, tree, known)
+        inside = known[target]
+        if inside == OPEN:
             raise RecipeError(path, f"refers to itself through {target}", "write the value")
-        return self._known[target]
+        references, characters = references + 1 + inside[0], characters + inside[1]
+        _check_counts(path, references, characters)
+    return references, characters
 
-    def _find(self, target: str) -> Any:
-        found: Any = self._tree
-        for step in target.split("."):
-            if isinstance(found, list) and step.isdigit() and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, Mapping):
-                found = found.get(step)
-            else:
-                return None
-        return found
+
+def find_target(tree: Mapping[str, Any], target: str) -> Any:
+    """Return what a dotted path names; None where it leads nowhere, which OmegaConf refuses."""
+    found: Any = tree
+    for step in target.split("."):
+        if isinstance(found, list) and step.isdigit() and int(step) < len(found):
+            found = found[int(step)]
+        elif isinstance(found, Mapping):
+            found = found.get(step)
+        else:
+            return None
+    return found

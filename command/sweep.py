@@ -1,35 +1,49 @@
-"""Sweeps (``-m``): the points of a command, their labels, and the folders of their runs."""
+"""Sweeps (``-m``): the points of a command, their labels and folders, and their submission."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from cluster.user import PLAIN, read_user
-from command.arguments import RAW_KEYS, ROOT, Arguments, groups, parse_word, read_point
+from command.arguments import ROOT, Arguments, groups, parse_word, read_point
+from command.compose import compose_recipe
+from command.options import RAW_KEYS
+from command.outcome import ActionResult, Status, attempt
+from command.words import SWEEP, check_words, keys_of
 from components.errors import RecipeError
+from components.terminal import say
+
+if TYPE_CHECKING:
+    from command.actions.submit import Ready
 
 STUDY = "study="
 MOST_POINTS = 10_000
 REPORT = "action=report"  # of a study it is one page, not many runs
 SWEEPS = frozenset({"-m", "--multirun"})
+LONGEST = 200  # a file system takes 255
+PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
 
 def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     """Take ``-m`` away and list the points, the last key changing fastest.
 
     Raises:
-        RecipeError: a word is no ``key=value``, several values are given without ``-m``, or
-            what they are cannot be listed.
+        RecipeError: a word is no ``key=value``, several values are given without ``-m``, what
+            they are cannot be listed, or they are more than anybody would wait for.
     """
     sweeping = any(word in SWEEPS for word in words)
     words = [word for word in words if word not in SWEEPS]
     options = [_values_of(word, sweeping) for word in words]
-    _check_count(options)
+    if prod(map(len, options)) > MOST_POINTS:
+        longest = max(options, key=len)[0].partition("=")[0]
+        problem = f"a sweep has {MOST_POINTS:,} points at most"
+        raise RecipeError(longest, problem, "list fewer values, or let a study search")
     return sweeping, [list(point) for point in product(*options)]
 
 
@@ -51,7 +65,7 @@ def study_words(words: Sequence[str]) -> list[str] | None:
 
 
 def submits(points: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
+    """Return whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
     arguments = read_point(points[0])
     if arguments.action != "auto" or "cluster" not in arguments.choices:
         return arguments.action == "submit"
@@ -61,7 +75,7 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
 
 def _values_of(word: str, sweeping: bool) -> list[str]:
     key = word.partition("=")[0]
-    if key in RAW_KEYS or (key == "recipe" and not sweeping):
+    if key in RAW_KEYS and not (key == "recipe" and sweeping):
         return [word]
     if not parse_word(word).is_sweep_override():
         return [word]
@@ -71,11 +85,7 @@ def _values_of(word: str, sweeping: bool) -> list[str]:
 
 
 def _listed(word: str) -> list[str]:
-    """List what a sweep of Hydra's grammar stands for, in the order in which it is written.
-
-    Raises:
-        RecipeError: it stands for no list, an empty one, or one that is too long.
-    """
+    """List what a sweep of Hydra's grammar stands for, in the order in which it is written."""
     key, _, text = word.partition("=")
     override = parse_word(word)
     kind, sweep = getattr(override.value_type, "name", ""), override.value()
@@ -85,43 +95,20 @@ def _listed(word: str) -> list[str]:
     if getattr(sweep, "shuffle", False):
         problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
         raise RecipeError(key, problem, "leave shuffle out")
+    if kind == "GLOB_CHOICE_SWEEP" and key not in groups():
+        remedy = f"it chooses files of a group: {', '.join(groups())}"
+        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
     try:
-        found = (
-            _globbed(key, text, sweep)
-            if kind == "GLOB_CHOICE_SWEEP"
-            else list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
-        )
+        if kind == "GLOB_CHOICE_SWEEP":
+            found = list(sweep.filter(groups()[key]))  # type: ignore[union-attr]
+        else:
+            found = list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
     except ValueError as error:  # a step of nothing, a choice inside a choice
-        if isinstance(error, RecipeError):
-            raise
         problem = f"{text} cannot be listed: {str(error).splitlines()[0]}"
         raise RecipeError(key, problem, "write the values, separated by commas") from None
     if not found:
         raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
     return found
-
-
-def _globbed(key: str, text: str, sweep: Any) -> list[str]:
-    """Choose among the files of a group."""
-    if key not in groups():
-        remedy = f"it chooses files of a group: {', '.join(groups())}"
-        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
-    return list(sweep.filter(groups()[key]))
-
-
-def _check_count(options: Sequence[Sequence[str]]) -> None:
-    """Refuse what nobody would wait for.
-
-    Raises:
-        RecipeError: the points are too many.
-    """
-    if prod(map(len, options)) > MOST_POINTS:
-        longest = max(options, key=len)[0].partition("=")[0]
-        problem = f"a sweep has {MOST_POINTS:,} points at most"
-        raise RecipeError(longest, problem, "list fewer values, or let a study search")
-
-
-LONGEST = 200  # a file system takes 255
 
 
 def labels(points: Sequence[Sequence[str]]) -> list[str]:
@@ -141,9 +128,71 @@ def as_folder(words: Iterable[str]) -> str:
 
 def folder_of_runs(arguments: Arguments, stem: str, said: str) -> Path:
     """Return the folder that ``run=`` names, or one that the same words find again."""
-    named = arguments.folders.get("run")
-    if named is not None:
-        return named.absolute()
+    if arguments.run is not None:
+        return arguments.run.absolute()
     user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
     digest = hashlib.sha256(said.encode()).hexdigest()[:8]
     return Path(user.runs or ROOT / "runs").absolute() / f"{stem}-{digest}"
+
+
+def submit_all(points: Sequence[Sequence[str]]) -> Status:
+    """Submit to a batch cluster: all points are checked, then those that can run handed over.
+
+    Each point has a run folder below the sweep's, named after what it changes. Given again, the
+    same command submits what is not there; finished, queued and ended points are left alone.
+    """
+    from command.actions.status import print_runs
+
+    kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
+    said = "\n".join(" ".join(words) for words in kept)  # the same points, the same folder
+    ready: list[Ready] = []
+    folders: list[Path] = []
+    statuses = []
+
+    def look(words: Sequence[str], label: str) -> ActionResult:
+        """Note a point's folder, and what can be handed over."""
+        arguments = read_point(words)
+        check_words("submit", [*keys_of(words), SWEEP])
+        stem = f"{Path(arguments.recipe or '').stem}-sweep"
+        folders.append(folder_of_runs(arguments, stem, said) / label)
+        if (one := _check(arguments, folders[-1])) is not None:
+            ready.append(one)
+        return ActionResult()
+
+    for words, label in zip(points, labels(points), strict=True):
+        statuses.append(attempt(partial(look, words, label), words, label).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            return statuses[-1]
+    first, chains = read_point(points[0]), list[str]()
+    for one in ready:
+        submit = partial(_hand_over, one, first.at_most, chains)
+        statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
+    print_runs([path for path in folders if (path / "recipe.json").exists()], first.output)
+    return max(statuses)
+
+
+def _check(arguments: Arguments, path: Path) -> "Ready | None":
+    """Check one point; what was handed over before is not ready for it again."""
+    from command.actions.submit import check, submitted_before  # takes its time
+
+    recipe = compose_recipe(arguments)
+    if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
+        say(f"[{path.name}] left as it is: {standing.problem}")
+        return None
+    one = check(recipe, arguments, path)
+    if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
+        problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
+        problem += "next run after the first of them"
+        raise RecipeError("at_most", problem, "set cluster.jobs=1, or leave at_most out")
+    return one
+
+
+def _hand_over(one: "Ready", at_most: int | None, chains: list[str]) -> ActionResult:
+    """Submit a run, to begin after the one ``at_most`` places before it."""
+    from command.actions.submit import hand_over
+
+    after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
+    chains.append(hand_over(one, after=after))
+    wait = f", after {after}" if after else ""
+    say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
+    return ActionResult()

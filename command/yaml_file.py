@@ -38,21 +38,14 @@ class ReceivedYaml:
 
     def told(self, error: RecipeError) -> RecipeError:
         """Put file and line before an error's path, if a key of the file is meant."""
-        line = next(
-            (self.lines[key] for key in _upwards(error.path) if key in self.lines),
-            None,
-        )
-        if line is None:
-            return error
-        where = f"{self.file.name}:{line}: {error.path}"
-        return RecipeError(where, error.problem, error.remedy)
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """Yield a key and those above it, each also as a bundle has it."""
-    while path:
-        yield from (path, f"asked.values.{path}", f"composed.{path}")
-        path = path.rpartition("." if "[" not in path else "[")[0]
+        path = error.path
+        while path:
+            for key in (path, f"asked.values.{path}", f"composed.{path}"):  # as a bundle has it
+                if key in self.lines:
+                    where = f"{self.file.name}:{self.lines[key]}: {error.path}"
+                    return RecipeError(where, error.problem, error.remedy)
+            path = path.rpartition("." if "[" not in path else "[")[0]
+        return error
 
 
 class _DataLoader(yaml.SafeLoader):
@@ -112,9 +105,7 @@ def read_data(file: Path, kind: str) -> ReceivedYaml:
         _refuse(file, 1, "nested too deeply")
     if not isinstance(tree, dict):
         raise RecipeError(kind, f"{file} holds no mapping", "it has lines of key: value")
-    return ReceivedYaml(
-        file=file, tree=tree, lines=dict(_lines(node)) if node else {}, text=text
-    )
+    return ReceivedYaml(file, tree, lines=dict(_lines(node)) if node else {}, text=text)
 
 
 def _read_text(file: Path, kind: str) -> str:
@@ -126,15 +117,13 @@ def _read_text(file: Path, kind: str) -> str:
         return content.decode("utf-8")
     except FileNotFoundError:
         beside = sorted(one.name for one in file.parent.glob("*.yaml"))
-        way = (
-            f"{file.parent} holds: {nearest(file.name, beside)}" if beside else "check the path"
-        )
+        held = f"{file.parent} holds: {nearest(file.name, beside)}"
+        way = held if beside else "check the path"
         raise RecipeError(kind, f"there is no file {file}", way) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise RecipeError(
-            f"{file.name}:{line}", f"cannot read {file}: {error}", "write it in UTF-8"
-        ) from None
+        problem = f"cannot read {file}: {error}"
+        raise RecipeError(f"{file.name}:{line}", problem, "write it in UTF-8") from None
     except OSError as error:
         raise RecipeError(kind, f"cannot read {file}: {error}", "check the file") from None
 

@@ -5,7 +5,7 @@ Everything else that is raised is a bug of ours or of the machine, and propagate
 
 
 class RecipeError(ValueError):
-    """Say what is wrong with the input: where, what value, which rule, the way out.
+    """Describe what is wrong with the input: where, what value, which rule, the way out.
 
     ``run.py`` prints the message, without a traceback, and exits with status 2.
     """

@@ -20,7 +20,7 @@ COPY_AGAIN = "copy the run folder again"
 
 
 def read_mapping(
-    file: Path, *, finite: bool = True, most_bytes: int = MOST_BYTES, remedy: str = COPY_AGAIN
+    file: Path, *, finite: bool = True, remedy: str = COPY_AGAIN
 ) -> dict[str, Any]:
     """Read a JSON file that holds a mapping; without ``finite`` its numbers may be NaN.
 
@@ -30,9 +30,9 @@ def read_mapping(
     """
     try:
         with open_regular(file) as stream:
-            raw = stream.read(most_bytes + 1)
-        if len(raw) > most_bytes:
-            raise ValueError(f"is larger than {most_bytes >> 20} MiB")
+            raw = stream.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
         tree = parse_json(raw, finite=finite)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"

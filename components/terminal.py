@@ -39,8 +39,7 @@ def printable(text: str) -> str:
 
     These are control characters but newline and tab, and what is invisible or turns the
     direction of a line. A joiner stays after a letter, a mark or a symbol of a script that has
-    joined forms: Persian, Indic words and emoji are spelt with it. In Latin text it would only
-    make two names look alike.
+    joined forms, as Persian and emoji have; in Latin it would make two names look alike.
     """
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
@@ -53,16 +52,13 @@ def _shown(before: str, character: str) -> str:
         return character
     if unicodedata.category(character) not in _HIDDEN or character in _VISIBLE:
         return character
-    if character in _JOINERS and _joins(before):
+    joins = before >= _FIRST_JOINING and unicodedata.category(before)[0] in "LMS"
+    if character in _JOINERS and joins:
         return character
     code = ord(character)
     if code == _DELETE:
         return _DELETE_PICTURE
     return chr(_C0_PICTURES + code) if code < ord(" ") else _REPLACEMENT
-
-
-def _joins(character: str) -> bool:
-    return character >= _FIRST_JOINING and unicodedata.category(character)[0] in "LMS"
 
 
 def say(text: str) -> None:
@@ -78,7 +74,7 @@ def tell(text: str) -> None:
 
 
 def say_at_once(text: str) -> None:
-    """Say it from a signal handler, which may have interrupted a line or an import."""
+    """Print it from a signal handler, which may have interrupted a line or an import."""
     os.write(STANDARD_ERROR, f"{printable(text)}\n".encode())
 
 
@@ -134,11 +130,5 @@ class _PlainFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _plain_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    line: str | None = None,
-) -> str:
-    return printable(_format_warning(message, category, filename, lineno, line))
+def _plain_warning(*told: Any, **options: Any) -> str:
+    return printable(_format_warning(*told, **options))

@@ -48,7 +48,7 @@ def judge(version: str, tried: Range) -> str:
 
 
 def installed() -> "dict[Range, str]":
-    """Say which Python this is, and which torch is installed if one is; none is imported."""
+    """Give which Python this is, and which torch is installed if one is; none is imported."""
     found = {PYTHON: platform.python_version()}
     if judge(found[PYTHON], PYTHON) != "below":
         from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +59,7 @@ def installed() -> "dict[Range, str]":
 
 
 def outside(side: str) -> "list[str]":
-    """Say what of this environment lies ``below`` or ``above`` the range, a line each."""
+    """Describe what of this environment lies ``below`` or ``above`` the range, a line each."""
     return [
         f"{tried.name} {version} is installed here; tried were {tried}"
         for tried, version in installed().items()

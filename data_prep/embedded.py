@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from components.data.files import FileRecord
+from components.data.files import FileRecord, HashFile, TextHash, hash_file
 from components.errors import RecipeError
-from data_prep.hashes import HashFile, TextHash, hash_file
 from data_prep.read import Document, Input, LocalFile
 
 CORPORA = Path(__file__).resolve().parents[1] / "corpora"
@@ -35,20 +34,12 @@ GENERATED = "_sysconfigdata"
 _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryDocument:
-    """A text out of the standard library, grouped by its module."""
-
-    text: str
-    group: str
-
-
 @dataclass(frozen=True)
 class Library:
     """One corpus drawn from the running interpreter's standard library."""
 
     name: str
-    read: Callable[[], tuple[LibraryDocument, ...]]
+    read: Callable[[], tuple[Document, ...]]
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the documents, which differ from one Python version to the next."""
@@ -82,43 +73,51 @@ def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
 
 
 def licence_of(name: str) -> str:
-    """Name the licence of an embedded corpus (LICENSE, corpora/)."""
+    """Return the licence of an embedded corpus (LICENSE, corpora/)."""
     return "PSF-2.0" if name.startswith("python/") else "CC0-1.0"
 
 
 @cache
-def library_source() -> tuple[LibraryDocument, ...]:
+def library_source() -> tuple[Document, ...]:
     """Read the modules, a document each, in the order of their paths.
 
     Kept in memory after the first call (about 10 MB), since a preparation reads it four times.
     """
+    paths = sorted(file.relative_to(LIBRARY) for file in LIBRARY.rglob("*.py"))
     return tuple(
-        LibraryDocument(text=text, group=path.as_posix())
-        for path in _module_paths()
-        if (text := _decoded(LIBRARY / path)).strip()
+        Document(text, path.as_posix())
+        for path in paths
+        if not EXCLUDED & set(path.parts)
+        and not path.name.startswith(GENERATED)
+        and (text := _decoded(LIBRARY / path)).strip()
     )
 
 
 @cache
-def library_docs() -> tuple[LibraryDocument, ...]:
+def library_docs() -> tuple[Document, ...]:
     """Read the docstrings, a document for each module, and the help topics of the language."""
     documents = [
-        LibraryDocument(text="\n\n".join(docstrings), group=module.group)
+        Document("\n\n".join(docstrings), module.group)
         for module in library_source()
         if (docstrings := list(_docstrings(ast.parse(module.text))))
     ]
-    return (*documents, *_topics(TOPICS))
+    if TOPICS.is_file():  # some distributions package it apart
+        for statement in ast.parse(TOPICS.read_bytes()).body:
+            if isinstance(statement, ast.Assign):
+                for name, text in ast.literal_eval(statement.value).items():
+                    documents.append(Document(text, f"topic/{name}"))
+    return tuple(documents)
 
 
 @cache
 def _origin() -> str:
     """Hash what the corpora are drawn from and the code that draws: quicker than to draw."""
-    topics = LibraryDocument(text=_decoded(TOPICS) if TOPICS.is_file() else "", group="topics")
-    code = LibraryDocument(text=_decoded(Path(__file__)), group="code")
+    topics = Document(_decoded(TOPICS) if TOPICS.is_file() else "")
+    code = Document(_decoded(Path(__file__)))
     return _hashed((*library_source(), topics, code)).sha256
 
 
-def _hashed(documents: Iterable[LibraryDocument]) -> TextHash:
+def _hashed(documents: Iterable[Document]) -> TextHash:
     digest = hashlib.sha256()
     num_bytes = 0
     for document in documents:
@@ -126,15 +125,6 @@ def _hashed(documents: Iterable[LibraryDocument]) -> TextHash:
         digest.update(len(content).to_bytes(8, "little") + content)
         num_bytes += len(content)
     return TextHash(sha256=digest.hexdigest(), bytes=num_bytes)
-
-
-def _module_paths() -> list[Path]:
-    paths = (file.relative_to(LIBRARY) for file in LIBRARY.rglob("*.py"))
-    return sorted(
-        path
-        for path in paths
-        if not EXCLUDED & set(path.parts) and not path.name.startswith(GENERATED)
-    )
 
 
 def _decoded(path: Path) -> str:
@@ -152,12 +142,3 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _HOLDERS):  # no expression holds a definition
             yield from _docstrings(child)
-
-
-def _topics(path: Path) -> Iterator[LibraryDocument]:
-    if not path.is_file():
-        return  # some distributions package it apart
-    for statement in ast.parse(path.read_bytes()).body:
-        if isinstance(statement, ast.Assign):
-            for name, text in ast.literal_eval(statement.value).items():
-                yield LibraryDocument(text=text, group=f"topic/{name}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,17 +17,16 @@ from rensa import RMinHash
 
 from components.config.schema.data import NearDuplicates
 from components.data.files import replace_atomically
-from data_prep.encode import batches
+from components.data.token_file import batches
 from data_prep.shingles import Hashes, scramble, shingles
 
 Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Groups:
-    """Let each document point at an earlier one of its group; the group's first is its own.
+    """Groups of documents (union-find): each points at an earlier one, the first at itself.
 
-    8 bytes a document. All pairs of a call are joined at once; the groups are the same whatever
-    the order of pairs and calls.
+    8 bytes a document; the groups are the same whatever the order of pairs and calls.
     """
 
     def __init__(self, documents: int) -> None:
@@ -64,15 +63,6 @@ SLOT = "<u4"
 BLOCK_DOCUMENTS = 1 << 14
 
 
-def write_header(stream: BinaryIO, documents: int, slots: int) -> None:
-    """Begin a .npy file of signatures; numpy leaves room for any number of documents.
-
-    So the header can be written again, over the first, once they are counted.
-    """
-    header = {"descr": SLOT, "fortran_order": False, "shape": (documents, slots)}
-    npy.write_array_header_1_0(stream, header)
-
-
 class SignatureFiles:
     """Documents numbered through all files, in their order; one file is open at a time."""
 
@@ -92,7 +82,7 @@ class SignatureFiles:
                 yield int(begin) + start, np.array(rows[start : start + BLOCK_DOCUMENTS])
 
     def agreement(self, left: Indices, right: Indices) -> Any:
-        """Give the share of slots in which ``left[i]`` and ``right[i]`` agree, for every i."""
+        """Return the share of slots in which ``left[i]`` and ``right[i]`` agree, for all i."""
         shares = np.empty(len(left))
         for start in range(0, len(left), BLOCK_DOCUMENTS):
             block = slice(start, start + BLOCK_DOCUMENTS)
@@ -137,21 +127,26 @@ def write_signatures(texts: Iterable[str], file: Path, settings: NearDuplicates)
     word has no shingle and no duplicate.
     """
     slots, documents = settings.bands * settings.rows, 0
+    header = {"descr": SLOT, "fortran_order": False, "shape": (0, slots)}
     with replace_atomically(file) as stream:
-        write_header(stream, documents, slots)
+        npy.write_array_header_1_0(stream, header)
         hashed = (shingles(text, settings.ngram) for text in texts)
         for batch in batches(hashed, BATCH_SHINGLES):
-            stream.write(_sign(batch, slots, settings.seed).tobytes())
+            ends = np.cumsum([0, *map(len, batch)], dtype=np.uint64)
+            matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+                np.concatenate(batch), ends, slots, settings.seed
+            )
+            stream.write(np.array(matrix.to_rows(), SLOT).tobytes())
             documents += len(batch)
-        stream.seek(0)
-        write_header(stream, documents, slots)
+        stream.seek(0)  # numpy leaves room for any number of documents
+        npy.write_array_header_1_0(stream, {**header, "shape": (documents, slots)})
     return documents
 
 
 def find_duplicates(
     signature_files: Sequence[Path], settings: NearDuplicates, folder: Path
 ) -> list[Indices]:
-    """Give for each file the sorted indices of its documents that repeat an earlier one.
+    """Return for each file the sorted indices of its documents that repeat an earlier one.
 
     Documents that match, directly or through others, are one group, whose first document in
     the order of the files stays. Memory is for one band at a time, about 40 bytes a document;
@@ -163,17 +158,11 @@ def find_duplicates(
     with TemporaryFile(dir=folder) as keys:
         _write_keys(keys, signatures, settings)
         for band in range(settings.bands):
-            documents, buckets = _candidates(_read_keys(keys, band, signatures.documents))
+            keys.seek(band * signatures.documents * KEY.itemsize)
+            content = keys.read(signatures.documents * KEY.itemsize)
+            documents, buckets = _candidates(np.frombuffer(content, KEY))
             _join(groups, documents, buckets, alike)
     return signatures.by_file(groups.repeated())
-
-
-def _sign(batch: list[Hashes], slots: int, seed: int) -> Signatures:
-    ends = np.cumsum([0, *map(len, batch)], dtype=np.uint64)
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(
-        np.concatenate(batch), ends, slots, seed
-    )
-    return np.array(matrix.to_rows(), dtype="<u4")
 
 
 def _write_keys(file: IO[bytes], signatures: SignatureFiles, settings: NearDuplicates) -> None:
@@ -188,11 +177,6 @@ def _write_keys(file: IO[bytes], signatures: SignatureFiles, settings: NearDupli
         for band in range(settings.bands):
             file.seek((band * signatures.documents + begin) * KEY.itemsize)
             file.write(keys[:, band].tobytes())
-
-
-def _read_keys(file: IO[bytes], band: int, documents: int) -> Hashes:
-    file.seek(band * documents * KEY.itemsize)
-    return np.frombuffer(file.read(documents * KEY.itemsize), KEY)
 
 
 def _candidates(keys: Hashes) -> tuple[Indices, Hashes]:

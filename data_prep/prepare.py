@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from components.data.files import FileRecord, record_file, sync_folder
+from components.config.schema.data import Source
+from components.data.files import FileRecord, HashFile, hash_file, record_file, sync_folder
 from components.data.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -25,12 +26,10 @@ from components.data.manifest import (
 )
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.hashes import HashFile, hash_file
-from data_prep.sources import OpenSource, SourceInput, open_sources
-from data_prep.split import choose_split, measure_groups
-from data_prep.stages.lock import full_disk_told
+from data_prep.sources import OpenSource, choose_split, measure_groups, open_sources
+from data_prep.stages.executors import full_disk_told
 from data_prep.token_source import TokenSource
-from data_prep.tokenise import SplitText, Tokenise, find_tokenizer, take_tokenizer
+from data_prep.tokenise import Tokenise, TokeniseTask, find_tokenizer, take_tokenizer
 
 SHORTEST_HELD_OUT_TOKENS = 2
 
@@ -66,7 +65,7 @@ class _Preparation:
 
 def prepare(
     *,
-    sources: Mapping[str, SourceInput | OpenSource],
+    sources: Mapping[str, Source | OpenSource],
     tokenizer: Tokenizer,
     tokenizer_folder: str,
     root: Path,
@@ -116,6 +115,7 @@ def prepare(
 
 
 def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
+    """Build a folder and rename it; one that another process has built meanwhile stays."""
     unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
     if unfinished:
         names = ", ".join(map(str, unfinished))
@@ -124,26 +124,21 @@ def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise RecipeError(
-            "data.folder", f"cannot write there: {error}", "name a folder that you may write to"
-        ) from error
+        problem = f"cannot write there: {error}"
+        remedy = "name a folder that you may write to"
+        raise RecipeError("data.folder", problem, remedy) from error
     try:
         with full_disk_told(folder.parent):
             _build(partial, task, tokenise, say)
-            _take_place(partial, folder)
+            sync_folder(partial)
+            try:
+                partial.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+            sync_folder(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _take_place(partial: Path, folder: Path) -> None:
-    """Rename, unless another process has built the same folder meanwhile: then use that one."""
-    sync_folder(partial)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    sync_folder(folder.parent)
 
 
 def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
@@ -152,8 +147,15 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
         for name, source in task.sources.items()
     }
     splits = {name: choose_split(one, task.held_out_fraction) for name, one in groups.items()}
-    text, tokenizer = SplitText(sources=task.sources, splits=splits), task.tokenizer
-    files = _make_tokenizer(folder, task, text, tokenise, say)
+    tokenizer = task.tokenizer
+    text = TokeniseTask(
+        sources=task.sources,
+        splits=splits,
+        tokenizer=tokenizer,
+        sample_bytes=task.tokenizer_sample_bytes,
+        folder=folder,
+    )
+    files = _make_tokenizer(task.tokenizer_files, text, tokenise, say)
     made = tuple(map(record_file, sorted(folder.iterdir())))
     records = {
         name: source.measure(
@@ -163,7 +165,7 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
         )
         for name, source in task.token_sources.items()
     }
-    written = tokenise.write(text, tokenizer, files, folder) if splits else {}
+    written = tokenise.write(text, files) if splits else {}
     for name, (train, held_out) in written.items():
         say(f"{name}: {train.tokens:,} tokens to train on, {held_out.tokens:,} held out")
         records[name] = SourceRecord(
@@ -172,9 +174,15 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
             train=(train,),
             held_out=(held_out,),
         )
+    record = TokenizerRecord(
+        settings=tokenizer.settings(),
+        files=made,
+        vocab_size=tokenizer.vocab_size,
+        eod_id=tokenizer.eod_id,
+    )
     Manifest(
         key=task.key(),
-        tokenizer=_tokenizer_record(made, tokenizer),
+        tokenizer=record,
         held_out_fraction=task.held_out_fraction,
         sources=records,
         stages=task.stages,
@@ -182,27 +190,18 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
 
 
 def _make_tokenizer(
-    folder: Path, task: _Preparation, text: SplitText, tokenise: Tokenise, say: Say
+    given: tuple[FileRecord, ...], text: TokeniseTask, tokenise: Tokenise, say: Say
 ) -> tuple[FileRecord, ...]:
     """Take the files that are given, or train; token files alone need no more than the ids."""
-    tokenizer = task.tokenizer
-    if task.tokenizer_files:
-        take_tokenizer(tokenizer, task.tokenizer_files, folder)
-        return task.tokenizer_files
+    tokenizer = text.tokenizer
+    if given:
+        take_tokenizer(tokenizer, given, text.folder)
+        return given
     if not text.sources:
         say(f"tokenizer: none; ids below {tokenizer.vocab_size:,}, {tokenizer.eod_id:,} ends")
         return ()
     say(f"tokenizer: training {tokenizer.vocab_size:,} pieces on {len(text.sources)} sources")
-    return tokenise.train(text, tokenizer, task.tokenizer_sample_bytes, folder)
-
-
-def _tokenizer_record(trained: tuple[FileRecord, ...], tokenizer: Tokenizer) -> TokenizerRecord:
-    return TokenizerRecord(
-        settings=tokenizer.settings(),
-        files=trained,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id,
-    )
+    return tokenise.train(text)
 
 
 def _check_lengths(manifest: Manifest, sequence_length: int) -> None:

@@ -1,9 +1,11 @@
 """Read the text of a source: document by document, strictly UTF-8, never as a whole.
 
 In a ``.txt`` file a document is a paragraph, ended by a blank line; in a ``.jsonl`` file it is
-a field of a line. Both may be compressed; Parquet and datasets are read elsewhere.
+a field of a line. Both may be compressed. pyarrow unpacks: it notices a stream that ends too
+early, which Python's own reader of Zstandard does not.
 """
 
+import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,37 +13,53 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from components.data.files import FileRecord, check_regular
+from components.data.files import FileRecord, HashFile, check_regular, hash_file
 from components.errors import RecipeError
-from data_prep.formats import MOST_LINE_BYTES, kind_of, open_unpacked
-from data_prep.hashes import HashFile, hash_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PATTERN_SIGNS = frozenset("*?[")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+KINDS = (
+    *(f"{kind}{packed}" for kind in (".txt", ".jsonl") for packed in ("", *COMPRESSIONS)),
+    ".parquet",
+)
+MOST_LINE_BYTES = 1 << 28  # a longer line is more likely a broken file than a document
+READ_BYTES = 1 << 20
+UNKNOWN = "unknown"  # language
 
 
-class Document(Protocol):
-    """A text; documents of one ``group`` stay together when some are held out."""
+def kind_of(name: str) -> str | None:
+    """Return the end of ``name`` that says its format, as ``.jsonl.gz``, if one does."""
+    return next((kind for kind in KINDS if name.endswith(kind)), None)
 
-    @property
-    def text(self) -> str: ...
-    @property
-    def group(self) -> str: ...
+
+def open_unpacked(path: Path) -> io.BufferedReader:
+    """Open a file as the bytes of its text; reading raises ``OSError`` where it is damaged."""
+    compression = COMPRESSIONS.get(path.suffix)
+    if compression is None:
+        return path.open("rb")
+    import pyarrow  # slow to import: who reads plain text does not wait for it
+
+    stream: Any = pyarrow.input_stream(str(path), compression=compression)
+    return io.BufferedReader(stream, READ_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A document that is its own group: only its copies share its fate.
+class Document:
+    """A text; documents of one ``group`` stay together when some are held out.
 
-    ``metadata`` is what a record says of its text in a field of that name.
+    Without a ``group_name`` it is its own group: only its copies share its fate. ``metadata``
+    is what a record says of its text in a field of that name.
     """
 
     text: str
+    group_name: str | None = None
+    language: str = UNKNOWN
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
-        return self.text
+        return self.text if self.group_name is None else self.group_name
 
 
 class Input(Protocol):
@@ -50,7 +68,7 @@ class Input(Protocol):
     def record(self, hashed: HashFile = hash_file) -> FileRecord: ...
     def documents(self) -> Iterator[Document]: ...
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, say what is wrong with it."""
+        """Read all documents, empty ones too; for an invalid one, give what is wrong."""
         ...
 
 
@@ -92,23 +110,20 @@ class LocalFile:
         try:
             sha256, size = hashed(self.path, 0, None), self.path.stat().st_size
         except OSError as error:
-            raise self._error(
-                f"cannot be read: {error.strerror}", "name a readable file"
-            ) from error
+            problem = f"cannot be read: {error.strerror}"
+            raise self._error(problem, "name a readable file") from error
         return FileRecord(name=self.name, sha256=sha256, bytes=size)
 
     def documents(self) -> Iterator[Document]:
         """Read the documents that are more than white space.
 
         Raises:
-            RecipeError: no text in the file, bytes that are not UTF-8, a line of a ``.jsonl``
-                file that is no JSON object with a text, a line beyond ``MOST_LINE_BYTES``, or
-                a compressed file that is damaged or cut short.
+            RecipeError: no text in the file, an invalid document, or a damaged file.
         """
         return only_text(self.items(), self._error("holds no text", "leave it out, or fill it"))
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, say what is wrong with it.
+        """Read all documents, empty ones too; for an invalid one, give what is wrong.
 
         Raises:
             RecipeError: the file is damaged, or has a line beyond ``MOST_LINE_BYTES``.
@@ -117,7 +132,7 @@ class LocalFile:
         return self._fields() if is_jsonl else self._paragraphs()
 
     def _lines(self) -> Iterator[str | RecipeError]:
-        offset = self.start
+        offset = self.start  # in the bytes of the text, unpacked
         with open_unpacked(self.path) as file:
             if offset:
                 file.seek(offset)
@@ -136,21 +151,17 @@ class LocalFile:
                 offset += len(line)
 
     def _read_line(self, file: BinaryIO, offset: int) -> bytes:
-        """Read on; ``offset`` counts the bytes of the text, unpacked."""
         try:
             line = file.readline(MOST_LINE_BYTES + 1)
         except OSError as error:
-            raise self._error(
-                f"is damaged behind byte {offset:,} of its text: {error}", "copy it anew"
-            ) from error
+            problem = f"is damaged behind byte {offset:,} of its text: {error}"
+            raise self._error(problem, "copy it anew") from error
         if len(line) > MOST_LINE_BYTES:
-            raise self._error(
-                f"has a line of more than {MOST_LINE_BYTES:,} bytes at byte {offset:,}",
-                "part it into documents",
-            )
+            problem = f"has a line of more than {MOST_LINE_BYTES:,} bytes at byte {offset:,}"
+            raise self._error(problem, "part it into documents")
         return line
 
-    def _paragraphs(self) -> Iterator[Text | RecipeError]:
+    def _paragraphs(self) -> Iterator[Document | RecipeError]:
         """Join lines up to a blank one; the first invalid line makes its paragraph invalid."""
         paragraph: list[str | RecipeError] = []
         for line in itertools.chain(self._lines(), [""]):
@@ -158,42 +169,39 @@ class LocalFile:
                 paragraph.append(line)
             elif paragraph:
                 invalid = next((part for part in paragraph if not isinstance(part, str)), None)
-                yield invalid or Text("\n".join(map(str, paragraph)))
+                yield invalid or Document("\n".join(map(str, paragraph)))
                 paragraph = []
 
-    def _fields(self) -> Iterator[Text | RecipeError]:
+    def _fields(self) -> Iterator[Document | RecipeError]:
         for number, line in enumerate(self._lines(), start=1):
             if isinstance(line, RecipeError):
                 yield line
             elif line.strip():
-                try:
-                    yield self._field(line, number)
-                except RecipeError as error:
-                    yield error
+                yield self._field(line, number)
 
-    def _field(self, line: str, number: int) -> Text:
+    def _field(self, line: str, number: int) -> Document | RecipeError:
+        place = (
+            self.name if not self.start else f"{self.name} (counted from byte {self.start:,})"
+        )
+        place = f"{place}:{number} line {number}"
         remedy = f'each line is one JSON object, as {{"{self.column}": "..."}}'
         try:
             tree = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._error(f"line {number} is not JSON ({error})", remedy, number) from error
+            return RecipeError(self.where, f"{place} is not JSON ({error})", remedy)
         text = tree.get(self.column) if isinstance(tree, dict) else None
         if not isinstance(text, str):
-            raise self._error(f"line {number} has no text", remedy, number)
+            return RecipeError(self.where, f"{place} has no text", remedy)
         try:
             text.encode()
-        except UnicodeEncodeError as error:
-            raise self._error(
-                f"line {number} escapes half a character (a lone surrogate)", remedy, number
-            ) from error
+        except UnicodeEncodeError:
+            problem = f"{place} escapes half a character (a lone surrogate)"
+            return RecipeError(self.where, problem, remedy)
         metadata = tree.get("metadata")
-        return Text(text, metadata if isinstance(metadata, dict) else {})
+        return Document(text, metadata=metadata if isinstance(metadata, dict) else {})
 
-    def _error(self, problem: str, remedy: str, line: int | None = None) -> RecipeError:
-        place = self.name if line is None else f"{self.name}:{line}"
-        if self.start and line is not None:
-            place = f"{self.name} (counted from byte {self.start:,}):{line}"
-        return RecipeError(self.where, f"{place} {problem}", remedy)
+    def _error(self, problem: str, remedy: str) -> RecipeError:
+        return RecipeError(self.where, f"{self.name} {problem}", remedy)
 
 
 def expand_pattern(pattern: str, where: str) -> list[Path]:
@@ -203,7 +211,12 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
         RecipeError: there is none, or what has the name is a pipe or a device.
     """
     path = Path(pattern)
-    hits = [path] if path.exists() or path.is_symlink() else _matching(path)
+    hits: list[Path] = []
+    if path.exists() or path.is_symlink():
+        hits = [path]
+    elif PATTERN_SIGNS & set(str(path)):
+        anchor = Path(path.anchor)
+        hits = sorted(anchor.glob(str(path.relative_to(anchor))))
     if not hits:
         raise RecipeError(
             where,
@@ -214,10 +227,3 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
         if not hit.is_dir():  # of a folder others say what to write
             check_regular(hit, where)
     return hits
-
-
-def _matching(path: Path) -> list[Path]:
-    if not PATTERN_SIGNS & set(str(path)):
-        return []
-    anchor = Path(path.anchor)
-    return sorted(anchor.glob(str(path.relative_to(anchor))))

@@ -31,11 +31,11 @@ RUN_BASE = np.uint64(0xD1342543DE82EF95)
 
 
 def shingles(text: str, ngram: int) -> Hashes:
-    """Hash each run of ``ngram`` words, in order; a shorter text is one shingle of all of it.
+    """Hash each run of ``ngram`` words, in order: ``[shingles]``.
 
-    ``[shingles]``; a text without a word has none.
+    A shorter text is one shingle of all of it; a text without a word has none.
     """
-    words = np.concatenate([_hash_words(_codes(piece)) for piece in _pieces(text)])
+    words = np.concatenate([_hash_words(piece) for piece in _pieces(text)])
     if not len(words):
         return words
     width = min(ngram, len(words))
@@ -69,18 +69,13 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _codes(text: str) -> Codes:
-    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    codes: Codes = _table()[points]
-    return codes
-
-
-def _hash_words(codes: Codes) -> Hashes:
+def _hash_words(text: str) -> Hashes:
     """Hash each word as a polynomial in its characters, modulo 2^64.
 
     A sum over everything before a place, less that before the word, holds the word's
     polynomial times a power of the base, which its inverse takes off.
     """
+    codes: Codes = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
     starts, ends = _borders(codes)
     powers, inverses = _powers()
     sums = np.zeros(len(codes) + 1, np.uint64)

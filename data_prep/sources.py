@@ -1,39 +1,87 @@
-"""From a recipe's source to inputs that were found, opened and hashed."""
+"""From a recipe's source to inputs that were found, opened and hashed, and what is held out.
 
+A document's side follows from a hash of its group alone: it does not change when documents are
+added, and copies of a document never stand on both sides.
+"""
+
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
-from components.data.files import FileRecord
+from components.config.schema.data import Source
+from components.data.files import FileRecord, HashFile, hash_file
 from components.errors import RecipeError
 from data_prep.embedded import open_embedded
-from data_prep.files import open_files
-from data_prep.formats import kind_of
-from data_prep.hashes import HashFile, hash_file
-from data_prep.hub import HubInput, HubName
-from data_prep.read import Document, Input
-from data_prep.split import GroupRange
+from data_prep.read import KINDS, Document, Input, LocalFile, expand_pattern, kind_of
+from data_prep.tables import HubInput, ParquetFile
 from data_prep.token_source import TokenSource, open_token_source
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+HASH_RANGE = 1 << 64
+WHITE_SPACE = re.compile(r"\s")
 
 
-class SourceInput(Protocol):
-    """Where the text of one source is, as the recipe's section says it."""
+@dataclass(frozen=True)
+class HeldOutSplit:
+    """Hold out the groups whose hash is below ``threshold``.
 
-    @property
-    def files(self) -> tuple[str, ...]: ...
-    @property
-    def embedded(self) -> str | None: ...
-    @property
-    def dataset(self) -> HubName | None: ...
-    @property
-    def column(self) -> str: ...
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def eod(self) -> Literal["appended", "absent"]: ...
+    ``inside_fraction`` is the end of each document that is held out instead, where all
+    documents are of one group; else 0.
+    """
+
+    threshold: int
+    inside_fraction: float
+
+    def train_text(self, document: Document) -> str:
+        """Return the part of ``document`` to train on, empty if there is none."""
+        if self.inside_fraction:
+            return document.text[: self._cut(document.text)]
+        return "" if group_hash(document) < self.threshold else document.text
+
+    def held_out_text(self, document: Document) -> str:
+        """Return the part of ``document`` to hold out, empty if there is none."""
+        if self.inside_fraction:
+            return document.text[self._cut(document.text) :]
+        return document.text if group_hash(document) < self.threshold else ""
+
+    def _cut(self, text: str) -> int:
+        """Cut at the first white space behind the trained part, else wherever it ends."""
+        cut = int(len(text) * (1 - self.inside_fraction))
+        space = WHITE_SPACE.search(text, cut)
+        return space.start() if space else cut
+
+
+@dataclass(frozen=True)
+class GroupRange:
+    """The lowest and highest hash of a source's groups, and how many documents there are."""
+
+    lowest: int
+    highest: int
+    documents: int
+
+
+def group_hash(document: Document) -> int:
+    """Hash the group to 64 bits."""
+    digest = hashlib.blake2b(document.group.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def measure_groups(documents: Iterable[Document]) -> GroupRange:
+    """Read all documents once."""
+    lowest, highest, num_documents = HASH_RANGE, -1, 0
+    for hashed in map(group_hash, documents):
+        lowest, highest = min(lowest, hashed), max(highest, hashed)
+        num_documents += 1
+    return GroupRange(lowest, highest, num_documents)
+
+
+def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
+    """Hold out ``fraction`` of the groups, at least one and not all."""
+    base = int(fraction * HASH_RANGE)
+    inside = fraction if groups.lowest == groups.highest else 0.0
+    threshold = min(max(base, groups.lowest + 1), groups.highest)
+    return HeldOutSplit(threshold=threshold, inside_fraction=inside)
 
 
 @dataclass(frozen=True)
@@ -46,7 +94,7 @@ class OpenSource:
     groups: GroupRange | None = None
 
     def identity(self) -> list[tuple[str, str | None, str]]:
-        """Say what decides the text: contents, formats and column; not where the files lie."""
+        """Give what decides the text: contents, formats and column; not where the files lie."""
         return [(record.sha256, kind_of(record.name), self.column) for record in self.records]
 
     def documents(self) -> Iterator[Document]:
@@ -55,7 +103,7 @@ class OpenSource:
             yield from text_input.documents()
 
 
-def open_source(name: str, source: SourceInput, hashed: HashFile = hash_file) -> OpenSource:
+def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
     """Find and hash all inputs of a source; ``hashed`` may know hashes from before.
 
     Raises:
@@ -66,7 +114,7 @@ def open_source(name: str, source: SourceInput, hashed: HashFile = hash_file) ->
     return OpenSource(inputs=inputs, records=records, column=source.column)
 
 
-def find_inputs(name: str, source: SourceInput) -> tuple[Input, ...]:
+def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
     """List the inputs of a source: the embedded corpus first, then the files.
 
     Raises:
@@ -74,9 +122,8 @@ def find_inputs(name: str, source: SourceInput) -> tuple[Input, ...]:
     """
     where = f"data.sources.{name}"
     if not NAME.fullmatch(name):
-        raise RecipeError(
-            where, "the name becomes a file name", "use letters, digits, _ . and - in it"
-        )
+        remedy = "use letters, digits, _ . and - in it"
+        raise RecipeError(where, "the name becomes a file name", remedy)
     inputs: list[Input] = list(open_files(source.files, f"{where}.files", source.column))
     if source.embedded is not None:
         inputs.insert(0, open_embedded(source.embedded, f"{where}.embedded"))
@@ -91,8 +138,27 @@ def find_inputs(name: str, source: SourceInput) -> tuple[Input, ...]:
     return tuple(inputs)
 
 
+def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[LocalFile]:
+    """Expand file patterns relative to the current folder; each file is given once, sorted.
+
+    Raises:
+        RecipeError: a pattern without a file, a folder, or a suffix that is not read.
+    """
+    found = {path: None for pattern in patterns for path in expand_pattern(pattern, where)}
+    for path in found:
+        if path.is_dir():
+            remedy = f"give a pattern, as {path}/*.jsonl"
+            raise RecipeError(where, f"{path} is a folder", remedy)
+        kind = kind_of(path.name)
+        if kind is None:
+            problem = f"{path} is none of {', '.join(KINDS)}"
+            raise RecipeError(where, problem, "convert it, or correct its name")
+        make = ParquetFile if kind == ".parquet" else LocalFile
+        yield make(path=path, name=str(path), where=where, column=column)
+
+
 def open_sources(
-    sources: Mapping[str, SourceInput | OpenSource], hashed: HashFile = hash_file
+    sources: Mapping[str, Source | OpenSource], hashed: HashFile = hash_file
 ) -> dict[str, OpenSource | TokenSource]:
     """Open all that are not yet, in the order of their names: texts, or token files.
 

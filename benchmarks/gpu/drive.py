@@ -47,7 +47,7 @@ class Part:
                 self.results |= json.loads(file.read_text("utf-8"))
 
     def has(self, case: GpuCase, device: str) -> bool:
-        """Tell whether this very case has a result of this device."""
+        """Return whether this very case has a result of this device."""
         known = self.results.get(case.name, {})
         return known.get("settings") == case.settings and known.get("device") == device
 
@@ -160,7 +160,7 @@ def run_part(
 
 
 def told(result: Found) -> str:
-    """Say in a line what a case came to."""
+    """Describe in a line what a case came to."""
     found: dict[str, Any] = result.get("found", {})
     words = [f"{result['seconds']:.0f} s"]
     if "tokens_per_second" in found:

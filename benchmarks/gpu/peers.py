@@ -50,7 +50,7 @@ class PeerStep:
 
 
 def compiles(recipe: Recipe) -> bool:
-    """Tell whether the recipe asks for torch's compiler."""
+    """Return whether the recipe asks for torch's compiler."""
     return str(recipe.parallelism.compile) != "none"
 
 

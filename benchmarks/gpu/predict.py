@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 def is_ours(case: GpuCase) -> bool:
-    """Tell whether a case takes steps of ours, by themselves."""
+    """Return whether a case takes steps of ours, by themselves."""
     return case.runs == STEPS and "way" not in case.settings
 
 

@@ -51,7 +51,7 @@ class KeptProof:
 
     @property
     def stands(self) -> bool:
-        """Tell whether it is of the recipe of today and found what it looked for."""
+        """Return whether it is of the recipe of today and found what it looked for."""
         return not self.stale and bool(self.row.get(HOLDS.get(self.kind, ""), True))
 
 
@@ -99,7 +99,7 @@ def proof_of(kind: str, row: Row) -> KeptProof:
 
 
 def is_stale(row: Row) -> bool:
-    """Tell whether a key has changed on which the row's finding rests."""
+    """Return whether a key has changed on which the row's finding rests."""
     return bool(row["fingerprint"] != fingerprints_today(row))
 
 

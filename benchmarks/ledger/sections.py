@@ -2,8 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from pydantic import TypeAdapter
+
 from benchmarks.ledger.proofs import FILES, GIB, NOT_DONE, KeptProof, LedgerEntry
+from components.config.schema.sections import PublishedFigure
+from components.planner.result import ComparedFigure
 from components.report.plan_tables import published_sheet
+
+_PUBLISHED = TypeAdapter(dict[str, ComparedFigure | PublishedFigure])
 
 DIGITS = 6  # of a fingerprint, as in a lock's name
 PROOFS = """\
@@ -81,10 +87,10 @@ def _of(scale: str, fingerprint: str) -> str:
 
 
 def _published_rows(entry: LedgerEntry) -> Iterator[str]:
-    sheet = published_sheet(entry.plan)
-    for row, item in zip(sheet.rows, entry.plan["published"].values(), strict=True):
+    published = _PUBLISHED.validate_python(entry.plan["published"])
+    for row, item in zip(published_sheet(published).rows, published.values(), strict=True):
         name, value, unit, planned, apart = row
-        yield table_line([name, value, unit, item["source"], planned, apart])
+        yield table_line([name, value, unit, item.source, planned, apart])
 
 
 def table_line(cells: Sequence[str]) -> str:

@@ -13,21 +13,22 @@ import yaml
 
 from benchmarks.entry import enter
 from benchmarks.kept import ROOT
-from command.actions.plan import as_json
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import read_section
 from components.config.shape import (
     AttentionShape,
+    Balance,
     MLPShape,
     ModelShape,
     NormShape,
     PositionsShape,
+    stage_layers,
 )
-from components.config.stages import Balance, stage_layers
 from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
 from components.planner.software import OURS, read_software
 from components.planner.time import plan_time
 
@@ -61,7 +62,7 @@ def _row(name: str, published: float, predicted: float) -> dict[str, Any]:
 
 def _time(words: list[str]) -> dict[str, Any]:
     recipe = compose_recipe(read_point(words))
-    time: dict[str, Any] = as_json(recipe, plan_recipe(recipe))["time"]
+    time: dict[str, Any] = plan_result(recipe, plan_recipe(recipe)).as_json()["time"]
     return time
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.machine import resident_bytes
 from benchmarks.preparation import data_prep_ours as ours
-from data_prep.encode import encode
+from components.data.token_file import encode
 from data_prep.near_duplicates import write_signatures
 
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Engine
 from benchmarks.kept import ROOT
 from components.build import build
 from components.config.schema.data import NearDuplicates
+from components.data.token_file import BATCH_CHARACTERS, batches, encode
 from components.data.tokenizer import Tokenizer
-from data_prep.encode import BATCH_CHARACTERS, batches, encode
 from data_prep.near_duplicates import find_duplicates, write_signatures
 from data_prep.read import LocalFile
 

@@ -64,7 +64,7 @@ class Ask(Section):
     if_kept: bool = False
 
     def is_kept(self, one: Result) -> bool:
-        """Tell whether the figure is there; only one that says so may be missing."""
+        """Return whether the figure is there; only one that says so may be missing."""
         try:
             kept_at(self.at, one)
         except KeyError:
@@ -135,7 +135,7 @@ class Axis(Section):
         return f"{self.title}; {self.better} is better" if self.better else self.title
 
     def behind(self, figure: SpeedFigure) -> bool:
-        """Tell whether a figure is on the wrong side of the peer's."""
+        """Return whether a figure is on the wrong side of the peer's."""
         if self.peer is None or figure.part_of is not None:
             return False
         return {"more": figure.value < 1, "less": figure.value > 1, "": False}[self.better]

@@ -47,7 +47,7 @@ class SpeedFigure:
 
     @property
     def met(self) -> bool:
-        """Tell whether it is what was asked for; what nobody asked for is."""
+        """Return whether it is what was asked for; what nobody asked for is."""
         return self.wanted is None or self.wanted.met_by(self)
 
     @property

@@ -117,7 +117,7 @@ def _cell(figure: SpeedFigure | None) -> str:
 
 
 def _asked(row: SpeedRow) -> str:
-    """Say what was asked of a row; of which of its figures, unless it is one thing of all."""
+    """Give what was asked of a row; of which of its figures, unless it is one thing of all."""
     asked: dict[str, list[str]] = {}
     for name, figure in row.figures.items():
         if figure.wanted is not None:
@@ -131,7 +131,7 @@ def _asked(row: SpeedRow) -> str:
 
 
 def told_of_itself(finding: ClaimFinding) -> str:
-    """Say how it was measured, in the words of the kept result, and what is not kept."""
+    """Describe how it was measured, in the words of the kept result, and what is not kept."""
     claim = finding.claim
     told, missing = circumstances_of(finding.result)
     convention = told.pop("convention", "")

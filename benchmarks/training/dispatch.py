@@ -156,7 +156,7 @@ def measure(places: Sequence[ProcessPlace]) -> dict[str, Seconds]:
 
 
 def row_of(link: str, dispatch: str, seconds: Seconds) -> dict[str, Any]:
-    """Say how much quicker parts are, and what part of what could be hidden they hide."""
+    """Describe how much quicker parts are, and what part of what could be hidden they hide."""
     medians = {side: statistics.median(sofar) for side, sofar in seconds.items()}
     whole = seconds[PARTS[0]]
     ways = map(min, *(seconds[side] for side in UNCOMPUTED))

@@ -35,7 +35,7 @@ from components.convert.family import choose_family
 from components.convert.features import read_features
 from components.convert.folder import CONFIG, make_config, their_tensors
 from components.convert.hf_shards import MAX_SHARD_BYTES, write_shards
-from components.model.initialization import initialize
+from components.engine.parallelize import draw_weights
 from components.terminal import console
 
 RESULT = RESULTS / "model.json"
@@ -60,7 +60,7 @@ def one_of_each_family() -> dict[str, Recipe]:
 def both_models(recipe: Recipe, folder: Path) -> tuple[nn.Module, nn.Module]:
     """Build ours, and the class of transformers from our export of it; neither drops out."""
     ours = build(recipe.model, "model")
-    initialize(ours, seed=recipe.budget.seed)
+    draw_weights(ours, seed=recipe.budget.seed)
     features = read_features(thaw(recipe.model))
     family, rows = choose_family(features), features.padded_vocab_size
     folder.mkdir()

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.entry import enter
 from benchmarks.kept import RESULTS, circumstances
+from components.engine.parallelize import draw_weights
 from components.model.attention import Attention
 from components.model.compiling import compile_layers
 from components.model.decoder import Decoder
-from components.model.initialization import Normal, initialize
+from components.model.initialization import Normal
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Rotary
@@ -89,7 +90,7 @@ def our_model() -> Decoder:
         initialization=Normal(std=STD, residual="scaled", padding_row=None),
         init_from="none",
     )
-    initialize(model, seed=0)
+    draw_weights(model, seed=0)
     return model
 
 

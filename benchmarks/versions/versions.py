@@ -100,7 +100,7 @@ def keep(environment: TorchEnvironment, found: Row) -> None:
 
 
 def builds(environment: TorchEnvironment) -> dict[str, str]:
-    """Say which Python and which build of torch an environment has."""
+    """Describe which Python and which build of torch an environment has."""
     asked = "import platform, torch; print(platform.python_version(), torch.__version__)"
     done = subprocess.run(
         [environment.program, "-c", asked], capture_output=True, text=True, check=True

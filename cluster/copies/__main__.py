@@ -37,13 +37,13 @@ def list_archives(run: Path, python: Path, repository: Path) -> None:
     code = folder / "code.tar"
     with replace_atomically(code) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for room in CODE:
-            tar.add(repository / room, f"code/{room}", filter=_without_compiled)
+            tar.add(
+                repository / room,
+                f"code/{room}",
+                filter=lambda one: None if Path(one.name).name == "__pycache__" else one,
+            )
     whole = archive_venv(python) if python.is_dir() else python
     (folder / "archives").write_text(f"{code}\n{whole}\n", "utf-8")
-
-
-def _without_compiled(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if Path(info.name).name == "__pycache__" else info
 
 
 def main(run: Path, python: Path) -> int:

@@ -40,7 +40,7 @@ def archive_venv(venv: Path) -> Path:
     Raises:
         RecipeError: it is no environment, part of it is elsewhere, or there is no room.
     """
-    check_venv(venv)
+    _check_venv(venv)
     archive = venv / FOLDER / f"venv-{key_of(venv)}.tar"
     if not archive.exists():
         try:
@@ -57,12 +57,8 @@ def archive_venv(venv: Path) -> Path:
     return archive
 
 
-def check_venv(venv: Path) -> None:
-    """Refuse what would still be read from its old place by every rank.
-
-    Raises:
-        RecipeError: this is no virtual environment, or packages of it are elsewhere.
-    """
+def _check_venv(venv: Path) -> None:
+    """Refuse what would still be read from its old place by every rank."""
     if not (venv / "pyvenv.cfg").is_file():
         raise RecipeError(
             "cluster.imports",
@@ -83,8 +79,7 @@ def key_of(venv: Path) -> str:
     digest = sha256(f"{FORMAT}\n".encode())
     for file in _files(venv):
         if "__pycache__" not in file.parts:
-            found = file.lstat()
-            name = file.relative_to(venv)
+            name, found = file.relative_to(venv), file.lstat()
             digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -117,7 +112,9 @@ def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
         file = file.resolve()
     info = tar.gettarinfo(file, arcname=name)
     if info.issym():
-        info.linkname = _link(venv, file)
+        target = file.readlink()
+        inside = target.is_absolute() and target.is_relative_to(venv)
+        info.linkname = os.path.relpath(target, file.parent) if inside else str(target)
         tar.addfile(info)
     elif (text := _changed(venv, file)) is not None:
         info.type, info.size = tarfile.REGTYPE, len(text)
@@ -135,18 +132,13 @@ def _leads_away(venv: Path, link: Path) -> bool:
     return not interpreter and not link.resolve().is_relative_to(venv.resolve())
 
 
-def _link(venv: Path, link: Path) -> str:
-    """Return where a link leads, from its own folder if it is inside."""
-    target = link.readlink()
-    if target.is_absolute() and target.is_relative_to(venv):
-        return os.path.relpath(target, link.parent)
-    return str(target)
-
-
 def _changed(venv: Path, file: Path) -> bytes | None:
     """Return what a script or a list of places has to say elsewhere, None if it says it."""
     if file.suffix == ".pth" and file.parent.name == "site-packages":
-        return _relative_places(file).encode()
+        places = file.read_text("utf-8")
+        for place in _places(file):
+            places = places.replace(str(place), os.path.relpath(place, file.parent))
+        return places.encode()
     if file.parent != venv / "bin" or file.is_symlink():
         return None
     text, own = file.read_bytes(), str(venv / "bin" / "python").encode()
@@ -155,13 +147,6 @@ def _changed(venv: Path, file: Path) -> bytes | None:
             name = Path(os.fsdecode(found["program"])).name
             return RELOCATABLE.format(name=name).encode() + text[found.end() :]
     return None
-
-
-def _relative_places(file: Path) -> str:
-    text = file.read_text("utf-8")
-    for place in _places(file):
-        text = text.replace(str(place), os.path.relpath(place, file.parent))
-    return text
 
 
 def _places(file: Path) -> list[Path]:

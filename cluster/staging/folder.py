@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
 from components.versions import PYTHON, judge
 
+RECORD, SUMS = "stage.json", "SHA256SUMS"
+MARK = ".stage"  # in a folder that was begun
 VERSION = re.compile(r"3\.\d{1,2}")
 # Wheels for glibc up to 2.28, which torch itself asks for: an older one runs none.
 GLIBC_MINORS = range(28, 4, -1)
@@ -30,7 +32,6 @@ ARCHITECTURE = "x86_64"
 class Target:
     """``python`` as ``3.12``; ``provided`` are packages that modules bring, never staged."""
 
-    cluster: str
     python: str
     provided: tuple[str, ...]
 
@@ -57,11 +58,7 @@ def target_of(recipe: Recipe, user: User) -> Target:
         problem = f"{python!r} is not a version of Python from {oldest} on"
         raise RecipeError("site.python", problem, f'write site.python="{here}"')
     provided = () if isinstance(site, str) else site.provides
-    return Target(cluster=recipe.cluster.name, python=python, provided=provided)
-
-
-RECORD, SUMS = "stage.json", "SHA256SUMS"
-MARK = ".stage"  # in a folder that was begun
+    return Target(python=python, provided=provided)
 
 
 def open_stage(folder: Path) -> None:
@@ -91,17 +88,13 @@ def copy_tree(source: Path, target: Path) -> None:
             place.mkdir(parents=True, exist_ok=True)
         elif not place.exists() or place.stat().st_size != file.stat().st_size:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(file, place)
-
-
-def _link_or_copy(file: Path, place: Path) -> None:
-    partial = place.with_name(f".{place.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(file, partial)
-    except OSError:  # another file system
-        shutil.copyfile(file, partial)
-    partial.replace(place)
+            partial = place.with_name(f".{place.name}.partial")
+            partial.unlink(missing_ok=True)
+            try:
+                os.link(file, partial)
+            except OSError:  # another file system
+                shutil.copyfile(file, partial)
+            partial.replace(place)
 
 
 def close_stage(folder: Path, facts: Mapping[str, Any]) -> list[FileRecord]:
@@ -111,7 +104,9 @@ def close_stage(folder: Path, facts: Mapping[str, Any]) -> list[FileRecord]:
         for one in folder.rglob("*")
         if one.is_file() and not one.relative_to(folder).parts[0].startswith(".")
     )
-    records = [_record(folder, file) for file in files]
+    records = [
+        replace(record_file(one), name=one.relative_to(folder).as_posix()) for one in files
+    ]
     sums = "".join(f"{one.sha256}  {one.name}\n" for one in records)
     with replace_atomically(folder / SUMS) as stream:
         stream.write(sums.encode())
@@ -119,10 +114,3 @@ def close_stage(folder: Path, facts: Mapping[str, Any]) -> list[FileRecord]:
     with replace_atomically(folder / RECORD) as stream:
         stream.write((json.dumps(tree, indent=1) + "\n").encode())
     return records
-
-
-def _record(folder: Path, file: Path) -> FileRecord:
-    found = record_file(file)
-    return FileRecord(
-        name=file.relative_to(folder).as_posix(), sha256=found.sha256, bytes=found.bytes
-    )

@@ -7,18 +7,20 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from cluster.render import fill
+from cluster.script import fill
 from cluster.staging.folder import Target
-from components.config.schema.cluster import SetupStep, Site
+from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
+FOLDER, PINS, CONSTRAINTS = "wheels", "packages.lock", "constraints.txt"
+ANYWHERE = "-none-any.whl"
+BUNDLE, INSTALLER = "repository.bundle", "install.sh"
 BEGINNING = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 
 
@@ -29,7 +31,9 @@ def pins_for(lock: Path, python: str) -> list[str]:
     """
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     kept = []
-    for entry in _entries(lock):
+    for entry in BEGINNING.split(lock.read_text("utf-8")):
+        if not entry[:1].isalnum():
+            continue
         words, _, hashes = entry.partition("\\")
         requirement = Requirement(words.strip())
         if requirement.marker is None or requirement.marker.evaluate(environment):
@@ -38,18 +42,8 @@ def pins_for(lock: Path, python: str) -> list[str]:
 
 
 def without_hashes(pins: list[str]) -> str:
-    """Return the same as constraints, a line each."""
+    """Return the pins as constraints, a line each."""
     return "".join(f"{pin.partition(' ')[0]}\n" for pin in pins)
-
-
-def _entries(lock: Path) -> Iterator[str]:
-    for entry in BEGINNING.split(lock.read_text("utf-8")):
-        if entry[:1].isalnum():
-            yield entry
-
-
-FOLDER, PINS, CONSTRAINTS = "wheels", "packages.lock", "constraints.txt"
-ANYWHERE = "-none-any.whl"
 
 
 def fetch_packages(
@@ -113,9 +107,6 @@ def _pip(*words: str) -> None:
         )
 
 
-BUNDLE = "repository.bundle"
-
-
 def bundle_code(repository: Path, folder: Path) -> str:
     """Write ``folder/repository.bundle`` and return the commit that it holds.
 
@@ -150,25 +141,6 @@ def _git(repository: Path, *words: str) -> str:
     return done.stdout
 
 
-INSTALLER = "install.sh"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InstallSettings:
-    """What the installer may print; ``words`` are those of the command that comes next."""
-
-    name: str
-    cluster: str
-    where: str
-    modules: tuple[str, ...]
-    setup: tuple[SetupStep, ...]
-    python: str
-    provided: tuple[str, ...]
-    commit: str
-    image: str | None
-    words: str
-
-
 def write_installer(
     folder: Path,
     recipe: Recipe,
@@ -178,29 +150,29 @@ def write_installer(
     image: str | None,
     words: tuple[str, ...],
 ) -> None:
-    """Write ``folder/install.sh``."""
+    """Write ``folder/install.sh``; ``words`` are those of the command that comes next."""
     site = None if isinstance(recipe.cluster.site, str) else recipe.cluster.site
-    settings = InstallSettings(
-        name=recipe.name,
-        cluster=recipe.cluster.name,
-        where=" ".join(_where(site)),
-        modules=site.modules if site else (),
-        setup=site.setup if site else (),
-        python=target.python,
-        provided=target.provided,
-        commit=commit,
-        image=image,
-        words=shlex.join(words),
-    )
+    settings = {
+        "name": recipe.name,
+        "cluster": recipe.cluster.name,
+        "where": _where(site),
+        "modules": site.modules if site else (),
+        "setup": site.setup if site else (),
+        "python": target.python,
+        "provided": target.provided,
+        "commit": commit,
+        "image": image,
+        "words": shlex.join(words),
+    }
     script = folder / INSTALLER
     script.write_text(fill("install.sh.j2", settings), "utf-8")
     script.chmod(0o755)
 
 
-def _where(site: Site | None) -> list[str]:
-    """Name the file system for code, and what its limits are."""
+def _where(site: Site | None) -> str:
+    """Name the file system for code, and its limits."""
     for system in site.file_systems.values() if site else ():
         if "code" in system.purpose:
             limits = f" ({system.limits})" if system.limits else ""
-            return [f"FOLDER is best below {system.path}{limits}"]
-    return []
+            return f"FOLDER is best below {system.path}{limits}"
+    return ""

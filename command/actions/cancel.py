@@ -1,8 +1,7 @@
 """Take back what waits, and stop what runs after it has saved."""
 
 from cluster.records import Jobs
-from cluster.scheduler import NotOwnError, Scheduler, SchedulerError, check_present
-from cluster.schedulers import scheduler_of
+from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
 from command.arguments import Arguments
 from command.outcome import ActionResult
 from command.path_checks import named_runs
@@ -26,12 +25,15 @@ def run(arguments: Arguments) -> ActionResult:
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:
-    scheduler, logs = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder).path
-    chain = _chain(folder, scheduler)
+    scheduler, submitted = scheduler_of(read_recipe(folder.recipe).cluster), Jobs(folder)
+    chain = submitted.newest(scheduler)
+    if chain is None:
+        problem = f"{folder.path} was never submitted"
+        raise RecipeError("run", problem, "Ctrl-C stops a run of this terminal")
     check_present(scheduler, None)
-    jobs = scheduler.states(chain, logs)
-    Jobs(folder).cancelled.touch()  # for a job that has not read a stop file when it begins
-    scheduler.cancel(chain, logs, running=force)
+    jobs = scheduler.states(chain, submitted.path)
+    submitted.cancelled.touch()  # for a job that has not read a stop file when it begins
+    scheduler.cancel(chain, submitted.path, running=force)
     for job in jobs:
         said = "cancelled"
         if job.state == "running" and not force:
@@ -40,17 +42,3 @@ def _cancel(folder: RunFolder, *, force: bool) -> None:
         tell(f"{job.job}: {said}")
     if not jobs:
         tell(f"{chain}: nothing of it waits or runs")
-
-
-def _chain(folder: RunFolder, scheduler: Scheduler) -> str:
-    """Return the id by which the scheduler knows the run's last hand-over.
-
-    Raises:
-        RecipeError: it was never submitted, or the folder says what is no id.
-    """
-    chain = Jobs(folder).chain(scheduler)
-    if chain is None:
-        raise RecipeError(
-            "run", f"{folder.path} was never submitted", "Ctrl-C stops a run of this terminal"
-        )
-    return chain

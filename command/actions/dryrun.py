@@ -29,7 +29,7 @@ NOTES = (
 )
 
 
-def print_dryrun(tree: Tree) -> None:
+def _print(tree: Tree) -> None:
     """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
     out = console(width=150)
     for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
@@ -64,10 +64,11 @@ def _collectives(tree: Tree) -> Table:
     table = _table(title, "role", "axis", "operation", "dtype", "ranks", "calls", "GiB", "sent")
     for role in tree["roles"]:
         for call in sorted(role["collectives"], key=lambda call: -call["bytes"]):
-            words = (call["axis"], call["operation"], call["dtype"])
-            counts = (f"{call['ranks']:,}", f"{call['count']:,}")
-            sizes = (f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes"))
-            table.add_row(role["name"], *words, *counts, *sizes)
+            table.add_row(
+                *(role["name"], call["axis"], call["operation"], call["dtype"]),
+                *(f"{call['ranks']:,}", f"{call['count']:,}"),
+                *(f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes")),
+            )
     return table
 
 
@@ -88,15 +89,11 @@ def _differences(tree: Tree) -> Table:
         for one in role["differences"]:
             if one["is_named"]:
                 scale = 1e12 if one["figure"] == "flops" else GIB
-                cells = [f"{one[key] / scale:.2f}" for key in ("planned", "found")]
-                table.add_row(role["name"], one["figure"], *cells, _percent(one))
+                planned, found = one["planned"], one["found"]
+                cells = [f"{planned / scale:.2f}", f"{found / scale:.2f}"]
+                off = f"{found / planned - 1:+.0%}" if planned else "not in the plan"
+                table.add_row(role["name"], one["figure"], *cells, off)
     return table
-
-
-def _percent(difference: Tree) -> str:
-    if not difference["planned"]:
-        return "not in the plan"
-    return f"{difference['found'] / difference['planned'] - 1:+.0%}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -117,16 +114,16 @@ def run(arguments: Arguments) -> ActionResult:
         say(str(error))
         return ActionResult(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
-    tree = as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
+    tree = _as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
     if arguments.output == "json":
         tell(json.dumps(tree, allow_nan=False))
     else:
-        print_dryrun(tree)
+        _print(tree)
     fits = tree["memory"]["verdict"] != "does_not_fit"
     return ActionResult(Status.DONE if fits else Status.DOES_NOT_HOLD)
 
 
-def as_json(
+def _as_json(
     recipe: Recipe, plan: Plan, judged: Sequence[RoleResult], *, seconds: float
 ) -> dict[str, Any]:
     """Return what was found as ``output=json`` promises it; bytes, counts and FLOPs a step."""
@@ -169,12 +166,7 @@ def _role(judged: RoleResult) -> dict[str, Any]:
         "collectives": found["collectives"],
         "flops": found["flops"],
         "differences": [
-            {
-                "figure": one.figure,
-                "planned": one.planned,
-                "found": one.found,
-                "is_named": one.is_named,
-            }
+            {key: getattr(one, key) for key in ("figure", "planned", "found", "is_named")}
             for one in judged.differences
         ],
     }

@@ -1,33 +1,99 @@
 """Write a checkpoint of a run as a folder that ``transformers`` loads by itself."""
 
-from typing import cast
+from dataclasses import dataclass
+from pathlib import Path
 
 from command.arguments import Arguments
 from command.outcome import ActionResult
-from command.run_checkpoint import export_place, export_trained, open_trained
-from components.config.targets import nearest
-from components.convert.folder import Rows, check_free
+from command.path_checks import check_data_place
+from components.checkpoint.loading import CheckpointChoice, newest_weights
+from components.checkpoint.metadata import complete_checkpoints, tokens_of
+from components.config.schema.recipe import Recipe, read_recipe
+from components.config.schema.types import thaw
+from components.convert.family import HFFamily
+from components.convert.folder import Rows, check_free, write_card, write_folder
+from components.convert.reading import load_weights
 from components.errors import RecipeError
+from components.run.folder import RunFolder, existing_run_folder
+from components.run.records import Results
 from components.terminal import say, tell
-
-_ROWS = ("published", "padded")
 
 
 def run(arguments: Arguments) -> ActionResult:
     """Export ``run=FOLDER`` into ``file=FOLDER``, or into the run folder."""
-    rows = _read_rows(arguments)
     trained = open_trained(arguments)
-    target = arguments.folders.get("file", export_place(trained))
+    target = arguments.file or export_place(trained)
     check_free(target)  # before the weights are read
-    family = export_trained(trained, target, rows=rows)
+    family = export_trained(trained, target, rows=arguments.rows)
     tokens = trained.chosen.marker.progress.tokens
     say(f"{family.architecture}, trained on {tokens:,} tokens")
     tell(str(target))
     return ActionResult()
 
 
-def _read_rows(arguments: Arguments) -> Rows:
-    rows = arguments.values.get("rows", "published")
-    if rows not in _ROWS:
-        raise RecipeError("rows", f"{rows!r} is not known", nearest(str(rows), _ROWS))
-    return cast("Rows", rows)
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A run and the checkpoint of it that was asked for, found whole."""
+
+    folder: RunFolder
+    recipe: Recipe
+    chosen: CheckpointChoice
+
+
+def open_trained(arguments: Arguments) -> RunCheckpoint:
+    """Open ``run=FOLDER`` at its newest whole checkpoint, or at that of ``at_tokens=N``.
+
+    Raises:
+        RecipeError: no run is named, it is none, or it has no such checkpoint that is whole.
+    """
+    if arguments.run is None:
+        remedy = "write run=FOLDER"
+        raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
+    folder = existing_run_folder(arguments.run)
+    recipe = read_recipe(folder.recipe)
+    check_data_place(folder, recipe, arguments.values)
+    return RunCheckpoint(folder, recipe, _choose(folder, arguments.at_tokens))
+
+
+def _choose(folder: RunFolder, tokens: int | None) -> CheckpointChoice:
+    """Choose a full checkpoint or weights alone: the newest, or that of ``tokens``."""
+    chosen = newest_weights(folder.checkpoints, tokens)
+    if chosen is not None:
+        for damaged in chosen.damaged:
+            say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
+        return chosen
+    kinds = (complete_checkpoints(folder.checkpoints, kind) for kind in ("tokens", "weights"))
+    there = sorted({tokens_of(one) for found in kinds for one in found})
+    if tokens is None or not there:
+        remedy = f"let it train to its first: python run.py resume={folder.path}"
+        raise RecipeError("run", f"{folder.path} has no complete checkpoint", remedy)
+    problem = f"{folder.path} has no complete checkpoint of {tokens:_} tokens"
+    raise RecipeError("at_tokens", problem, f"it has {', '.join(f'{one:_}' for one in there)}")
+
+
+def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFamily:
+    """Write the checkpoint as a folder of Hugging Face.
+
+    Raises:
+        RecipeError: the folder exists, or no class of Hugging Face computes this model.
+    """
+    folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
+    progress = marker.progress
+    results = None
+    if folder.results.exists():
+        results = folder.read("results.json", Results, finite=False)
+    return write_folder(
+        target,
+        model=load_weights(trained.chosen.checkpoint, marker, recipe.model),
+        section=thaw(recipe.model),
+        tokenizer=Path(folder.data.folder),
+        tokenizer_section=recipe.tokenizer,
+        context_tokens=recipe.budget.sequence_length,
+        rows=rows,
+        card=write_card(recipe, step=progress.step, tokens=progress.tokens, results=results),
+    )
+
+
+def export_place(trained: RunCheckpoint) -> Path:
+    """Return where the export of a checkpoint lies unless the user says otherwise."""
+    return trained.folder.path / "export" / trained.chosen.marker.name

@@ -12,14 +12,14 @@ from components.terminal import say, tell
 def run(arguments: Arguments) -> ActionResult:
     """Write ``NAME-HASH.recipe.yaml``, or the file that is named, and say what stays behind."""
     lock = make_lock(arguments, bundle=True)
-    file, outcome = write_lock(lock, arguments, "recipe")
-    for line in left_behind(lock):
+    file = write_lock(lock, arguments, "recipe")
+    for line in _left_behind(lock):
         say(f"not in the file: {line}")
     tell(str(file))
-    return outcome
+    return ActionResult()
 
 
-def left_behind(lock: Lock) -> Iterator[str]:
+def _left_behind(lock: Lock) -> Iterator[str]:
     """Name what a receiver has to bring: code, packages, text, tokenizer, weights."""
     tree = lock.model_dump(mode="json")
     commit = tree["software"]["code"]["commit"]

@@ -17,7 +17,7 @@ from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
-from components.parity.compare import TENSOR_TOLERANCE, Largest
+from components.parity.compare import TENSOR_TOLERANCE
 from components.parity.prover import (
     JUDGED,
     RANK,
@@ -125,29 +125,24 @@ def _object(proof: ParityProof) -> dict[str, object]:
         "failure": proof.failure,
     }
     if proof.comparison is None:
-        return tree | {
-            "loss": _difference(None),
-            "gradient": _difference(None) | {"parameter": None},
-        }
+        return tree | {"loss": _difference(None), "gradient": _difference(None, parameter=None)}
     loss, norm, gradient, weight = proof.comparison.parts.values()
     return tree | {
-        "loss": _part(loss) | {"microbatch": loss.where, "tolerance": proof.tolerances.loss},
-        "gradient_norm": _part(norm) | {"step": norm.where},
-        "gradient": _part(gradient) | {"parameter": gradient.where},
-        "weight": _part(weight) | {"parameter": weight.where},
+        "loss": _difference(
+            loss.difference, microbatch=loss.where, tolerance=proof.tolerances.loss
+        ),
+        "gradient_norm": _difference(norm.difference, step=norm.where),
+        "gradient": _difference(gradient.difference, parameter=gradient.where),
+        "weight": _difference(weight.difference, parameter=weight.where),
         "float32": {"loss": _difference(proof.float32_loss_difference)},
         "problems": proof.comparison.problems,
     }
 
 
-def _part(largest: Largest) -> dict[str, object]:
-    return _difference(largest.difference)
-
-
-def _difference(value: float | None) -> dict[str, object]:
+def _difference(value: float | None, **more: object) -> dict[str, object]:
     """JSON has no word for what is no number."""
     finite = value is not None and math.isfinite(value)
-    return {"largest_relative_difference": value if finite else None}
+    return {"largest_relative_difference": value if finite else None, **more}
 
 
 def show(proofs: Sequence[ParityProof]) -> None:
@@ -156,8 +151,8 @@ def show(proofs: Sequence[ParityProof]) -> None:
     table = Table(title="largest relative differences from one process", box=None)
     table.title_justify = "left"
     for place, column in enumerate(COLUMNS):
-        left = place == 0 or not column.endswith(("ranks", "loss", "seconds"))
-        justify: Literal["left", "right"] = "left" if left else "right"
+        right = place > 0 and column.endswith(("ranks", "loss", "seconds"))
+        justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
     for proof in proofs:
         table.add_row(*_cells(proof))

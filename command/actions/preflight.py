@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from rich.table import Table
 
-from cluster.allocation import is_inside, look_at_allocation
+from cluster.preflight import is_inside, look_at_allocation
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status
@@ -18,38 +18,29 @@ from command.path_checks import check_data_place
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone
-from components.preflight.verdict import NodeVerdict, PreflightVerdict
+from components.preflight.verdict import PreflightVerdict
 from components.run.folder import RunFolder, existing_run_folder
 from components.sharing.prepared import find_prepared
 from components.terminal import console, tell
 
-_WIDTH = 160  # of a table that is piped
 
-
-def print_verdict(verdict: PreflightVerdict) -> None:
-    """Print all findings, the ways out of the bad ones, and the sum."""
-    out = console(width=_WIDTH)
+def _print(verdict: PreflightVerdict) -> None:
+    """Print all findings, the ways out of the bad ones, each once, and the sum."""
+    out = console(width=160)
     table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
+    bad: dict[tuple[str, str], list[str]] = {}
     for node in verdict.nodes:
         for one in node.findings:
             table.add_row(node.node, one.check, one.found, one.expected, one.rule, one.verdict)
+        for one in node.bad:
+            bad.setdefault((one.check, one.remedy), []).append(node.node)
     out.print(table)
-    for line in remedies(verdict.nodes):
-        out.print(line)
+    for (check, remedy), names in bad.items():
+        out.print(f"{check} on {' '.join(names)}: {remedy}")
     out.print(
         f"{len(verdict.good)} of {len(verdict.nodes)} nodes are good, {verdict.needed} needed, "
         f"after {verdict.seconds:.1f} s"
     )
-
-
-def remedies(nodes: tuple[NodeVerdict, ...]) -> Iterator[str]:
-    """Say the way out of each bad finding once, with the nodes that have it."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        for one in node.bad:
-            found.setdefault((one.check, one.remedy), []).append(node.node)
-    for (check, remedy), names in found.items():
-        yield f"{check} on {' '.join(names)}: {remedy}"
 
 
 def run(arguments: Arguments) -> ActionResult:
@@ -60,18 +51,17 @@ def run(arguments: Arguments) -> ActionResult:
         else:
             verdict = look_alone(recipe, folder)
     if arguments.output == "json":
-        tree = {"holds": verdict.holds, **verdict.model_dump(mode="json")}
-        tell(json.dumps(tree))
+        tell(json.dumps({"holds": verdict.holds, **verdict.model_dump(mode="json")}))
     else:
-        print_verdict(verdict)
+        _print(verdict)
     return ActionResult(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)
 
 
 @contextmanager
 def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
     """Give the run that is named, or a folder for as long as it takes, which all nodes see."""
-    if "run" in arguments.folders:
-        folder = existing_run_folder(arguments.folders["run"].absolute())
+    if arguments.run is not None:
+        folder = existing_run_folder(arguments.run.absolute())
         recipe = read_recipe(folder.recipe)
         check_data_place(folder, recipe, arguments.values)
         yield recipe, folder

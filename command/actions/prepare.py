@@ -15,7 +15,7 @@ from command.outcome import ActionResult
 from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
-from components.data.files import replace_atomically
+from components.data.files import HASHES, HashCache, HashFile, replace_atomically
 from components.data.manifest import Manifest, StageCounts, StageRecord
 from components.errors import RecipeError
 from components.report.pages import leave_card
@@ -23,24 +23,24 @@ from components.sharing.prepared import find_staged, note_prepared
 from components.terminal import console, say, tell
 from components.train.sample_order import make_order
 from data_prep.card import describe, unigram_losses
-from data_prep.hashes import FILE_NAME, HashCache, HashFile
 from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
-from data_prep.stages.array import QueuedError
 from data_prep.stages.executors import Executor, Local
+from data_prep.task import QueuedError
 from data_prep.token_source import write_megatron
 from data_prep.tokenise import Here, Tokenise
 
 UNKNOWN = "unknown"
+CARD = "card.json"
 
 
-def print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
+def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
     """Print documents in, out, removed by reason, and in the source's own language."""
     table = Table("stage", "source", box=None, pad_edge=False, header_style="bold")
-    for column in ("documents in", "out", "languages", "removed or replaced"):
-        table.add_column(
-            column, justify="right" if column in {"documents in", "out"} else "left"
-        )
+    for column in ("documents in", "out"):
+        table.add_column(column, justify="right")
+    for column in ("languages", "removed or replaced"):
+        table.add_column(column)
     for stage, record in stages.items():
         for source, counts in record.sources.items():
             table.add_row(
@@ -55,7 +55,7 @@ def print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source
 
 
 def _languages(counts: StageCounts, claimed: str | None) -> str:
-    """Say how much is in the language that the source claims, else what there is most of."""
+    """Give how much is in the language that the source claims, else what there is most of."""
     known = {name: number for name, number in counts.languages.items() if name != UNKNOWN}
     if claimed is not None and known:
         return f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
@@ -67,9 +67,6 @@ def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in pairs if number)
 
 
-CARD = "card.json"
-
-
 def run(arguments: Arguments) -> ActionResult:
     """Prepare, and print what the stages did and where the data is."""
     try:
@@ -79,10 +76,8 @@ def run(arguments: Arguments) -> ActionResult:
         return ActionResult()
     tell(f"{data['folder']}")
     for name, drawn in data["mixture"].items():
-        say(
-            f"{name}: {drawn['promised_share']:.4%} of the budget, "
-            f"read {drawn['epochs']:.2f} times"
-        )
+        share, epochs = drawn["promised_share"], drawn["epochs"]
+        say(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")
     return ActionResult()
 
 
@@ -106,12 +101,11 @@ def prepare_data(
     for name in recipe.data.names:
         source = recipe.data.sources.get(name)
         if source is None or not source.has_text:
-            raise RecipeError(
-                f"data.sources.{name}",
-                "no text is named for this source",
-                f"set data.sources.{name}.files=[...], or scale=mini for the embedded text",
-            )
-    hashed = HashCache(path=Path(recipe.data.folder) / FILE_NAME)
+            where = f"data.sources.{name}"
+            remedy = f"set {where}.files=[...], or scale=mini for the embedded text"
+            raise RecipeError(where, "no text is named for this source", remedy)
+    stem = f"{recipe.name}-{recipe.scale.name}"
+    hashed = HashCache(path=Path(recipe.data.folder) / HASHES)
     sources, stages, tokenise = _cleaned(recipe, site, hashed)
     tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
@@ -122,7 +116,7 @@ def prepare_data(
         tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
         root=Path(recipe.data.folder),
-        name=f"{recipe.name}-{recipe.scale.name}",
+        name=stem,
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
         sequence_length=recipe.budget.sequence_length,
@@ -136,7 +130,7 @@ def prepare_data(
     kept = _kept(recipe, folder, manifest)
     if anew or not (folder / CARD).exists():
         card = describe(
-            name=f"{recipe.name}-{recipe.scale.name}",
+            name=stem,
             manifest=manifest,
             sources=recipe.data.sources,
             texts=sources,
@@ -185,18 +179,14 @@ def _cleaned(
         return raw, {}, Here()
     from data_prep.corpus import Corpus
     from data_prep.stages.engine import Passes
-    from data_prep.token_passes import InPasses
+    from data_prep.stages.tokens import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}
-    passes = Passes(
-        root=_stages_folder(recipe),
-        executor=_executor(recipe, preparation, site),
-        say=say,
-    )
-    cleaned = Corpus(
-        sources=texts, preparation=preparation, passes=passes, hashed=hashed
-    ).clean()
-    print_stages(cleaned.stages, raw)
+    executor = _executor(recipe, preparation, site)
+    passes = Passes(root=_stages_folder(recipe), executor=executor, say=say)
+    corpus = Corpus(sources=texts, preparation=preparation, passes=passes, hashed=hashed)
+    cleaned = corpus.clean()
+    _print_stages(cleaned.stages, raw)
     return {**raw, **cleaned.sources}, cleaned.stages, InPasses(passes=passes)
 
 
@@ -207,7 +197,7 @@ def _executor(recipe: Recipe, preparation: Preparation, site: Mapping[str, Any])
         user = read_user(recipe.cluster.name, site)
         return OnSlurm(recipe=recipe, preparation=preparation, user=user, repository=ROOT)
     if preparation.executor == "ray":
-        from data_prep.stages.on_ray import OnRay
+        from data_prep.stages.executors import OnRay
 
         return OnRay(workers=preparation.workers)
     return Local(workers=preparation.workers, leave_failures=False)

@@ -19,7 +19,7 @@ def run(arguments: Arguments) -> ActionResult:
 
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
-    folder = Path() if several else arguments.folders.get("run", runs[0])
-    file = write_report(runs, arguments.folders.get("file", folder / "report.html"))
+    folder = Path() if several else arguments.run or runs[0]
+    file = write_report(runs, arguments.file or folder / "report.html")
     tell(str(file))
     return ActionResult()

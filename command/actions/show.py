@@ -1,7 +1,6 @@
 """Print the composed, checked recipe and what follows from it, or the works that it repeats."""
 
 import json
-from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -30,9 +29,8 @@ def citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
     known = sorted(file.stem for file in folder.glob("*.bib"))
     if not recipe.works:
         problem = f"the recipe {recipe.name!r} names no work to cite"
-        raise RecipeError(
-            "works", problem, f"name some of {', '.join(known)}: works=[{known[0]}]"
-        )
+        remedy = f"name some of {', '.join(known)}: works=[{known[0]}]"
+        raise RecipeError("works", problem, remedy)
     for name in recipe.works:
         if name not in known:
             raise RecipeError("works", f"there is no work {name!r}", nearest(name, known))
@@ -43,7 +41,10 @@ def run(arguments: Arguments) -> ActionResult:
     """Print YAML and tables, or one JSON object; with ``cite=true`` the BibTeX alone."""
     recipe = compose_recipe(arguments)
     if arguments.cite:
-        _print_citations(citations(recipe), arguments.output)
+        works = citations(recipe)
+        as_text = arguments.output == "text"
+        text = "\n".join(works.values()) if as_text else json.dumps({"works": works})
+        tell(text.removesuffix("\n"))
         return ActionResult()
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
@@ -52,11 +53,6 @@ def run(arguments: Arguments) -> ActionResult:
     else:
         print_recipe(recipe)
     return ActionResult()
-
-
-def _print_citations(works: Mapping[str, str], output: str) -> None:
-    text = json.dumps({"works": works}) if output == "json" else "\n".join(works.values())
-    tell(text.removesuffix("\n"))
 
 
 def as_json(recipe: Recipe) -> dict[str, object]:
@@ -86,11 +82,8 @@ def print_recipe(recipe: Recipe) -> None:
     table = Table("assumed (never published)", "value", "reason", box=None)
     for name, item in assumed.items():
         value = item["value"]
-        table.add_row(
-            name,
-            f"{len(value)} values" if isinstance(value, dict) else _number(value),
-            item["reason"],
-        )
+        text = f"{len(value)} values" if isinstance(value, dict) else _number(value)
+        table.add_row(name, text, item["reason"])
     out.print(table)
 
 
@@ -104,17 +97,14 @@ def _derived_table(recipe: Recipe) -> Table:
     table.add_row("steps", f"{derived.steps:,}")
     table.add_row("ranks", f"{derived.ranks:,}")
     table.add_row("microbatches a step and rank", f"{derived.microbatches_per_step:,}")
-    table.add_row("layers of each pipeline stage", _runs(derived.layers_by_stage))
+    # Equal neighbours are written once: 5, 10 x 6, 5.
+    runs = [(count, len(list(equal))) for count, equal in groupby(derived.layers_by_stage)]
+    layers = ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
+    table.add_row("layers of each pipeline stage", layers)
     table.add_row("FLOPs a token, full attention", f"{derived.flops_per_token.full:,}")
     table.add_row("FLOPs a token, causal attention", f"{derived.flops_per_token.causal:,}")
     table.add_row("fingerprint", recipe.fingerprint())
     return table
-
-
-def _runs(counts: tuple[int, ...]) -> str:
-    """Write equal neighbours once: ``5, 10 x 6, 5``."""
-    runs = [(count, len(list(equal))) for count, equal in groupby(counts)]
-    return ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
 
 
 def _number(value: object) -> str:

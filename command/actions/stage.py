@@ -1,8 +1,9 @@
 """Collect all that a machine without internet needs for a run, in one folder."""
 
+import shutil
 from pathlib import Path
 
-from cluster.staging.folder import Target, close_stage, copy_tree, open_stage, target_of
+from cluster.staging.folder import close_stage, copy_tree, open_stage, target_of
 from cluster.staging.packages import bundle_code, fetch_packages, write_installer
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
@@ -24,12 +25,13 @@ def run(arguments: Arguments) -> ActionResult:
     user = read_user(recipe.cluster.name, arguments.site)
     target = target_of(recipe, user)
     stem = f"{recipe.name}-{recipe.scale.name}-{recipe.cluster.name}.stage"
-    folder = arguments.folders.get("file", Path(stem))
+    folder = arguments.file or Path(stem)
     open_stage(folder)
     commit = bundle_code(ROOT, folder)
     say(f"code: {commit[:12]}")
     wheels = fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
-    say(f"packages: {len(wheels)} wheels for Python {target.python}{_provided(target)}")
+    provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
+    say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
     without = _stage_data(recipe, arguments, folder)
     image = stage_image(user.image, folder)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
@@ -84,14 +86,8 @@ def stage_image(image: str | None, folder: Path) -> str | None:
         return None
     source = Path(image)
     if not source.is_file():
-        raise RecipeError(
-            "site.image", f"there is no file {image}", "name an image that is here"
-        )
+        remedy = "name an image that is here"
+        raise RecipeError("site.image", f"there is no file {image}", remedy)
     with source.open("rb") as read, replace_atomically(folder / source.name) as write:
-        while block := read.read(1 << 20):
-            write.write(block)
+        shutil.copyfileobj(read, write)
     return source.name
-
-
-def _provided(target: Target) -> str:
-    return f"; {', '.join(target.provided)} by its modules" if target.provided else ""

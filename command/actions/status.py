@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from cluster.scheduler import Scheduler
-from cluster.schedulers import scheduler_of
+from cluster.scheduler import Scheduler, scheduler_of
 from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import ActionResult
@@ -22,33 +21,26 @@ _WIDTH = 160  # of tables that are piped
 def run(arguments: Arguments) -> ActionResult:
     """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``."""
     folders = named_runs(arguments)
-    single = folders == [arguments.folders.get("run")]
-    found = [status_of(folder, _scheduler(folder)) for folder in folders]
-    if single:
-        _print_one(found[0], arguments.output)
+    if folders != [arguments.run]:
+        print_runs(folders, arguments.output)
+        return ActionResult()
+    one = status_of(folders[0], _scheduler(folders[0]))
+    if arguments.output == "json":
+        tell(json.dumps(one.as_json()))
     else:
-        _print_all(found, arguments.output)
+        out = console(width=_WIDTH)
+        out.print(_runs([one]))
+        out.print(_jobs(one))
     return ActionResult()
 
 
 def print_runs(folders: Sequence[Path], output: str) -> None:
     """Print a row for each run folder, or one JSON object."""
-    _print_all([status_of(folder, _scheduler(folder)) for folder in folders], output)
-
-
-def _print_all(found: Sequence[RunStatus], output: str) -> None:
+    found = [status_of(folder, _scheduler(folder)) for folder in folders]
     if output == "json":
         tell(json.dumps({"runs": [one.as_json() for one in found]}))
     else:
         console(width=_WIDTH).print(_runs(found))
-
-
-def _print_one(one: RunStatus, output: str) -> None:
-    if output == "json":
-        tell(json.dumps(one.as_json()))
-    else:
-        console(width=_WIDTH).print(_runs([one]))
-        console(width=_WIDTH).print(_jobs(one))
 
 
 def _scheduler(folder: Path) -> Scheduler | None:
@@ -80,15 +72,10 @@ def _runs(found: Sequence[RunStatus]) -> Table:
 def _jobs(one: RunStatus) -> Table:
     table = Table("job", "attempt", "state", "from tokens", "to tokens", "", box=None)
     for record in one.jobs:
+        ended = record.ended or "not ended"
         to = "" if record.tokens_at_end is None else f"{record.tokens_at_end:,}"
-        table.add_row(
-            record.job,
-            str(record.attempt),
-            record.ended or "not ended",
-            f"{record.tokens_at_begin:,}",
-            to,
-            record.why,
-        )
+        begin = f"{record.tokens_at_begin:,}"
+        table.add_row(record.job, str(record.attempt), ended, begin, to, record.why)
     for job in one.queued or ():
         table.add_row(job.job, "", job.state, "", "", job.why)
     return table

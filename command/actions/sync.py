@@ -2,21 +2,28 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from command.arguments import Arguments
 from command.compose import compose_group
 from command.outcome import ActionResult
 from command.path_checks import named_runs
 from components import terminal
+from components.config.schema.monitoring import Tracking
 from components.config.schema.recipe import Recipe, read_recipe, read_section
-from components.config.schema.recording import Tracking
 from components.errors import RecipeError
 from components.run.disk import explained
 from components.tracking import to_mlflow, to_wandb
 from components.tracking.run_export import check_installed, tell
 
 SECTION = "tracking"
+SERVER = "MLFLOW_TRACKING_URI"
+# The libraries would try for minutes, and MLflow tells its makers of its use. What the user has
+# set stays.
+MANNERS = {
+    "WANDB_X_GRAPHQL_RETRY_MAX": "3",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 
 
 def tracking_of(recipe: Recipe, arguments: Arguments) -> Tracking:
@@ -31,33 +38,19 @@ def tracking_of(recipe: Recipe, arguments: Arguments) -> Tracking:
     if SECTION in arguments.choices:
         tree = compose_group(SECTION, arguments.choices[SECTION])
     for key, value in arguments.values.items():
-        _put(tree, key, value)
+        _, tracker, *names = key.split(".")
+        if not names:
+            tree[tracker] = value
+        elif isinstance(tree.get(tracker), dict):
+            tree[tracker][".".join(names)] = value
+        else:
+            problem = f"there is no {SECTION}.{tracker} that could have it"
+            raise RecipeError(key, problem, f"add {SECTION}={tracker}")
     tracking = read_section(Tracking, tree, SECTION)
     if tracking.is_empty:
         remedy = "add tracking=wandb, tracking=mlflow or tracking=both"
         raise RecipeError(SECTION, "this run's recipe names no tracker", remedy)
     return tracking
-
-
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    _, tracker, *names = key.split(".")
-    if not names:
-        tree[tracker] = value
-        return
-    if not isinstance(tree.get(tracker), dict):
-        problem = f"there is no {SECTION}.{tracker} that could have it"
-        raise RecipeError(key, problem, f"add {SECTION}={tracker}")
-    tree[tracker][".".join(names)] = value
-
-
-SERVER = "MLFLOW_TRACKING_URI"
-# The libraries would try for minutes, and MLflow tells its makers of its use. What the user has
-# set stays.
-MANNERS = {
-    "WANDB_X_GRAPHQL_RETRY_MAX": "3",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 
 
 def run(arguments: Arguments) -> ActionResult:
@@ -88,11 +81,7 @@ def _send(folder: Path, tracking: Tracking, server: str) -> None:
 
 
 def _server(tracking: Tracking, arguments: Arguments) -> str:
-    """Say where MLflow is; who is logged in to W&B has said where that is.
-
-    Raises:
-        RecipeError: nobody has said it, or only W&B is asked for.
-    """
+    """Return where MLflow is; who is logged in to W&B has said where that is."""
     if tracking.mlflow == "none":
         if arguments.to is not None:
             remedy = "leave it out; wandb login --host=URL says where W&B is"

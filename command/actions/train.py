@@ -7,16 +7,16 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import bundle_of, told_after, told_before
 from command.compose import compose_recipe
-from command.options import keys_of
 from command.outcome import ActionResult, Status
 from command.path_checks import check_run_places
+from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint
-from components.config.relayout import check_movable, relayout
+from components.config.resolve import check_movable, relayout
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
+from components.report.measurements import parts_grid, products_grid, read_profiles, waits_grid
 from components.report.pages import leave_report
-from components.report.profile import parts_grid, products_grid, read_profiles, waits_grid
 from components.report.tables import terminal_table
 from components.run.disk import explained
 from components.run.folder import RunFolder, create_run_folder, open_run_folder, replace_recipe
@@ -28,27 +28,25 @@ from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable, launch
 from components.versions import outside
 
-WIDTH = 160  # where nobody looks: no line is broken
+LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 
-def print_profile(run: Path) -> None:
+def _print_profile(run: Path) -> None:
     """Print where the time went, what products reached, and what waits, if it was profiled."""
-    profiles = read_profiles(run)
-    if not profiles:
+    if not (profiles := read_profiles(run)):
         return
     first, *others = profiles
-    found = [((), first)]
-    out = console(width=WIDTH)
+    out = console(width=160)
     steps = ", ".join(map(str, first["steps"]))
     out.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
-    out.print(terminal_table(parts_grid(found, lead=())))
-    out.print(terminal_table(products_grid(found, lead=())))
+    out.print(terminal_table(parts_grid(first)))
+    out.print(terminal_table(products_grid(first)))
     if first.get("machine") is None:
         out.print(
             "no limit: this cluster's profile has no figures of its hardware; "
             "python -m benchmarks.peaks measures them"
         )
-    waits = waits_grid(found, lead=())
+    waits = waits_grid(first)
     if waits.rows:
         out.print("the host waits for its device, or would on one, in:")
         out.print(terminal_table(waits))
@@ -57,18 +55,20 @@ def print_profile(run: Path) -> None:
         out.print(f"the report has ranks {ranks}, too")
 
 
-LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
-
-
 def run(arguments: Arguments) -> ActionResult:
     """Train a new run, or go on with one; its folder is held until all ranks have ended."""
-    if "resume" not in arguments.folders:
-        folder, recipe = _begin(arguments)
+    if arguments.resume is None:
+        recipe = compose_recipe(arguments)
+        _check_here(recipe)
+        data = prepare_data(recipe, arguments.site)
+        folder = create_run_folder(recipe, arguments.run)
+        _describe(folder, data, arguments)
         with train_alone(folder.path, "run", say) as lock:
             return _train(recipe, folder, lock, bundle_of(arguments))
-    folder, _ = _open(arguments)  # before the lock, which is a file: nothing is written yet
+    # Opened before the lock, which is a file: nothing is written yet.
+    folder, _ = _open(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:
-        folder, recipe = _resume(arguments)
+        folder, recipe = _resume(arguments.resume, arguments)
         return _train(recipe, folder, lock, None)
 
 
@@ -99,22 +99,13 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
 
 
 def _interrupted(folder: RunFolder) -> str:
-    """Say what is kept of a run that did not save before it was ended, and how to go on."""
+    """Give what is kept of a run that did not save before it was ended, and how to go on."""
     if folder.results.exists():
         way = f"python run.py action=report run={folder.path}"
         return f"interrupted after it had ended: all is saved; its report: {way}"
     saved = newest_checkpoint(folder.checkpoints)
     kept = f"kept is {saved}" if saved else "no checkpoint was whole yet"
     return f"interrupted: {kept}; go on with: python run.py resume={folder.path}"
-
-
-def _begin(arguments: Arguments) -> tuple[RunFolder, Recipe]:
-    recipe = compose_recipe(arguments)
-    _check_here(recipe)
-    data = prepare_data(recipe, arguments.site)
-    folder = create_run_folder(recipe, arguments.folders.get("run"))
-    _describe(folder, data, arguments)
-    return folder, recipe
 
 
 def _describe(folder: RunFolder, data: dict[str, Any], arguments: Arguments) -> None:
@@ -136,18 +127,18 @@ def _check_here(recipe: Recipe) -> None:
     check_builds(recipe)
 
 
-def _open(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+def _open(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
     """Open the run that goes on, if the words beside it and its places may be."""
     keys = keys_of(arguments.words)
     check_movable(key for key in keys if key not in {"resume", "action"})
-    folder, recipe = open_run_folder(arguments.folders["resume"])
+    folder, recipe = open_run_folder(path)
     check_run_places(folder, recipe, arguments)
     return folder, recipe
 
 
-def _resume(arguments: Arguments) -> tuple[RunFolder, Recipe]:
+def _resume(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
     """Take everything from the folder, but the layout from the words if there are any."""
-    folder, before = _open(arguments)
+    folder, before = _open(path, arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
     if recipe != before:
         _check_here(recipe)
@@ -188,6 +179,6 @@ def _print_end(folder: RunFolder, results: Results, report: Path | None) -> None
     lines.append(f"{results.tokens_per_second:,.0f} tokens/s")
     if results.status == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")
-    print_profile(folder.path)
+    _print_profile(folder.path)
     lines += [f"report: {report}"] if report else []
     tell("\n".join(lines))

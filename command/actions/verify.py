@@ -1,7 +1,6 @@
 """Hold a lock against what is here now, or against a run; name what differs."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.run.provenance import COMPUTING, files_changed
-from components.sharing.differences import Found, as_json, compare, notes, side_of
+from components.sharing.differences import Found, compare, notes, side_of
 from components.sharing.lock import Lock
-from components.terminal import tell
 
 
 def run(arguments: Arguments) -> ActionResult:
     """Print the differences by group; status 1 if any changes the mathematics."""
-    file = arguments.folders.get("file")
-    if file is None:
+    if (file := arguments.file) is None:
         raise RecipeError("file", "no lock is named", "write file=NAME.lock.yaml")
     given = read_given(file, "file")
     if not isinstance(given, ReceivedLock):
@@ -34,37 +31,34 @@ def run(arguments: Arguments) -> ActionResult:
     lock = given.lock
     locked = side_of(lock, file.name)
     unseen: list[str] = []
-    if "run" in arguments.folders:
-        now = side_of_run(arguments.folders["run"])
+    if arguments.run is not None:
+        now = side_of_run(arguments.run)
     else:
-        recipe = recompose(lock, file, arguments.values)
-        unseen = list(_unseen(recipe, arguments.values))
+        recipe = _recompose(lock, file, arguments.values)
+        unseen = _unseen(recipe, arguments.values)
         now = side_of_now(recipe, "now", reads_data=not unseen)
     found = compare(locked, now)
     _judge_file(given, found)
     said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
-    if arguments.output == "json":
-        tell(json.dumps({**as_json(found), "notes": said}))
-    else:
-        print_differences(locked, now, found, said)
+    print_differences(locked, now, found, said, output=arguments.output)
     return ActionResult(Status.DOES_NOT_HOLD if found[KeyGroup.MATHEMATICS] else Status.DONE)
 
 
-def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> Iterator[str]:
-    """Say which prepared data are not looked at: a lock's author does not choose what is."""
+def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> list[str]:
+    """Give which prepared data are not looked at: a lock's author does not choose what is."""
     places = places_outside(recipe.model_dump(mode="json"), UserOverrides(values))
-    if (folder := places.get("data.folder")) is not None:
-        yield f"prepared data are not looked for: data.folder={folder} leads out of the "
-        "working folder; if you trust it, name it yourself"
+    if (folder := places.get("data.folder")) is None:
+        return []
+    return [
+        f"prepared data are not looked for: data.folder={folder} leads out of the working "
+        "folder; if you trust it, name it yourself"
+    ]
 
 
-def recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
+def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
     """Compose again what the lock was made of, with the files that are here now.
 
     Its choices and values are data; ``values`` are those that the user names beside it.
-
-    Raises:
-        RecipeError: these files no longer make a recipe of it.
     """
     asked = lock.model_dump(mode="json")["asked"]
     name = str(file) if lock.is_bundle else asked["recipe"]
@@ -86,10 +80,8 @@ def _judge_file(given: ReceivedLock, found: Found) -> None:
     lock, name = given.lock, given.sent.file.name
     tree = lock.model_dump(mode="json")["settled"]
     if not given.sealed:
-        found[KeyGroup.MATHEMATICS][name] = (
-            "as it was written",
-            "edited: its sha256 is another",
-        )
+        values = ("as it was written", "edited: its sha256 is another")
+        found[KeyGroup.MATHEMATICS][name] = values
     for group in KeyGroup:
         written, computed = lock.fingerprint.of(group), fingerprint_of(tree, group)
         if computed != written:
@@ -99,10 +91,9 @@ def _judge_file(given: ReceivedLock, found: Found) -> None:
 def _changed_files(lock: Lock, found: Found) -> list[str]:
     """Ask git for the files behind a room that differs."""
     commit = lock.software.code.commit
-    said = []
-    for room in COMPUTING:
-        if f"code.{room}" not in found[KeyGroup.MATHEMATICS]:
-            continue
-        if files := files_changed(commit, room):
-            said.append(f"code.{room}: {', '.join(files)} (since commit {commit[:12]})")
-    return said
+    changed = [room for room in COMPUTING if f"code.{room}" in found[KeyGroup.MATHEMATICS]]
+    return [
+        f"code.{room}: {', '.join(files)} (since commit {commit[:12]})"
+        for room in changed
+        if (files := files_changed(commit, room))
+    ]

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
-from command.study.listed_points import OUT_OF_MEMORY
-from command.study.schema import Names, Value
+from command.study.schema import OUT_OF_MEMORY, Names, Value
 from components.config.schema.types import FrozenMapping, Section
 from components.errors import RecipeError
 
@@ -57,21 +56,26 @@ def cite(table: CitedRows, rows: Sequence[Cells], where: str) -> dict[str, Any]:
         if rows and column not in rows[0]:
             problem = f"{table.file} has no column {column!r}"
             raise RecipeError(f"{where}.{path}", problem, f"it has {', '.join(rows[0])}")
-    kept = [(line, row) for line, row in enumerate(rows, start=2) if _counts(table, row)]
+    kept = [
+        (line, row)
+        for line, row in enumerate(rows, start=2)
+        if _is_like(table.where, row) and _figure(table, row) is not None
+    ]
     if table.best is not None:
         kept = _best(table.best, kept)
     if not kept:
         raise RecipeError(f"{where}.where", f"no row of {table.file} is left", "ask for less")
-    read = [(_point(table, row, where), line, row) for line, row in kept]
-    points = [point for place, (point, *_) in enumerate(read) if _is_first(read, place)]
-    values = [
-        {
-            "at": point,
-            "value": _figure(table, row),
-            "place": f"{table.file}:{line}",
+    points: list[dict[str, Value]] = []
+    values = []
+    for line, row in kept:
+        point = {
+            key: _of_column(column, row, f"{where}.keys.{key}")
+            for key, column in table.keys.items()
         }
-        for point, line, row in read
-    ]
+        place = f"{table.file}:{line}"
+        values.append({"at": point, "value": _figure(table, row), "place": place})
+        if point not in points:
+            points.append(point)
     return {"points": points, "values": values}
 
 
@@ -84,10 +88,6 @@ def _columns(table: CitedRows) -> Iterator[tuple[str, str]]:
         yield from (("best", column) for column in (table.best.column, *table.best.by))
     for key, column in table.keys.items():
         yield f"keys.{key}", column if isinstance(column, str) else column.column
-
-
-def _counts(table: CitedRows, row: Cells) -> bool:
-    return _is_like(table.where, row) and _figure(table, row) is not None
 
 
 def _is_like(wanted: Mapping[str, Sequence[str]], row: Cells) -> bool:
@@ -115,13 +115,6 @@ def _best(best: Best, rows: list[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
     return [(line, row) for _, line, row in kept.values()]
 
 
-def _point(table: CitedRows, row: Cells, where: str) -> dict[str, Value]:
-    return {
-        key: _of_column(column, row, f"{where}.keys.{key}")
-        for key, column in table.keys.items()
-    }
-
-
 def _of_column(column: str | Column, row: Cells, where: str) -> Value:
     if isinstance(column, str):
         return _value(row[column])
@@ -139,7 +132,3 @@ def _value(cell: str) -> int | float | str:
     except ValueError:
         return cell
     return int(number) if number.is_integer() else number
-
-
-def _is_first(read: Sequence[tuple[dict[str, Value], int, Cells]], place: int) -> bool:
-    return all(read[place][0] != point for point, *_ in read[:place])

@@ -1,21 +1,138 @@
-"""A study that lists its points: all are planned, run where asked, set beside the work."""
+"""A study that lists its points: all are planned, run where asked, set beside the work's."""
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
+from rich.table import Table
+
 from command.outcome import Status
-from command.study.listed_points import ListedStudy
 from command.study.request import StudyRequest
-from command.study.rows import PointResult, median_deviation, relative, study_grid, summary
-from command.study.runs import PlannedRuns, PointEnding, Runner, result_in, runner_of
-from command.study.schema import Point
-from components.errors import RecipeError
+from command.study.runs import (
+    NOT_YET,
+    PointEnding,
+    Runner,
+    plan_point,
+    result_in,
+    run_all,
+    runner_of,
+)
+from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
+from components.report import numbers
 from components.report.pages import check_plotly
+from components.report.tables import Grid
 from components.terminal import console, say, tell
 
-NOT_YET = PointEnding(None, "")
+
+@dataclass(frozen=True, kw_only=True)
+class PointResult:
+    """One point; ``fits`` is the plan's word, ``why`` what speaks against plan or run."""
+
+    point: Mapping[str, Value]
+    planned: float | None
+    fits: bool
+    measured: float | None
+    why: str
+    quotes: tuple[Quote, ...]
+
+    def deviation(self, quote: Quote) -> float | None:
+        """Set the plan beside a published figure, as a fraction of it."""
+        if self.planned is None or isinstance(quote.value, str):
+            return None
+        return self.planned / quote.value - 1
+
+
+def relative(study: ListedStudy, tried: Sequence[PointResult]) -> list[PointResult]:
+    """Divide each figure by that of the baseline, if the study names one."""
+    base = next((one for one in tried if one.point == study.base), None)
+    if base is None:
+        return list(tried)
+    return [
+        replace(
+            one,
+            planned=_ratio(one.planned, base.planned),
+            measured=_ratio(one.measured, base.measured),
+        )
+        for one in tried
+    ]
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base
+
+
+def median_deviation(tried: Sequence[PointResult]) -> float | None:
+    """Return the median of the absolute deviations of the plans, if there are any."""
+    every = (one.deviation(quote) for one in tried for quote in one.quotes)
+    found = [abs(deviation) for deviation in every if deviation is not None]
+    return median(found) if found else None
+
+
+def summary(tried: Sequence[PointResult]) -> str:
+    """Give in a line how far plans and publication are apart, and what of it cannot be said."""
+    quotes = [(one, quote) for one in tried for quote in one.quotes]
+    compared = [one for one, quote in quotes if one.deviation(quote) is not None]
+    parts = [f"{len(tried)} points, {len(quotes)} published figures"]
+    middle = median_deviation(tried)
+    if middle is not None:
+        parts.append(f"plans off by {middle:.1%} at the median of {len(compared)}")
+    for name, out in (("ran", False), ("ran out of memory", True)):
+        group = [one for one, quote in quotes if (quote.value == OUT_OF_MEMORY) == out]
+        without = sum(not one.fits for one in group)
+        if without:
+            count = f"{without} of {len(group)}"
+            parts.append(f"{count} that {name} do not fit by plan, or are refused")
+    return "; ".join(parts)
+
+
+def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
+    """Lay out a row for each published figure; a point without one has a row too."""
+    keys = _differing(study)
+    runs = any(one.measured is not None for one in tried)
+    noted = any(one.why for one in tried)
+    columns = (
+        *(key.rpartition(".")[2] for key in keys),
+        *("published", "planned", "off by"),
+        *(("measured",) if runs else ()),
+        *(("note",) if noted else ()),
+        "place",
+    )
+    rows = []
+    for one in tried:
+        shown = study.shown(one.point)
+        for quote in one.quotes or (None,):
+            off = one.deviation(quote) if quote else None
+            cells = (
+                *(numbers.exact(shown[key]) for key in keys),
+                _written(quote.value if quote else None),
+                _written(one.planned),
+                numbers.ABSENT if off is None else f"{off:+.1%}",
+                *((_written(one.measured),) if runs else ()),
+                *((one.why,) if noted else ()),
+                quote.place if quote else "",
+            )
+            rows.append(cells)
+    return Grid(columns=columns, rows=rows)
+
+
+def _differing(study: ListedStudy) -> list[str]:
+    """Name the keys that tell points apart; of two that tell the same, the figure's."""
+    shown = [study.shown(point) for point in study.points]
+    drawn = [*study.figure.x, *study.figure.series]
+    told: dict[tuple[int, ...], str] = {}
+    for key in sorted(shown[0], key=lambda key: key not in drawn):
+        values = [one[key] for one in shown]
+        told.setdefault(tuple(values.index(value) for value in values), key)
+    told.pop(tuple(0 for _ in shown), None)
+    return [key for key in shown[0] if key in told.values()] or drawn
+
+
+def _written(value: float | str | None) -> str:
+    if isinstance(value, str):
+        return value
+    return numbers.ABSENT if value is None else numbers.measured(value)
 
 
 def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
@@ -24,7 +141,7 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
     Raises:
         RecipeError: the page has no place, or a result lacks what is compared.
     """
-    plans = [plan_point(asked, study, point) for point in study.points]
+    plans = [plan_point(asked, point) for point in study.points]
     try:
         runs = _measured(asked, study)
     except KeyboardInterrupt:
@@ -41,29 +158,18 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         )
         for point, plan, run in zip(study.points, plans, runs, strict=True)
     ]
-    _tell(asked, study, relative(study, tried))
+    tried = relative(study, tried)
+    if asked.action == "report":
+        check_plotly("action")
+        from command.study.page import write_study
+
+        tell(f"{write_study(study, tried, asked.changed, asked.page)}")
+    elif asked.output == "json":
+        tell(json.dumps(_as_json(study, tried)))
+    else:
+        _print(asked, study, tried)
     found = [*plans, *runs] if asked.action in {"plan", "report"} else runs
     return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
-
-
-def plan_point(asked: StudyRequest, study: ListedStudy, point: Point) -> PointEnding:
-    """Plan a point; what the recipe refuses, or nobody can predict, has no figure.
-
-    A layout that does not fit has one: the work may have run it.
-    """
-    key = study.objective.planned
-    if key is None:
-        return NOT_YET
-    planner = PlannedRuns(ask=asked.arguments_of, key=key)
-    try:
-        planner.start(point)
-        return PointEnding(planner.figure(point), planner.look(point).why)
-    except RecipeError as error:
-        return _refused(error)
-
-
-def _refused(error: RecipeError) -> PointEnding:
-    return PointEnding(None, f"{error.path}: {error.problem}")
 
 
 def _measured(asked: StudyRequest, study: ListedStudy) -> list[PointEnding]:
@@ -73,54 +179,25 @@ def _measured(asked: StudyRequest, study: ListedStudy) -> list[PointEnding]:
         runner_of(asked)  # refuses what no plan knows
         return [NOT_YET for _ in points]
     if asked.action == "report":
-        key = study.objective.measured
-        return [result_in(asked.folder_of(point), key) or NOT_YET for point in points]
-    ended = run_points(study, runner_of(asked))
-    return [ended[place] for place in range(len(points))]
+        return [result_in(asked, point) or NOT_YET for point in points]
+    return run_points(study, runner_of(asked))
 
 
-def run_points(study: ListedStudy, runner: Runner) -> dict[int, PointEnding]:
+def run_points(study: ListedStudy, runner: Runner) -> list[PointEnding]:
     """Keep as many runs under way as the study wants until every point has ended."""
-    queue, points = study.queue, study.points
-    waiting, under_way, ended = list(range(len(points))), list[int](), dict[int, PointEnding]()
-    while waiting or under_way:
-        for place in list(under_way):
-            if (found := runner.look(points[place])) is not None:
-                under_way.remove(place)
-                ended[place] = found
-                _say_point(points[place], found, len(ended))
-        if waiting and len(under_way) < queue.at_once:
-            place = waiting.pop(0)
-            try:
-                runner.start(points[place])
-                under_way.append(place)
-            except RecipeError as error:
-                ended[place] = _refused(error)
-                _say_point(points[place], ended[place], len(ended))
-        elif under_way:
-            time.sleep(queue.poll_seconds)
-    return ended
+    ended: dict[int, PointEnding] = {}
+
+    def finish(place: int, found: PointEnding) -> None:
+        ended[place] = found
+        point = ", ".join(f"{key}={value}" for key, value in study.points[place].items())
+        figure = found.why if found.figure is None else f"{found.figure:,.6g}"
+        say(f"[{len(ended)}] {point}: {figure}")
+
+    run_all(runner, enumerate(study.points), finish, study.queue)
+    return [ended[place] for place in range(len(study.points))]
 
 
-def _say_point(point: Point, ended: PointEnding, count: int) -> None:
-    text = ", ".join(f"{key}={value}" for key, value in point.items())
-    figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
-    say(f"[{count}] {text}: {figure}")
-
-
-def _tell(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) -> None:
-    if asked.action == "report":
-        check_plotly("action")
-        from command.study.page import write_study
-
-        tell(f"{write_study(study, tried, asked.changed, asked.page)}")
-    elif asked.output == "json":
-        tell(json.dumps(_tree(study, tried)))
-    else:
-        _print(asked, study, tried)
-
-
-def _tree(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
+def _as_json(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
     """Return what ``output=json`` prints; figures are in the published unit."""
     return {
         "study": study.name,
@@ -136,12 +213,8 @@ def _tree(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
                 "measured": one.measured,
                 "why": one.why,
                 "published": [
-                    {
-                        "value": quote.value,
-                        "deviation": one.deviation(quote),
-                        "place": quote.place,
-                    }
-                    for quote in one.quotes
+                    {"value": q.value, "deviation": one.deviation(q), "place": q.place}
+                    for q in one.quotes
                 ],
             }
             for one in tried
@@ -151,15 +224,13 @@ def _tree(study: ListedStudy, tried: list[PointResult]) -> Mapping[str, Any]:
 
 
 def _print(asked: StudyRequest, study: ListedStudy, tried: list[PointResult]) -> None:
-    from rich.table import Table
-
     grid = study_grid(study, tried)
     table = Table(box=None)
     for column in grid.columns:
         left = column in {"note", "place"}
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in grid.rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row.cells))
+        table.add_row(*(cell.replace("[", r"\[") for cell in row))
     out = console(width=160)
     out.print(f"{study.figure.title} ({study.figure.of}); {study.published.unit}")
     out.print(table)

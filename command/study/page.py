@@ -1,22 +1,21 @@
 """The page of a listed study, one HTML file: the paper's figure drawn anew, and all points."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
-from command.study.listed_points import ListedStudy
-from command.study.rows import PointResult, median_deviation, study_grid, summary
+from command.study.listed import PointResult, median_deviation, study_grid, summary
+from command.study.schema import ListedStudy
 from components.report import numbers
-from components.report.cards import Card
-from components.report.document import check_destination, embedded, set_page, write_page
 from components.report.figures import colour, empty_figure
+from components.report.pages import check_destination, embedded, set_page, write_page
+from components.report.tables import Card
 
-_HEIGHT = 440
-Place = float | str
+SYMBOLS = {"published": "circle", "planned": "circle-open", "measured": "diamond"}
 
 
 def write_study(
@@ -41,9 +40,9 @@ def write_study(
 
 def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
     """Choose how many points there are of each kind, and how far the plans are off."""
-    quotes = [quote for one in tried for quote in one.quotes]
-    planned = [one for one in tried if one.planned is not None]
-    measured = [one for one in tried if one.measured is not None]
+    published = sum(len(one.quotes) for one in tried)
+    planned = sum(one.planned is not None for one in tried)
+    measured = sum(one.measured is not None for one in tried)
     middle = median_deviation(tried)
     return (
         Card(
@@ -53,13 +52,13 @@ def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
         ),
         Card(
             title="published figures",
-            value=str(len(quotes)),
+            value=str(published),
             notes=(f"of {sum(bool(one.quotes) for one in tried)} points",),
         ),
         Card(
             title="points planned",
-            value=str(len(planned)),
-            notes=(f"of {len(tried)}", f"{len(measured)} measured"),
+            value=str(planned),
+            notes=(f"of {len(tried)}", f"{measured} measured"),
         ),
     )
 
@@ -67,7 +66,7 @@ def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
 def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
     """Draw published as filled marks, planned as open ones on a line, measured as diamonds."""
     axes = study.figure
-    figure = empty_figure(html.escape(axes.x_title), html.escape(axes.y_title), height=_HEIGHT)
+    figure = empty_figure(html.escape(axes.x_title), html.escape(axes.y_title), height=440)
     figure.update_layout(margin={"t": 60})
     figure.update_yaxes(exponentformat="none", rangemode="tozero")
     numeric = all(not isinstance(_place(study, one), str) for one in tried)
@@ -97,13 +96,11 @@ def _add_series(
     line: bool,
 ) -> None:
     named = html.escape(f"{name}, " if name else "")
-    kinds: tuple[tuple[str, Callable[[PointResult], list[float]], str, str], ...] = (
-        ("published", _quoted, "circle", "markers"),
-        ("planned", _planned, "circle-open", "lines+markers" if line else "markers"),
-        ("measured", _measured, "diamond", "markers"),
-    )
-    for kind, values, symbol, mode in kinds:
-        marks = [(_place(study, one), value, one) for one in group for value in values(one)]
+    for kind, symbol in SYMBOLS.items():
+        mode = "lines+markers" if line and kind == "planned" else "markers"
+        marks = [
+            (_place(study, one), value, one) for one in group for value in _figures(one, kind)
+        ]
         if line:
             marks.sort(key=lambda mark: float(mark[0]))
         if marks:
@@ -124,17 +121,13 @@ def _add_series(
 
 
 def _marker(symbol: str, shade: str) -> dict[str, Any]:
-    return {
-        "symbol": symbol,
-        "size": 9,
-        "color": shade,
-        "line": {"width": 2, "color": shade},
-    }
+    line = {"width": 2, "color": shade}
+    return {"symbol": symbol, "size": 9, "color": shade, "line": line}
 
 
 def _log_ticks(tried: Sequence[PointResult]) -> dict[str, list[Any]]:
     """Name 1, 2 and 5 of each power of ten, as numbers are written elsewhere on the page."""
-    values = [value for one in tried for value in (*_quoted(one), one.planned, one.measured)]
+    values = (value for one in tried for kind in SYMBOLS for value in _figures(one, kind))
     drawn = [value for value in values if value]
     if not drawn:
         return {}
@@ -143,16 +136,11 @@ def _log_ticks(tried: Sequence[PointResult]) -> dict[str, list[Any]]:
     return {"tickvals": places, "ticktext": [numbers.measured(place) for place in places]}
 
 
-def _quoted(one: PointResult) -> list[float]:
-    return [quote.value for quote in one.quotes if not isinstance(quote.value, str)]
-
-
-def _planned(one: PointResult) -> list[float]:
-    return [] if one.planned is None else [one.planned]
-
-
-def _measured(one: PointResult) -> list[float]:
-    return [] if one.measured is None else [one.measured]
+def _figures(one: PointResult, kind: str) -> list[float]:
+    if kind == "published":
+        return [quote.value for quote in one.quotes if not isinstance(quote.value, str)]
+    figure = one.planned if kind == "planned" else one.measured
+    return [] if figure is None else [figure]
 
 
 def _place(study: ListedStudy, one: PointResult) -> Any:

@@ -9,13 +9,12 @@ from typing import Any
 
 from command.arguments import ROOT, Arguments, read_point
 from command.lock_file import check_recipe_place
-from command.options import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.outcome import Status
 from command.study.cited_points import CitedRows, cite
-from command.study.listed_points import ListedStudy
-from command.study.schema import RECIPE, Point, SearchStudy
+from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, submits
+from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.yaml_file import read_data
 from components.config.schema.recipe import read_section
 from components.config.targets import nearest
@@ -64,12 +63,8 @@ class StudyRequest:
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
 
 
-def find_study(name: str) -> tuple[Path, dict[str, Any]]:
-    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``.
-
-    Raises:
-        RecipeError: there is none of that name, or it is no plain YAML.
-    """
+def _find_study(name: str) -> tuple[Path, dict[str, Any]]:
+    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``."""
     file = Path(name).expanduser()
     if file.suffix != ".yaml":
         known = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
@@ -86,14 +81,14 @@ def ask(words: Sequence[str]) -> StudyRequest:
         RecipeError: the study, or a word beside it, is wrong.
     """
     (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
-    file, tree = find_study(name)
+    file, tree = _find_study(name)
     arguments = read_point([w for w in words if not w.startswith((STUDY, OVER))])
     over = read_point([word for word in words if word.startswith(OVER)]).values
     if arguments.at_most is not None:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
         _put(tree, key.removeprefix(OVER).split("."), value, key)
-    study = check_study(with_cited(tree, file.name), file.name)
+    study = check_study(_with_cited(tree, file.name), file.name)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
@@ -111,25 +106,27 @@ def _asked(
     own = [word for word in changed if not word.startswith(OVER)]
     if "cluster" not in arguments.choices:
         own.insert(0, f"cluster={study.cluster}")
+    action = arguments.action
+    if action == "auto":
+        action = "submit" if submits([own]) else "train"
+    elif action not in {"plan", "train", "submit", "report"}:
+        remedy = "action=plan compares plans; without action= its points are run"
+        raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
     tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
     said = json.dumps([tried, own])
     return StudyRequest(
         study=study,
         words=tuple(own),
         changed=changed,
-        action=_action(arguments.action, own),
+        action=action,
         output=arguments.output,
         folder=folder_of_runs(arguments, study.name, said),
-        page=arguments.folders.get("file", Path(f"{study.name}.html")),
+        page=arguments.file or Path(f"{study.name}.html"),
     )
 
 
-def with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """Write the points that a study takes from a table, and what is published of them.
-
-    Raises:
-        RecipeError: the table's section is wrong, or it repeats what the table says.
-    """
+def _with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """Write the points that a study takes from a table, and what is published of them."""
     if "table" not in tree:
         return tree
     rest = {key: value for key, value in tree.items() if key != "table"}
@@ -140,21 +137,17 @@ def with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
         if key in holder:
             raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
     table = read_section(CitedRows, tree["table"], f"{where}.table")
-    cited = cite(table, _rows(table.file, where), f"{where}.table")
+    known = sorted(path.name for path in TABLES.glob("*.csv"))
+    if table.file not in known:
+        problem = f"there is no table {table.file!r}"
+        raise RecipeError(f"{where}.table.file", problem, nearest(table.file, known))
+    with (TABLES / table.file).open(encoding="utf-8", newline="") as lines:
+        cited = cite(table, list(csv.DictReader(lines)), f"{where}.table")
     return {
         **rest,
         "points": cited["points"],
         "published": {**published, "values": cited["values"]},
     }
-
-
-def _rows(name: str, where: str) -> list[dict[str, str]]:
-    known = sorted(path.name for path in TABLES.glob("*.csv"))
-    if name not in known:
-        problem = f"there is no table {name!r}"
-        raise RecipeError(f"{where}.table.file", problem, nearest(name, known))
-    with (TABLES / name).open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) -> None:
@@ -165,15 +158,6 @@ def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) ->
     if not isinstance(tree, dict) or last not in tree:
         raise RecipeError(key, "the study's file has no such key", "see studies/")
     tree[last] = value
-
-
-def _action(action: str, own: list[str]) -> str:
-    if action == "auto":
-        return "submit" if submits([own]) else "train"
-    if action not in {"plan", "train", "submit", "report"}:
-        remedy = "action=plan compares plans; without action= its points are run"
-        raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
-    return action
 
 
 def run_study(words: Sequence[str]) -> Status:

@@ -1,31 +1,27 @@
 """Runs of a study's points: planned, trained on this machine, or submitted to a cluster."""
 
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import reduce
-from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.schedulers import scheduler_of
+from cluster.scheduler import scheduler_of
 from cluster.status import status_of
 from command.actions import auto
-from command.actions.plan import as_json
-from command.arguments import Arguments, read_point
+from command.actions.submit import check, hand_over, submitted_before
+from command.arguments import read_point
 from command.compose import compose_recipe
 from command.outcome import Status
-from command.study.listed_points import ListedStudy
 from command.study.request import StudyRequest
-from command.study.schema import Point, SearchStudy, Value
+from command.study.schema import Point, QueueLimits, Value
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.planner.result import PlanResult, plan_result
 from components.run.ownership import check_links
 from components.run.records import Ending, read_checked
-
-Ask = Callable[[Point], Arguments]
-Folder = Callable[[Point], Path]
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,9 @@ class PointEnding:
 
     figure: float | None
     why: str
+
+
+NOT_YET = PointEnding(None, "")
 
 
 class Runner(Protocol):
@@ -48,97 +47,150 @@ class Runner(Protocol):
         ...
 
     def look(self, point: Point) -> PointEnding | None:
-        """Tell how the run ended; nothing as long as it has not."""
+        """Report how the run ended; nothing as long as it has not."""
         ...
 
 
 class PlannedRuns:
-    """Points that are planned and never run: their figures are there at once."""
+    """Points that are planned and never run: their figures are there at once.
 
-    def __init__(self, *, ask: Ask, key: str) -> None:
-        self._ask = ask
-        self._key = key
-        self._trees: dict[frozenset[tuple[str, Value]], dict[str, Any]] = {}
+    Raises:
+        RecipeError: no plan knows what the study compares.
+    """
+
+    def __init__(self, asked: StudyRequest) -> None:
+        objective = asked.study.objective
+        if objective.planned is None:
+            remedy = "run it: leave action=plan out"
+            raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
+        self._asked, self._key = asked, objective.planned
+        self._plans: dict[frozenset[tuple[str, Value]], PlanResult] = {}
 
     def start(self, point: Point) -> None:
-        recipe = compose_recipe(self._ask(point))
-        self._trees[frozenset(point.items())] = as_json(recipe, plan_recipe(recipe))
+        recipe = compose_recipe(self._asked.arguments_of(point))
+        self._plans[frozenset(point.items())] = plan_result(recipe, plan_recipe(recipe))
 
     def look(self, point: Point) -> PointEnding:
-        tree = self._trees[frozenset(point.items())]
-        memory = tree["memory"]
-        if memory["verdict"] == "does_not_fit":
-            gib = memory["peak_bytes"] / 2**30
+        memory = self._plans[frozenset(point.items())].memory
+        if memory.verdict == "does_not_fit":
+            gib = memory.peak_bytes / 2**30
             return PointEnding(None, f"does not fit: {gib:.1f} GiB a device")
         return PointEnding(self.figure(point), "")
 
     def figure(self, point: Point) -> float:
         """Return what the plan says, also of a layout that does not fit."""
-        tree = self._trees[frozenset(point.items())]
-        return figure_of(tree, self._key, "objective.planned")
+        plan = self._plans[frozenset(point.items())]
+        return _figure(plan.as_json(), self._key, "objective.planned")
 
 
+@dataclass(frozen=True)
 class LocalRuns:
     """Points that are trained on this machine, one after the other."""
 
-    def __init__(
-        self, *, ask: Ask, folder: Folder, key: str, train: Callable[[Arguments], None]
-    ) -> None:
-        self._ask = ask
-        self._folder = folder
-        self._key = key
-        self._train = train
+    asked: StudyRequest
 
     def start(self, point: Point) -> None:
-        if result_in(self._folder(point), self._key) is None:
-            self._train(self._ask(point))
+        """Train a point, or go on with it; who interrupts a run interrupts the study."""
+        if result_in(self.asked, point) is not None:
+            return
+        arguments = self.asked.arguments_of(point)
+        if arguments.run is not None and arguments.run.exists():
+            arguments = read_point([f"resume={arguments.run}"])
+        with redirect_stdout(sys.stderr):  # standard output is the study's
+            ended = auto.run(arguments)
+        if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
+            raise KeyboardInterrupt
 
     def look(self, point: Point) -> PointEnding:
-        ended = result_in(self._folder(point), self._key)
-        return ended or PointEnding(None, "did not finish")
+        return result_in(self.asked, point) or PointEnding(None, "did not finish")
 
 
+@dataclass(frozen=True)
 class SubmittedRuns:
     """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
 
-    def __init__(self, *, ask: Ask, folder: Folder, key: str) -> None:
-        self._ask = ask
-        self._folder = folder
-        self._key = key
+    asked: StudyRequest
 
     def start(self, point: Point) -> None:
-        from command.actions.submit import (  # imports torch
-            check,
-            check_not_submitted,
-            hand_over,
-        )
-
-        arguments, path = self._ask(point), self._folder(point)
+        arguments, path = self.asked.arguments_of(point), self.asked.folder_of(point)
         recipe = compose_recipe(arguments)
-        try:
-            check_not_submitted(recipe, path, again=False)
-        except RecipeError as standing:
-            if standing.path != "run":
-                raise
-            return
-        hand_over(check(recipe, arguments, path), after=None)
+        if submitted_before(recipe, path, again=False) is None:
+            hand_over(check(recipe, arguments, path), after=None)
 
     def look(self, point: Point) -> PointEnding | None:
-        path = self._folder(point)
+        path = self.asked.folder_of(point)
         cluster = read_recipe(path / "recipe.json").cluster
         status = status_of(path, scheduler_of(cluster))
         if status.queued is None or status.queued:  # the scheduler does not answer, or is busy
             return None
-        ended = result_in(path, self._key)
+        ended = result_in(self.asked, point)
         return ended or PointEnding(None, f"{status.state}: {status.why}")
 
 
-def result_in(run: Path, key: str) -> PointEnding | None:
-    """Read the figure of a run that has finished; nothing of one that has not.
+def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
+    """Plan a point; what the recipe refuses, or nobody can predict, has no figure.
+
+    A layout that does not fit has one: the work may have run it.
+    """
+    if asked.study.objective.planned is None:
+        return NOT_YET
+    planner = PlannedRuns(asked)
+    try:
+        planner.start(point)
+        return PointEnding(planner.figure(point), planner.look(point).why)
+    except RecipeError as error:
+        return refused(error)
+
+
+def runner_of(asked: StudyRequest) -> Runner:
+    """Choose by the action.
+
+    Raises:
+        RecipeError: plans are asked for, and none knows what the study compares.
+    """
+    if asked.action == "plan":
+        return PlannedRuns(asked)
+    return LocalRuns(asked) if asked.action == "train" else SubmittedRuns(asked)
+
+
+def run_all(
+    runner: Runner,
+    points: Iterable[tuple[int, Point]],
+    finish: Callable[[int, PointEnding], None],
+    queue: QueueLimits,
+) -> None:
+    """Keep as many runs under way as ``queue`` allows until every numbered point has ended."""
+    waiting, under_way = iter(points), dict[int, Point]()
+    while True:
+        for number, point in list(under_way.items()):
+            if (ended := runner.look(point)) is not None:
+                del under_way[number]
+                finish(number, ended)
+        if len(under_way) < queue.at_once and (drawn := next(waiting, None)) is not None:
+            number, point = drawn
+            try:
+                runner.start(point)
+                under_way[number] = point
+            except RecipeError as error:
+                finish(number, refused(error))
+        elif under_way:
+            time.sleep(queue.poll_seconds)
+        else:
+            return
+
+
+def refused(error: RecipeError) -> PointEnding:
+    """Return the ending of a point that cannot be."""
+    return PointEnding(None, f"{error.path}: {error.problem}")
+
+
+def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
+    """Read the figure of a point's run that has finished; nothing of one that has not.
 
     Raises:
         RecipeError: it finished without such a figure.
     """
+    run, key = asked.folder_of(point), asked.study.objective.measured
     file = run / "results.json"
     if not file.is_file():
         return None
@@ -148,57 +200,14 @@ def result_in(run: Path, key: str) -> PointEnding | None:
         return None
     if key in results.get("not_finite", ()):  # earlier versions have no such list
         return PointEnding(None, f"{key} is no finite number: the run diverged")
-    return PointEnding(figure_of(results, key, "objective.measured"), "")
+    return PointEnding(_figure(results, key, "objective.measured"), "")
 
 
-def figure_of(tree: Mapping[str, Any], key: str, where: str) -> float:
-    """Follow a dotted key.
-
-    Raises:
-        RecipeError: it leads nowhere, or to no number.
-    """
-    figure = reduce(_inside, key.split("."), tree)
+def _figure(tree: Mapping[str, Any], key: str, where: str) -> float:
+    """Follow a dotted key to a number."""
+    figure: Any = tree
+    for step in key.split("."):
+        figure = figure.get(step) if isinstance(figure, Mapping) else None
     if isinstance(figure, bool) or not isinstance(figure, int | float):
         raise RecipeError(where, f"{key} is no number there", "name another key")
     return float(figure)
-
-
-def _inside(node: Any, step: str) -> Any:
-    return node.get(step) if isinstance(node, Mapping) else None
-
-
-def runner_of(asked: StudyRequest) -> Runner:
-    """Choose by the action.
-
-    Raises:
-        RecipeError: plans are asked for, and none knows what the study compares.
-    """
-    key = asked.study.objective.measured
-    if asked.action == "plan":
-        return PlannedRuns(ask=asked.arguments_of, key=planned_key(asked.study))
-    if asked.action == "train":
-        return LocalRuns(ask=asked.arguments_of, folder=asked.folder_of, key=key, train=_train)
-    return SubmittedRuns(ask=asked.arguments_of, folder=asked.folder_of, key=key)
-
-
-def planned_key(study: SearchStudy | ListedStudy) -> str:
-    """Name what a plan calls that which the study compares.
-
-    Raises:
-        RecipeError: no plan knows it.
-    """
-    if study.objective.planned is None:
-        remedy = "run it: leave action=plan out"
-        raise RecipeError("action", f"no plan knows {study.objective.measured}", remedy)
-    return study.objective.planned
-
-
-def _train(arguments: Arguments) -> None:
-    """Train a point, or go on with it; who interrupts a run interrupts the study."""
-    folder = arguments.folders["run"]
-    if folder.exists():
-        arguments = read_point([f"resume={folder}"])
-    with redirect_stdout(sys.stderr):  # standard output is the study's
-        ended = auto.run(arguments)
-    if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
-        raise KeyboardInterrupt

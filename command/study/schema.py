@@ -1,10 +1,7 @@
-"""Study schema: a file that says which runs to make of a recipe, and what to look for.
-
-It searches a ``space``, or lists its ``points``.
-"""
+"""Study schema: which runs to make of a recipe; a ``space`` to search, or listed ``points``."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -15,7 +12,9 @@ from components.config.schema.types import FrozenMapping, Section
 Value = bool | int | float | str
 Values = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+Point = Mapping[str, Value]
 RECIPE = "recipe"  # the one name without a dot that a point may set
+OUT_OF_MEMORY = "OOM"
 
 
 class Objective(Section):
@@ -42,12 +41,12 @@ class Study(Section):
     set: FrozenMapping[Value]
     products: FrozenMapping[Annotated[tuple[int | str, ...], Field(strict=False)]]
 
-    def values(self, point: Mapping[str, Value]) -> dict[str, Value]:
+    def values(self, point: Point) -> dict[str, Value]:
         """Give every key that the point sets: the fixed ones, its own, the products."""
         every = {**self.set, **point, **self.counted(point)}
         return {key: value for key, value in every.items() if "." in key or key == RECIPE}
 
-    def counted(self, point: Mapping[str, Value]) -> dict[str, int]:
+    def counted(self, point: Point) -> dict[str, int]:
         """Multiply the factors of each product at the point."""
         return {
             key: math.prod(int(point[f]) if isinstance(f, str) else f for f in factors)
@@ -69,18 +68,19 @@ class Goal(Objective):
     direction: Literal["maximize", "minimize"]
 
 
-class SearchSettings(Section):
-    """How points are chosen: ``tpe`` learns from those that ended, ``random`` does not.
+class QueueLimits(Section):
+    """How many runs may wait in a queue together, and how often it is asked."""
 
-    At most ``at_once`` of ``trials`` runs are in a queue together; it is asked how they are
-    every ``poll_seconds``.
-    """
+    at_once: PositiveInt
+    poll_seconds: PositiveFloat
+
+
+class SearchSettings(QueueLimits):
+    """How points are chosen: ``tpe`` learns from those that ended, ``random`` does not."""
 
     sampler: Literal["tpe", "random"]
     trials: PositiveInt
-    at_once: PositiveInt
     seed: int
-    poll_seconds: PositiveFloat
 
 
 class SearchStudy(Study):
@@ -92,27 +92,67 @@ class SearchStudy(Study):
     published: FrozenMapping[Value]
 
 
-def mistakes_of_searched(study: SearchStudy) -> Iterator[tuple[str, str, str]]:
-    """Yield path, problem and remedy of what the parts of the study get wrong together."""
-    for key, values in study.space.items():
-        if not isinstance(values, Interval):
-            continue
-        lowest = 0.0 if values.log else -math.inf
-        if not lowest < values.low < values.high:
-            problem = f"{values.low:g} to {values.high:g} is no interval"
-            yield f"space.{key}", problem, "low is below high, and above 0 with log: true"
-    used = {factor for factors in study.products.values() for factor in factors}
-    for key in study.space.keys() - used:
-        if "." not in key:
-            problem = "is neither a key of a recipe nor a factor of a product"
-            yield f"space.{key}", problem, "write the whole key, as optimizer.lr"
-    for key in study.products:
-        if "." not in key:
-            problem = f"{key!r} is no key that a study may set"
-            yield f"products.{key}", problem, "a key of a recipe, as budget.total_tokens"
+class Quote(Section):
+    """What the source states of the point that has the values ``at``; ``OOM``: it did not fit.
+
+    ``place`` is the section, table, figure or line that states it.
+    """
+
+    at: FrozenMapping[Value]
+    value: PositiveFloat | Literal["OOM"]
+    place: str
 
 
-# What a study may say of the machine: how much of it. The rest would reach job scripts.
+class PublishedPoints(Section):
+    """Published figures of one source and unit, counted by one convention."""
+
+    source: str
+    unit: str
+    convention: str
+    values: Annotated[tuple[Quote, ...], Field(strict=False)]
 
 
-Point = Mapping[str, Value]
+class StudyFigure(Section):
+    """The chart: ``of`` names the work's own figure, ``x`` and ``series`` keys of the points.
+
+    Several keys are written as one label: 8/4/12.
+    """
+
+    of: str
+    title: str
+    x: Annotated[Names, Field(min_length=1)]
+    x_title: str
+    y_title: str
+    series: Names
+    log: Annotated[tuple[Literal["x", "y"], ...], Field(strict=False)]
+
+
+class ListedStudy(Study):
+    """Points that are all tried, once; what is compared is divided by that of ``baseline``."""
+
+    points: Annotated[tuple[FrozenMapping[Value], ...], Field(strict=False, min_length=1)]
+    objective: Objective
+    baseline: FrozenMapping[Value]
+    published: PublishedPoints
+    figure: StudyFigure
+    queue: QueueLimits
+
+    def shown(self, point: Point) -> dict[str, Value]:
+        """Give what a reader tells points by: their own keys, and what they count."""
+        counted = self.counted(point).items()
+        return {**point, **{key: value for key, value in counted if "." not in key}}
+
+    def quotes(self, point: Point) -> tuple[Quote, ...]:
+        """Return what is published of the point."""
+        return tuple(quote for quote in self.published.values if has_values(point, quote.at))
+
+    @property
+    def base(self) -> Point | None:
+        """The point that the others are divided by."""
+        bases = (p for p in self.points if self.baseline and has_values(p, self.baseline))
+        return next(bases, None)
+
+
+def has_values(point: Point, at: Point) -> bool:
+    """Return whether the point has all values of ``at``."""
+    return all(key in point and point[key] == value for key, value in at.items())

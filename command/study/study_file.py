@@ -1,13 +1,11 @@
-"""A study: one file that says which runs to make of a recipe, and what to look for in them.
+"""Check a study's file: its fields, and that its parts name one another rightly."""
 
-It searches a ``space``, or lists its ``points``.
-"""
-
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from typing import Any
 
-from command.study.listed_points import ListedStudy, mistakes_of_listed, spread_grid
-from command.study.schema import SearchStudy, Study, Value, mistakes_of_searched
+from command.study.schema import Interval, ListedStudy, SearchStudy, Study, Value, has_values
 from components.config.schema.recipe import Recipe, read_section
 from components.errors import RecipeError
 
@@ -15,6 +13,7 @@ SECTIONS = frozenset(Recipe.model_fields)
 # What a study may say of the machine: how much of it. The rest would reach job scripts.
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
 KINDS = ("space", "points", "grid")
+MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
 
 
 def check_study(tree: Mapping[str, object], where: str) -> SearchStudy | ListedStudy:
@@ -33,13 +32,13 @@ def check_study(tree: Mapping[str, object], where: str) -> SearchStudy | ListedS
     study: SearchStudy | ListedStudy
     if given == ["space"]:
         study = read_section(SearchStudy, tree, where)
-        mistakes = mistakes_of_searched(study)
+        mistakes = _mistakes_of_searched(study)
     else:
         study = read_section(
-            ListedStudy, spread_grid(tree, where) if given == ["grid"] else tree, where
+            ListedStudy, _spread_grid(tree, where) if given == ["grid"] else tree, where
         )
-        mistakes = mistakes_of_listed(study)
-    for path, problem, remedy in chain(_mistakes(study, given[0]), mistakes):
+        mistakes = _mistakes_of_listed(study)
+    for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)
     return study
 
@@ -94,3 +93,79 @@ def _foreign(study: Study, space: Mapping[str, object]) -> Iterator[str]:
         section, _, name = key.partition(".")
         if section not in SECTIONS or (section == "cluster" and name not in OF_CLUSTER):
             yield key
+
+
+def _mistakes_of_searched(study: SearchStudy) -> Iterator[tuple[str, str, str]]:
+    """Yield path, problem and remedy of what the parts of the study get wrong together."""
+    for key, values in study.space.items():
+        if not isinstance(values, Interval):
+            continue
+        lowest = 0.0 if values.log else -math.inf
+        if not lowest < values.low < values.high:
+            problem = f"{values.low:g} to {values.high:g} is no interval"
+            yield f"space.{key}", problem, "low is below high, and above 0 with log: true"
+    used = {factor for factors in study.products.values() for factor in factors}
+    for key in study.space.keys() - used:
+        if "." not in key:
+            problem = "is neither a key of a recipe nor a factor of a product"
+            yield f"space.{key}", problem, "write the whole key, as optimizer.lr"
+    for key in study.products:
+        if "." not in key:
+            problem = f"{key!r} is no key that a study may set"
+            yield f"products.{key}", problem, "a key of a recipe, as budget.total_tokens"
+
+
+def _spread_grid(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Write ``grid``, lists of values by key, as ``points``; the last key changes fastest."""
+    grid = tree["grid"]
+    if not isinstance(grid, dict) or not grid:
+        raise RecipeError(f"{where}.grid", f"{grid!r} is no mapping", "write KEY: [1, 2, 4]")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            problem = f"{values!r} is no list of values"
+            raise RecipeError(f"{where}.grid.{key}", problem, f"write {key}: [1, 2, 4]")
+    count = math.prod(len(values) for values in grid.values())
+    if count > MOST_POINTS:
+        problem = f"{count:,} points, more than {MOST_POINTS:,}"
+        raise RecipeError(f"{where}.grid", problem, "search them: write space and search")
+    points = [dict(zip(grid, one, strict=True)) for one in itertools.product(*grid.values())]
+    return {**{key: value for key, value in tree.items() if key != "grid"}, "points": points}
+
+
+def _mistakes_of_listed(study: ListedStudy) -> Iterator[tuple[str, str, str]]:
+    """Yield path, problem and remedy of what the parts of the study get wrong together."""
+    first, *others = study.points
+    for index, point in enumerate(others, start=1):
+        if point.keys() != first.keys():
+            yield f"points[{index}]", "has other keys than the first point", "name all keys"
+        if point in study.points[:index]:
+            yield f"points[{index}]", "is given twice", "keep it once"
+    named = {f"published.values[{i}].at": q.at for i, q in enumerate(study.published.values)}
+    if study.baseline:
+        named["baseline"] = study.baseline
+    for path, at in named.items():
+        count = sum(has_values(point, at) for point in study.points)
+        if count != 1:
+            problem = f"{count} points have {dict(at)}"
+            yield path, problem, "name what tells one point from the others"
+    yield from _undrawn(study, {**first, **study.products})
+
+
+def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+    """Report what the figure names and no point has, and names that nothing uses."""
+    figure = study.figure
+    for name in ("x", "series"):
+        for key in getattr(figure, name):
+            if key not in known:
+                yield f"figure.{name}", f"no point has {key!r}", f"known: {', '.join(known)}"
+    used = {f for factors in study.products.values() for f in factors}
+    for key in known.keys() - used - {*figure.x, *figure.series, "recipe"}:
+        if "." not in key:
+            problem = f"{key!r} is no key of a recipe, and no product or figure uses it"
+            yield f"points.{key}", problem, "write the whole key, as optimizer.lr"
+    if "x" in figure.log and all(key in known for key in figure.x):
+        values = [study.shown(point).get(figure.x[0]) for point in study.points]
+        numbers = [v for v in values if isinstance(v, int | float) and v is not True]
+        if len(figure.x) > 1 or len(numbers) < len(values) or min(numbers) <= 0:
+            problem = "a logarithmic axis needs one key of positive numbers"
+            yield "figure.log", problem, "name one such key as figure.x, or leave x out"

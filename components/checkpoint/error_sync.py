@@ -13,12 +13,10 @@ T = TypeVar("T")
 def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Do ``task`` on every rank and return what each of them got, in the order of ranks.
 
-    It has to be small: every rank receives all of it. An error that no user can mend is a bug,
-    and stays with its rank, whose end the launcher notices.
+    Every rank receives all of it. Another error than a RecipeError stays with its rank.
 
     Raises:
-        RecipeError: that of the first rank with one, on all ranks. Raised by it alone, the
-            others would wait for it in their next collective.
+        RecipeError: that of the first rank with one, on all ranks: else they would wait for it.
     """
     mine: T | RecipeError
     try:

@@ -1,26 +1,46 @@
-"""Who writes what where: torch plans which rank has each piece, we place it in a file.
+"""Files of a checkpoint: who writes what where, and reading it back, whatever layout wrote it.
 
-Neighbouring ranks share a file, so that the number of files is bounded and every node writes
-its own. A file is plain safetensors. Of a tensor that several ranks hold parts of, a file may
-have several pieces: the piece at the origin goes by the tensor's name, another one has its
-offsets behind it, ``name@128,0``.
+Torch plans which rank has each piece, we place it in a file. Neighbouring ranks share one, so
+that the number of files is bounded and every node writes its own. A file is plain safetensors.
+Of a tensor that several ranks hold parts of, a file may have several pieces: the piece at the
+origin goes by the tensor's name, another one has its offsets behind it, ``name@128,0``.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+)
+from torch.futures import Future
+
+from components.checkpoint.metadata import damaged
 
 # https://github.com/huggingface/safetensors#format
-DTYPES = {
+_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -32,8 +52,8 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-HEADER_ALIGNMENT = 8  # bytes, so that float64 numbers can be mapped where they lie
-MARK = "@"
+_HEADER_ALIGNMENT = 8  # bytes, so that float64 numbers can be mapped where they lie
+_MARK = "@"
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ class CheckpointLayout:
         shares: list[Share] | None = None
         if is_first:
             whole, _ = planner.create_global_plan(plans)
-            shares = deal([plan.items for plan in whole], files)
+            shares = _deal([plan.items for plan in whole], files)
         received: list[Share] = [None]  # type: ignore[list-item]  # until it is received
         dist.scatter_object_list(received, shares, src=first, group=group)
         (self.share,) = received
@@ -85,7 +105,7 @@ class CheckpointLayout:
         return [planner.lookup_object(index) for _, index in self.share.pieces]
 
 
-def deal(plans: Sequence[Sequence[WriteItem]], files: int) -> list[Share]:
+def _deal(plans: Sequence[Sequence[WriteItem]], files: int) -> list[Share]:
     """Place what each rank writes, ``plans``, in at most so many files.
 
     Wide numbers come first in a file: each lies at a multiple of its width then.
@@ -99,44 +119,40 @@ def deal(plans: Sequence[Sequence[WriteItem]], files: int) -> list[Share]:
         owned.sort(key=lambda pair: -_data(pair[1]).properties.dtype.itemsize)
         if not owned:
             continue
-        header, begins = _header([item for _, item in owned])
+        header, begins, end = _header([item for _, item in owned])
         headers[min(rank for rank, _ in owned)] = header
         for (rank, item), begin in zip(owned, begins, strict=True):
             names[rank] = f"shard-{number + 1:05d}-of-{most:05d}.safetensors"
             pieces[rank].append((begin, item.index))
-        total += begins[-1] + _bytes(owned[-1][1])
-        used += 1
+        total, used = total + end, used + 1
     return [
         Share(name, header, tuple(placed), total, used)
         for name, header, placed in zip(names, headers, pieces, strict=True)
     ]
 
 
-def _header(items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
-    """Return a file's header and where in the file each item begins."""
-    entries, offsets, places, end = {}, {}, [], 0
+def _header(items: Sequence[WriteItem]) -> tuple[bytes, list[int], int]:
+    """Return a file's header, where in the file each item begins, and where the file ends."""
+    entries, offsets, begins, end = {}, {}, [], 0
     for item in items:
-        data, begin = _data(item), end
-        end += _bytes(item)
-        key = key_of(item.index.fqn, data.chunk.offsets)
+        data, name = _data(item), item.index.fqn
+        begins.append(end)
+        end += prod(data.chunk.sizes) * data.properties.dtype.itemsize
+        at = ",".join(map(str, data.chunk.offsets))
+        # Two pieces of one tensor must not be called the same.
+        key = f"{name}{_MARK}{at}" if any(data.chunk.offsets) else name
         entries[key] = {
-            "dtype": DTYPES[data.properties.dtype],
+            "dtype": _DTYPES[data.properties.dtype],
             "shape": list(data.chunk.sizes),
-            "data_offsets": [begin, end],
+            "data_offsets": [begins[-1], end],
         }
         offsets[key] = {"saved_offsets": list(data.chunk.offsets)}
-        places.append(begin)
     # As torch's own writer has it: it reads what no two ranks share a file of.
     notes = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
     text = json.dumps({"__metadata__": notes, **entries}).encode()
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
     header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + place for place in places]
-
-
-def key_of(name: str, offsets: Sequence[int]) -> str:
-    """Name a piece in a file: two of one tensor must not be called the same."""
-    return f"{name}{MARK}{','.join(map(str, offsets))}" if any(offsets) else name
+    return header, [len(header) + begin for begin in begins], len(header) + end
 
 
 def _data(item: WriteItem) -> TensorWriteData:
@@ -144,6 +160,81 @@ def _data(item: WriteItem) -> TensorWriteData:
     return item.tensor_data
 
 
-def _bytes(item: WriteItem) -> int:
-    data = _data(item)
-    return prod(data.chunk.sizes) * data.properties.dtype.itemsize
+class TensorPiece(NamedTuple):
+    """A part of a tensor, or all of it, as a file has it."""
+
+    name: str
+    file: str
+    key: str
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
+    """List what is in some of the files.
+
+    Raises:
+        DamagedCheckpointError: one is no safetensors file; nothing in it is ever run.
+    """
+    pieces = []
+    for name in files:
+        try:
+            with safe_open(checkpoint / name, "pt") as file:
+                offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+                for key in file.keys():  # noqa: SIM118  # it is no dictionary
+                    part = file.get_slice(key)
+                    begin = tuple(offsets[key]["saved_offsets"])
+                    whole, _, _ = key.partition(_MARK)
+                    shape, dtype = tuple(part.get_shape()), part.get_dtype()
+                    pieces.append(TensorPiece(whole, name, key, begin, shape, dtype))
+        except (
+            SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError
+        ) as error:  # fmt: skip  # a header that is not as it was written
+            problem = f"is no safetensors file of a checkpoint: {error}"
+            raise damaged(checkpoint / name, problem) from error
+    return pieces
+
+
+class PieceReader(FileSystemReader):
+    """Serve torch's loading from pieces that were listed before, by all ranks in shares."""
+
+    def __init__(self, checkpoint: Path, pieces: Sequence[TensorPiece]) -> None:
+        super().__init__(checkpoint)
+        self._folder = checkpoint
+        self._pieces = {MetadataIndex(one.name, torch.Size(one.offsets)): one for one in pieces}
+        self.entries: dict[str, TensorStorageMetadata] = {}
+        dtypes = {name: dtype for dtype, name in _DTYPES.items()}
+        for one in pieces:
+            entry = self.entries.setdefault(
+                one.name,
+                TensorStorageMetadata(
+                    TensorProperties(dtypes[one.dtype]), torch.Size([0] * len(one.shape)), []
+                ),
+            )
+            entry.chunks.append(
+                ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape))
+            )
+            ends = map(sum, zip(one.offsets, one.shape, strict=True))
+            entry.size = torch.Size(map(max, entry.size, ends))
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        """Tell torch what there is; the signature is torch's."""
+        return Metadata(dict(self.entries), storage_data=self._pieces)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what this rank needs, a file at a time, into the tensors to fill."""
+        per_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            per_file.setdefault(self._pieces[item.storage_index].file, []).append(item)
+        for name, items in per_file.items():
+            with safe_open(self._folder / name, "pt") as file:
+                for item in items:
+                    part = file.get_slice(self._pieces[item.storage_index].key)
+                    target = planner.resolve_tensor(item).detach()
+                    spans = zip(item.storage_offsets, item.lengths, strict=True)
+                    target.copy_(part[tuple(slice(at, at + length) for at, length in spans)])
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done

@@ -1,7 +1,7 @@
 """Going on from the newest checkpoint that is whole, whatever layout or engine wrote it."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.checkpoint.error_sync import by_first, together
+from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import (
     DamagedCheckpointError,
     Marker,
@@ -18,12 +19,9 @@ from components.checkpoint.metadata import (
     read_marker,
     tokens_of,
 )
-from components.checkpoint.reading import PieceReader, read_pieces
 from components.checkpoint.sections import check_sections
 from components.checkpoint.state import State
 from components.errors import RecipeError
-
-Check = Callable[[Path], Marker]
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,26 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
         RecipeError: there are checkpoints and none is whole, or that one is of another recipe;
             all ranks raise it.
     """
-    names = by_first(lambda: [one.name for one in complete_checkpoints(folder)])
-    chosen = _choose(folder, iter(names), check_together)
+    found = _complete_together(folder)
+    chosen = _choose(folder, found, check_together)
     if chosen is not None:
         load_checkpoint(chosen.checkpoint, chosen.marker, state, fingerprint=fingerprint)
-        by_first(lambda: set_aside(folder, names[: len(chosen.damaged)]))
+        by_first(lambda: _set_aside(found[: len(chosen.damaged)]))
     return chosen
+
+
+def _complete_together(folder: Path) -> list[Path]:
+    """List what the first rank sees, newest first."""
+    names = by_first(lambda: [one.name for one in complete_checkpoints(folder)])
+    return [folder / name for name in names]
+
+
+def _set_aside(checkpoints: Sequence[Path]) -> None:
+    """Rename what is damaged, so that nobody takes it and whoever wants to can look at it."""
+    for checkpoint in checkpoints:
+        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
 
 
 def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
@@ -56,8 +68,7 @@ def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
     Raises:
         RecipeError: there are such and none is whole; all ranks raise it.
     """
-    names = by_first(lambda: [one.name for one in complete_checkpoints(folder)])
-    early = (name for name in names if tokens_of(folder / name) <= tokens)
+    early = [one for one in _complete_together(folder) if tokens_of(one) <= tokens]
     return _choose(folder, early, check_together)
 
 
@@ -67,14 +78,13 @@ def newest_whole(folder: Path) -> CheckpointChoice | None:
     Raises:
         RecipeError: there are checkpoints and none is whole.
     """
-    names = (one.name for one in complete_checkpoints(folder))
-    return _choose(folder, names, check_alone)
+    return _choose(folder, complete_checkpoints(folder), check_alone)
 
 
 def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
-    """Find, alone, the newest whole checkpoint that has weights: a full one, or weights alone.
+    """Find, alone, the newest whole checkpoint with weights, or that of ``tokens``.
 
-    With ``tokens`` those of them alone. Of two of the same tokens the full one is taken.
+    Of a full one and weights alone, of the same tokens, the full one is taken.
 
     Raises:
         RecipeError: there are such and none is whole.
@@ -82,14 +92,16 @@ def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
     both = [*complete_checkpoints(folder), *complete_checkpoints(folder, "weights")]
     both = [one for one in both if tokens is None or tokens_of(one) == tokens]
     both.sort(key=tokens_of, reverse=True)  # stable: the full ones stay first
-    return _choose(folder, (one.name for one in both), check_alone)
+    return _choose(folder, both, check_alone)
 
 
-def _choose(folder: Path, names: Iterator[str], check: Check) -> CheckpointChoice | None:
+def _choose(
+    folder: Path, checkpoints: Iterable[Path], check: Callable[[Path], Marker]
+) -> CheckpointChoice | None:
     damaged: list[DamagedCheckpointError] = []
-    for name in names:
+    for checkpoint in checkpoints:
         try:
-            return CheckpointChoice(folder / name, check(folder / name), tuple(damaged))
+            return CheckpointChoice(checkpoint, check(checkpoint), tuple(damaged))
         except DamagedCheckpointError as error:
             damaged.append(error)
     if damaged:
@@ -120,14 +132,6 @@ def check_together(checkpoint: Path) -> Marker:
     return marker
 
 
-def set_aside(folder: Path, names: list[str]) -> None:
-    """Rename what is damaged, so that nobody takes it and whoever wants to can look at it."""
-    for name in names:
-        aside = folder / f"damaged-{name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        (folder / name).rename(aside)
-
-
 def load_checkpoint(
     checkpoint: Path, marker: Marker, state: State, *, fingerprint: str
 ) -> RunProgress:
@@ -152,31 +156,26 @@ def load_checkpoint(
     taken: set[str] = set()
 
     def read(tensors: dict[str, Tensor]) -> None:
-        expected = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        together(lambda: _check_alike(checkpoint, expected, found))
-        taken.update(expected)
+        together(lambda: _check_alike(checkpoint, tensors, found))
+        taken.update(tensors)
         load(tensors, storage_reader=PieceReader(checkpoint, pieces))
 
     state.fill(read)
-    _check_all_taken(checkpoint, taken, found)
+    # All ranks are asked: each stage takes its own layers.
+    if left := sorted(set(found).difference(*together(lambda: taken))):
+        raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
     return marker.progress
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def _check_alike(checkpoint: Path, expected: Shapes, found: Shapes) -> None:
-    for name, shape in sorted(expected.items()):
+def _check_alike(
+    checkpoint: Path, expected: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    for name, tensor in sorted(expected.items()):
+        shape = tuple(tensor.shape)
         if name not in found:
             raise _of_another_model(checkpoint, f"it lacks {name} {shape}")
         if found[name] != shape:
             raise _of_another_model(checkpoint, f"{name} is {found[name]} there, {shape} here")
-
-
-def _check_all_taken(checkpoint: Path, taken: set[str], found: Shapes) -> None:
-    """Ask all ranks: each stage takes its own layers."""
-    if left := sorted(set(found).difference(*together(lambda: taken))):
-        raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
 
 
 def _of_another_model(checkpoint: Path, difference: str) -> RecipeError:

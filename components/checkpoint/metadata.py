@@ -17,6 +17,10 @@ from components.errors import RecipeError
 from components.json_file import read_mapping
 from components.run.records import Finite, Natural, RunRecord, check_record
 
+FORMAT = 1
+MARKER = "progress.json"
+Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
+
 # A plain name: a marker may not lead a reader or a copy out of its folder.
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
 _Section = Annotated[tuple[Natural, str], Field(strict=False)]
@@ -50,24 +54,18 @@ class _Progress(RunRecord):
     guard: _Guard | None = None
 
 
-class ProgressRecord(RunRecord):
+class _ProgressRecord(RunRecord):
     """``progress.json``, but for its format and its seal."""
 
-    kind: Literal["tokens", "weights"]
+    kind: Kind
     fingerprint: str
     progress: _Progress
     held_out_loss: float | None
     files: Mapping[_Name, _Sections]
 
 
-FORMAT = 1
-MARKER = "progress.json"
-
-Kind = Literal["tokens", "weights"]  # all that a run needs to go on, or its weights alone
-
-
 class DamagedCheckpointError(RecipeError):
-    """Say what is wrong with a checkpoint, where the one before it may be taken instead."""
+    """Give what is wrong with a checkpoint, where the one before it may be taken instead."""
 
 
 @dataclass(frozen=True)
@@ -141,25 +139,21 @@ def read_marker(checkpoint: Path) -> Marker:
     if tree.pop("sha256", None) != _digest(tree):
         raise damaged(file, "was changed after it was written")
     try:
-        written = check_record(tree, ProgressRecord, str(file), "")
+        written = check_record(tree, _ProgressRecord, str(file), "")
     except RecipeError as error:
         raise damaged(file, error.problem) from error
-    progress = RunProgress(
-        step=written.progress.step,
-        tokens=written.progress.tokens,
-        loss_scale=tree["progress"].get("loss_scale"),
-        guard=tree["progress"].get("guard"),
-    )
-    files = {
-        name: tuple(FileSection(*section) for section in sections)
-        for name, sections in written.files.items()
-    }
+    progress, there = written.progress, tree["progress"]
     return Marker(
         kind=written.kind,
         fingerprint=written.fingerprint,
-        progress=progress,
+        progress=RunProgress(
+            progress.step, progress.tokens, there.get("loss_scale"), there.get("guard")
+        ),
         held_out_loss=written.held_out_loss,
-        files=files,
+        files={
+            name: tuple(FileSection(*section) for section in sections)
+            for name, sections in written.files.items()
+        },
     )
 
 

@@ -78,7 +78,7 @@ def prune(folder: Path, policy: Policy) -> None:
     for checkpoint, one in sorted(saved.items()):
         if one.tokens not in kept:
             (checkpoint / MARKER).unlink()  # without it a half-removed one is not taken
-    remove_incomplete(folder)
+    _remove_incomplete(folder)
 
 
 def drop_after(checkpoint: Path) -> list[str]:
@@ -87,11 +87,11 @@ def drop_after(checkpoint: Path) -> list[str]:
     later = [one for one in complete_checkpoints(folder) if one > checkpoint]
     for one in later:
         (one / MARKER).unlink()
-    remove_incomplete(folder)
+    _remove_incomplete(folder)
     return [one.name for one in later]
 
 
-def remove_incomplete(folder: Path) -> None:
+def _remove_incomplete(folder: Path) -> None:
     """Remove what an interrupted save or an interrupted removal has left."""
     for one in [*folder.glob(".tokens-*"), *folder.glob(".weights-*")]:
         if one.is_dir():
@@ -119,7 +119,7 @@ def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
     """
     if (target / MARKER).exists():
         return False
-    remove_incomplete(target.parent)
+    _remove_incomplete(target.parent)
     check_room(target.parent, needed_bytes=needed_bytes, files=files + 2)  # marker and folder
     beside(target).mkdir()
     return True
@@ -132,7 +132,10 @@ def amend(checkpoint: Path, progress: RunProgress) -> Marker:
         RecipeError: the marker cannot be read.
         OSError: the file system forbids it or has gone.
     """
-    marker = replace(read_marker(checkpoint), progress=progress)
+    there = read_marker(checkpoint)
+    if there.progress == progress:
+        return there
+    marker = replace(there, progress=progress)
     written = checkpoint.with_name(f".{checkpoint.name}.{MARKER}")
     write_synced(written, marker.dump())
     written.replace(checkpoint / MARKER)
@@ -158,7 +161,7 @@ def complete(target: Path, marker: Marker) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
 
 
-COPY_BYTES = 1 << 24  # at a time
+_COPY_BYTES = 1 << 24  # at a time
 
 
 def copy_out(
@@ -176,24 +179,22 @@ def copy_out(
             all ranks raise it.
     """
     target = folder / marker.name
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    grown, rank, ranks = beside(target), dist.get_rank(group), dist.get_world_size(group)
 
     def begin() -> bool:
         return clear(target, needed_bytes=marker.bytes, files=len(marker.files))
 
     def copy() -> None:
         for name in sorted(marker.files)[rank::ranks]:
-            _copy(checkpoint / name, beside(target) / name)
+            with (checkpoint / name).open("rb") as read, (grown / name).open("wb") as written:
+                shutil.copyfileobj(read, written, _COPY_BYTES)
+                written.flush()
+                os.fsync(written.fileno())
 
     if by_first(lambda: patience(folder, begin), group):
         together(lambda: patience(folder, copy), group)
-        together(
-            lambda: check_sections(beside(target), marker.files, rank=rank, ranks=ranks), group
-        )
-        by_first(
-            lambda: patience(folder, lambda: complete(target, marker)),
-            group,
-        )
+        together(lambda: check_sections(grown, marker.files, rank=rank, ranks=ranks), group)
+        by_first(lambda: patience(folder, lambda: complete(target, marker)), group)
 
 
 def check_target(folder: Path) -> None:
@@ -208,10 +209,3 @@ def check_target(folder: Path) -> None:
         problem = f"cannot make {folder}: {error.strerror}"
         remedy = "name a folder that you may write to, or none"
         raise RecipeError("checkpoint.copy_to", problem, remedy) from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as read, target.open("wb") as written:
-        shutil.copyfileobj(read, written, COPY_BYTES)
-        written.flush()
-        os.fsync(written.fileno())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.layout import CheckpointLayout, Share
-from components.checkpoint.metadata import Kind, Marker, RunProgress, read_marker
+from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.retention import (
     Policy,
     amend,
@@ -36,11 +36,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedCheckpoint:
-    """A checkpoint that is in its place, and what it took; all times in seconds.
+    """A checkpoint that is in its place, and what it took.
 
     The steps stood still for ``stall_seconds``, of which they waited ``waited_seconds`` for the
-    checkpoint before; ``seconds`` are from there to the end. ``reasons`` say why ranks waited
-    for the file system, where it was away or full.
+    checkpoint before; ``reasons`` say why ranks waited for the file system.
     """
 
     progress: RunProgress
@@ -61,35 +60,26 @@ class _Task:
     tensors: list[Tensor]
 
 
+@dataclass(kw_only=True, eq=False)
 class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
-    Without a ``stager`` the steps wait for all of it. A file system that goes away or has
-    no room is waited for unless the run was ``stopped``. Every method is called by all ranks of
-    ``group``, which has to be one of CPU tensors.
+    Without a ``stager`` the steps wait for all of it. A file system that is away or full is
+    waited for unless the run was ``stopped``. All ranks of ``group``, of CPU tensors, call.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        fingerprint: str,
-        group: dist.ProcessGroup,
-        stager: HostBuffers | None,
-        policy: Policy,
-        files: int,
-        retry_seconds: float,
-        copy_to: Path | None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._folder = folder
-        self._fingerprint = fingerprint
-        self._group = group
-        self._stager = stager
-        self._policy = policy
-        self._files = files
-        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
-        self._copy_to = copy_to
+    folder: Path
+    fingerprint: str
+    group: dist.ProcessGroup
+    stager: HostBuffers | None
+    policy: Policy
+    files: int
+    retry_seconds: float
+    copy_to: Path | None
+    stopped: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
         self._layouts: dict[Kind, CheckpointLayout] = {}
         self._pool = ThreadPool(1)  # its thread keeps no process from ending
         self._job: AsyncResult[list[FinishedCheckpoint]] | None = None
@@ -113,18 +103,18 @@ class Saver:
         waited = time.perf_counter() - began
         marker = Marker(
             kind="tokens",
-            fingerprint=self._fingerprint,
+            fingerprint=self.fingerprint,
             progress=progress,
             held_out_loss=held_out_loss,
             files={},
         )
-        if self._stager is not None:
-            self._stager.release()
+        if self.stager is not None:
+            self.stager.release()
         tensors = state.tensors()
         tasks = [self._prepare(replace(marker, kind=kind), tensors) for kind in kinds]
         stall = time.perf_counter() - began
         self._job = self._pool.apply_async(self._write_all, (tasks, began, waited, stall))
-        return finished if self._stager else [*finished, *self.wait()]
+        return finished if self.stager else [*finished, *self.wait()]
 
     def poll(self) -> list[FinishedCheckpoint]:
         """Return what has been finished on this rank, without waiting; see `has_failed`."""
@@ -153,14 +143,13 @@ class Saver:
     def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
         if marker.kind == "weights":
             tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
-        if marker.kind not in self._layouts:
-            self._layouts[marker.kind] = CheckpointLayout(
-                tensors, files=self._files, group=self._group
-            )
-        layout = self._layouts[marker.kind]
+        layout = self._layouts.get(marker.kind)
+        if layout is None:
+            layout = CheckpointLayout(tensors, files=self.files, group=self.group)
+            self._layouts[marker.kind] = layout
         pieces = layout.pick(tensors)
-        if self._stager is not None:
-            pieces = self._stager.stage(pieces)
+        if self.stager is not None:
+            pieces = self.stager.stage(pieces)
         return _Task(marker, layout.share, pieces)
 
     def _write_all(
@@ -171,64 +160,54 @@ class Saver:
         for task in tasks:
             marker = self._write(task)
             self._copy_out(marker)
-            reasons = together(self._patience.take_reasons, self._group)
+            reasons = together(self._patience.take_reasons, self.group)
             now = time.perf_counter()
             finished.append(
                 FinishedCheckpoint(
                     progress=marker.progress,
-                    folder=self._folder / marker.name,
+                    folder=self.folder / marker.name,
                     bytes=task.share.checkpoint_bytes,
-                    stall_seconds=stall if self._stager else now - began,
+                    stall_seconds=stall if self.stager else now - began,
                     waited_seconds=waited,
                     seconds=now - began,
                     reasons=tuple(sorted({one for of_rank in reasons for one in of_rank})),
                 )
             )
             began, stall, waited = now, 0.0, 0.0
-        self._by_first(lambda: prune(self._folder, self._policy))
+        self._by_first(lambda: prune(self.folder, self.policy))
         return finished
 
     def _write(self, task: _Task) -> Marker:
         """Write beside, mark, rename; nothing where a run saves again what it went on from."""
-        target, share = self._folder / task.marker.name, task.share
-        if not self._by_first(
-            lambda: clear(
-                target, needed_bytes=share.checkpoint_bytes, files=share.checkpoint_files
-            )
-        ):
-            return self._by_first(lambda: self._as_it_stands(target, task.marker))
+        target, share = self.folder / task.marker.name, task.share
+        size, count = share.checkpoint_bytes, share.checkpoint_files
+        if not self._by_first(lambda: clear(target, needed_bytes=size, files=count)):
+            return self._by_first(lambda: amend(target, task.marker.progress))
         blocks, file = share.blocks(task.tensors), beside(target) / share.file
-        sections = together(lambda: write_blocks(file, blocks, self._patience), self._group)
+        sections = together(lambda: write_blocks(file, blocks, self._patience), self.group)
         files = files_of([one for of_rank in sections for one in of_rank])
         marker = replace(task.marker, files=files)
         self._by_first(lambda: complete(target, marker))
         return marker
 
-    @staticmethod
-    def _as_it_stands(target: Path, marker: Marker) -> Marker:
-        """Give the tensors that are there another progress: what a guard has counted since."""
-        there = read_marker(target)
-        return there if there.progress == marker.progress else amend(target, marker.progress)
-
     def _copy_out(self, marker: Marker) -> None:
         """Copy what stays for good: no later checkpoint will have it removed."""
-        if self._copy_to is None:
+        if self.copy_to is None:
             return
-        if marker.kind == "tokens" and not self._by_first(
-            lambda: (
-                marker.progress.tokens
-                in self._policy.kept_for_good(list(saved_in(self._folder).values()))
+
+        def stays() -> bool:
+            saved = list(saved_in(self.folder).values())
+            return marker.progress.tokens in self.policy.kept_for_good(saved)
+
+        if marker.kind == "weights" or self._by_first(stays):
+            copy_out(
+                self.folder / marker.name,
+                marker,
+                self.copy_to,
+                group=self.group,
+                patience=self._patience,
             )
-        ):
-            return
-        copy_out(
-            self._folder / marker.name,
-            marker,
-            self._copy_to,
-            group=self._group,
-            patience=self._patience,
-        )
 
     def _by_first(self, task: Callable[[], T]) -> T:
         """Let the first rank do it, again for as long as the file system may be away."""
-        return by_first(lambda: self._patience(self._folder, task), self._group)
+        return by_first(lambda: self._patience(self.folder, task), self.group)

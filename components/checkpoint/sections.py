@@ -1,7 +1,7 @@
 """Sections of a checkpoint's files: one rank writes and hashes each, one rank checks each.
 
 A rank hashes what it has in memory while the same bytes go to the disk, so that a digest is of
-what should be there. Before loading, the sections are dealt to the ranks like cards.
+what should be there.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from components.errors import RecipeError
 from components.run.disk import Patience
 
 Blocks = Sequence[tuple[int, memoryview]]
-READ_BYTES = 1 << 22  # at a time
+_READ_BYTES = 1 << 22  # at a time
 
 
 class WrittenSection(NamedTuple):
@@ -101,12 +101,12 @@ def check_sections(checkpoint: Path, files: Files, *, rank: int, ranks: int) -> 
     """
     if rank == 0:
         _check_sizes(checkpoint, files)
-    for name, begin, section in places_of(files)[rank::ranks]:
+    for name, begin, section in _places_of(files)[rank::ranks]:
         if _digest(checkpoint / name, begin, section.length) != section.sha256:
             raise damaged(checkpoint / name, "was changed after it was written")
 
 
-def places_of(files: Files) -> list[WrittenSection]:
+def _places_of(files: Files) -> list[WrittenSection]:
     """List all sections of all files with their places."""
     places = []
     for name, sections in sorted(files.items()):
@@ -132,7 +132,7 @@ def _check_sizes(checkpoint: Path, files: Files) -> None:
 
 
 def _digest(file: Path, begin: int, length: int) -> str:
-    digest, left, buffer = hashlib.sha256(), length, memoryview(bytearray(READ_BYTES))
+    digest, left, buffer = hashlib.sha256(), length, memoryview(bytearray(_READ_BYTES))
     try:
         with file.open("rb", buffering=0) as stream:
             stream.seek(begin)

@@ -29,9 +29,17 @@ class HostBuffers:
 
     def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copy tensors; they may change as soon as this returns."""
-        copies = [self._take(tensor) for tensor in tensors]
-        for copy, tensor in zip(copies, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=self._pinned)
+        copies = []
+        for tensor in tensors:
+            free = self._free[tensor.shape, tensor.dtype]
+            if free:
+                copies.append(free.pop())
+            else:
+                copies.append(
+                    torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
+                )
+            copies[-1].copy_(tensor, non_blocking=self._pinned)
+        self._used += copies
         if self._pinned:
             torch.cuda.synchronize()
         return copies
@@ -41,16 +49,6 @@ class HostBuffers:
         for buffer in self._used:
             self._free[buffer.shape, buffer.dtype].append(buffer)
         self._used.clear()
-
-    def _take(self, tensor: Tensor) -> Tensor:
-        free = self._free[tensor.shape, tensor.dtype]
-        buffer = (
-            free.pop()
-            if free
-            else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
-        )
-        self._used.append(buffer)
-        return buffer
 
 
 WEIGHTS = "model."  # before each weight's name

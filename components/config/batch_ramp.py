@@ -7,7 +7,6 @@ Megatron divides in floating point, which may round a border away; integers cann
 ramps both take the same steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -43,39 +42,26 @@ class BatchRamp:
     @classmethod
     def constant(cls, full_samples: int) -> Self:
         """Take ``full_samples`` in every step."""
-        return cls(
-            full_samples=full_samples,
-            start_samples=full_samples,
-            increment_samples=1,
-            ramp_samples=0,
-        )
+        n = full_samples
+        return cls(full_samples=n, start_samples=n, increment_samples=1, ramp_samples=0)
 
     def __post_init__(self) -> None:
         full, start, increment = self.full_samples, self.start_samples, self.increment_samples
         if full < 1:
-            raise RecipeError(
-                "budget.global_batch_tokens",
-                f"a batch of {full:,} samples is empty",
-                "use one sequence or more",
-            )
+            problem = f"a batch of {full:,} samples is empty"
+            raise RecipeError("budget.global_batch_tokens", problem, "use one sequence or more")
         if not 1 <= start <= full:
-            raise RecipeError(
-                "budget.ramp_up.start_tokens",
-                f"{start:,} samples are not between 1 and the full batch's {full:,}",
-                "start with at least one sequence and at most the global batch",
-            )
+            problem = f"{start:,} samples are not between 1 and the full batch's {full:,}"
+            remedy = "start with at least one sequence and at most the global batch"
+            raise RecipeError("budget.ramp_up.start_tokens", problem, remedy)
         if increment < 1 or (full - start) % increment:
-            raise RecipeError(
-                "budget.ramp_up.increment_tokens",
-                f"steps of {increment:,} samples do not lead from {start:,} to {full:,}",
-                f"use a divisor of {full - start:,} samples",
-            )
+            problem = f"steps of {increment:,} samples do not lead from {start:,} to {full:,}"
+            remedy = f"use a divisor of {full - start:,} samples"
+            raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
         if self.ramp_samples < 0 or (start < full) != (self.ramp_samples > 0):
-            raise RecipeError(
-                "budget.ramp_up.over_tokens",
-                f"{self.ramp_samples:,} samples to go from {start:,} to {full:,}",
-                "give a ramp both a length and a way to go, or set budget.ramp_up=none",
-            )
+            problem = f"{self.ramp_samples:,} samples to go from {start:,} to {full:,}"
+            remedy = "give a ramp both a length and a way to go, or set budget.ramp_up=none"
+            raise RecipeError("budget.ramp_up.over_tokens", problem, remedy)
 
     def samples_at(self, consumed: int) -> int:
         """The batch of the step before which ``consumed`` samples were seen."""
@@ -91,34 +77,25 @@ class BatchRamp:
 
     def steps(self, total_samples: int) -> int:
         """The fewest steps that see ``total_samples`` or more; the last may overshoot."""
-        begun = (p for p in reversed(self.plateaus) if p.first_sample <= total_samples)
-        here = next(begun)
+        here = next(p for p in reversed(self.plateaus) if p.first_sample <= total_samples)
         return here.first_step + _ceiling(total_samples - here.first_sample, here.samples)
-
-    @property
-    def ramp_steps(self) -> int:
-        """Steps before the first one of the full batch."""
-        return self.plateaus[-1].first_step
 
     @cached_property
     def plateaus(self) -> tuple[Plateau, ...]:
         """All batch sizes that occur, in order; the last is the full batch."""
-        return tuple(self._walk())
+        found = []
+        step = consumed = 0
+        while (samples := self.samples_at(consumed)) < self.full_samples:
+            found.append(Plateau(step, consumed, samples))
+            index = (samples - self.start_samples) // self.increment_samples
+            border = _ceiling((index + 1) * self.ramp_samples, self._increments)
+            taken = _ceiling(border - consumed, samples)  # a long step may leap over some
+            step, consumed = step + taken, consumed + taken * samples
+        return (*found, Plateau(step, consumed, self.full_samples))
 
     @property
     def _increments(self) -> int:
         return (self.full_samples - self.start_samples) // self.increment_samples
-
-    def _walk(self) -> Iterator[Plateau]:
-        """Visit plateau after plateau; a long step may leap over some."""
-        step = consumed = 0
-        while (samples := self.samples_at(consumed)) < self.full_samples:
-            yield Plateau(step, consumed, samples)
-            index = (samples - self.start_samples) // self.increment_samples
-            border = _ceiling((index + 1) * self.ramp_samples, self._increments)
-            taken = _ceiling(border - consumed, samples)
-            step, consumed = step + taken, consumed + taken * samples
-        yield Plateau(step, consumed, self.full_samples)
 
 
 def _ceiling(numerator: int, denominator: int) -> int:
@@ -133,16 +110,6 @@ class ParameterCounts(Section):
     embedding: int
     expert: int
     padding: int
-
-    @classmethod
-    def of(cls, shape: ModelShape) -> Self:
-        return cls(
-            total=shape.total_parameters,
-            active=shape.active_parameters,
-            embedding=shape.embedding_parameters,
-            expert=shape.expert_parameters,
-            padding=shape.padding_parameters,
-        )
 
 
 class FlopsPerToken(Section):

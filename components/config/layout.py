@@ -12,8 +12,6 @@ from components.errors import RecipeError
 
 AXES = ("data", "tensor", "pipeline", "expert", "context")  # the order in which twos are dealt
 OTHERS = AXES[1:]
-
-
 SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
 
 
@@ -52,7 +50,8 @@ def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> N
     schedule needs.
     """
     degrees = tree["parallelism"]
-    left = _given_ranks(tree["cluster"]) or _ranks_of_a_node(tree["cluster"])
+    devices = tree["cluster"]["devices_per_node"]
+    left = _given_ranks(tree["cluster"]) or (1 if devices == "auto" else int(devices))
     dealt = dict.fromkeys(AXES, 1)
     for axis in AXES:
         if named.covers(f"parallelism.{axis}") and isinstance(degrees[axis], int):
@@ -81,8 +80,12 @@ def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
     doubled = dealt[axis] * 2
     if degrees[axis] != "auto" and doubled > degrees[axis]:
         return False
-    if axis in {"tensor", "context"} and not _cuts_sequence(tree, dealt | {axis: doubled}):
-        return False
+    if axis in {"tensor", "context"}:
+        would = dealt | {axis: doubled}
+        slices = would["tensor"] if degrees["sequence_parallel"] else 1
+        divisor = sequence_divisor(context=would["context"], slices=slices)
+        if tree["budget"]["sequence_length"] % divisor:
+            return False
     if axis == "tensor":
         return tensor_fits(read_section(ModelShape, model, "model"), doubled)
     if axis == "expert":
@@ -93,35 +96,23 @@ def _has_room(tree: Tree, dealt: dict[str, int], axis: str) -> bool:
     return True
 
 
-def _cuts_sequence(tree: Tree, dealt: dict[str, int]) -> bool:
-    slices = dealt["tensor"] if tree["parallelism"]["sequence_parallel"] else 1
-    divisor = sequence_divisor(context=dealt["context"], slices=slices)
-    return bool(tree["budget"]["sequence_length"] % divisor == 0)
-
-
 def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
     degrees, budget = tree["parallelism"], tree["budget"]
     data_ranks = dealt["data"] * dealt["expert"]
     batches = [budget["global_batch_tokens"]]
     if budget["ramp_up"] != "none":
-        start, increment = (
-            budget["ramp_up"][key] for key in ("start_tokens", "increment_tokens")
-        )
-        batches = [*range(start, batches[0], increment), *batches]
+        ramp = budget["ramp_up"]
+        steps = range(ramp["start_tokens"], batches[0], ramp["increment_tokens"])
+        batches = [*steps, *batches]
     shares = [tokens // budget["sequence_length"] // data_ranks for tokens in batches]
-    fitting = [
-        size
-        for size in range(1, most + 1)
-        if all(
-            share >= size
-            and share % size == 0
-            and fits_schedule(
-                share // size, pipeline=dealt["pipeline"], schedule=degrees["schedule"]
-            )
-            for share in shares
-        )
-    ]
-    return max(fitting, default=1)
+
+    def fits(share: int, size: int) -> bool:
+        whole = share >= size and share % size == 0
+        pipeline, schedule = dealt["pipeline"], degrees["schedule"]
+        return whole and fits_schedule(share // size, pipeline=pipeline, schedule=schedule)
+
+    sizes = range(1, most + 1)
+    return max((size for size in sizes if all(fits(one, size) for one in shares)), default=1)
 
 
 def settle_layout(tree: Tree, named: UserOverrides) -> None:
@@ -150,7 +141,14 @@ def settle_layout(tree: Tree, named: UserOverrides) -> None:
     if degrees["data_shard"] == "auto":
         degrees["data_shard"] = degrees["data"] * degrees["expert"]
     cluster["ranks"] = ranks
-    _settle_nodes(tree, others)
+    if cluster["devices_per_node"] == "auto":
+        cluster["devices_per_node"] = ranks
+    devices = cluster["devices_per_node"]
+    if ranks % devices:
+        problem = f"{ranks} ranks do not fill nodes of {devices} devices"
+        raise RecipeError("cluster.devices_per_node", problem, _proposal(tree, devices))
+    if cluster["nodes"] == "auto":
+        cluster["nodes"] = ranks // devices
 
 
 def _given_ranks(cluster: Any) -> int | None:
@@ -161,29 +159,10 @@ def _given_ranks(cluster: Any) -> int | None:
     return None
 
 
-def _ranks_of_a_node(cluster: Any) -> int:
-    devices = cluster["devices_per_node"]
-    return 1 if devices == "auto" else int(devices)
-
-
-def _settle_nodes(tree: Tree, others: int) -> None:
-    cluster = tree["cluster"]
-    ranks, devices = cluster["ranks"], cluster["devices_per_node"]
-    if devices == "auto":
-        cluster["devices_per_node"] = devices = ranks
-    if ranks % devices:
-        raise RecipeError(
-            "cluster.devices_per_node",
-            f"{ranks} ranks do not fill nodes of {devices} devices",
-            _proposal(tree, others, devices),
-        )
-    if cluster["nodes"] == "auto":
-        cluster["nodes"] = ranks // devices
-
-
-def _proposal(tree: Tree, others: int, devices: int) -> str:
-    """Nearest data degrees that fill whole nodes and divide the batch, else only the former."""
+def _proposal(tree: Tree, devices: int) -> str:
+    """Name data degrees that fill whole nodes and divide the batch, else only the former."""
     budget, wanted = tree["budget"], tree["parallelism"]["data"]
+    others = prod(tree["parallelism"][axis] for axis in OTHERS)
     samples = budget["global_batch_tokens"] // budget["sequence_length"]
     filling = [
         data for data in range(1, 2 * wanted + devices + 1) if data * others % devices == 0

@@ -1,6 +1,5 @@
 """Microbatches: how many a rank computes in a step, and whether a schedule takes that many."""
 
-from collections.abc import Callable
 from itertools import count
 from math import gcd
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ def check_microbatches(recipe: "Recipe") -> None:
         )
     for plateau in recipe.ramp.plateaus:
         if not _fits(plateau.samples // group, degrees):
-            _refuse(recipe, plateau.samples, ramping=plateau.samples < samples)
+            raise _refusal(recipe, plateau.samples, plateau.samples // group)
 
 
 def neighbours(value: int, divisor: int) -> tuple[int, int]:
@@ -64,39 +63,34 @@ def _fits(microbatches: int, degrees: Parallelism) -> bool:
     return fits_schedule(microbatches, pipeline=degrees.pipeline, schedule=degrees.schedule)
 
 
-def _refuse(recipe: "Recipe", samples: int, *, ramping: bool) -> None:
-    degrees, length = recipe.parallelism, recipe.budget.sequence_length
-    ranks = degrees.data * degrees.expert
-    microbatches = samples // (ranks * degrees.microbatch_sequences)
-    need = (
-        f"{degrees.pipeline} pipeline ranks need as many at least"
-        if microbatches < degrees.pipeline
-        else f"{degrees.schedule} on {degrees.pipeline} pipeline ranks needs a multiple of its "
-        f"{microbatches // degrees.pipeline} rounds"
-    )
-    where = " of the ramp-up" if ramping else ""
-    raise RecipeError(
-        "budget.ramp_up" if ramping else "budget.global_batch_tokens",
-        f"the batch{where} of {samples * length:,} tokens makes {microbatches} microbatches a "
-        f"step and rank, but {need}",
-        _way_out(recipe, samples, microbatches),
-    )
-
-
-def _way_out(recipe: "Recipe", samples: int, microbatches: int) -> str:
+def _refusal(recipe: "Recipe", samples: int, microbatches: int) -> RecipeError:
     """Name batches that fit with these microbatches, and microbatches that fit the batch."""
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
-    ranks = degrees.data * degrees.expert
-    unit = ranks * degrees.microbatch_sequences * length
-    counts = _nearest(microbatches, lambda number: _fits(number, degrees))
-    tokens = " or ".join(f"{number * unit:,}" for number in counts)
-    sizes = microbatch_sizes(
-        recipe.ramp, replicas=ranks, pipeline=degrees.pipeline, schedule=degrees.schedule
+    ramping = samples < recipe.budget.global_batch_tokens // length
+    replicas, pipeline = degrees.data * degrees.expert, degrees.pipeline
+    need = (
+        f"{pipeline} pipeline ranks need as many at least"
+        if microbatches < pipeline
+        else f"{degrees.schedule} on {pipeline} pipeline ranks needs a multiple of its "
+        f"{microbatches // pipeline} rounds"
     )
+    # There is one above: every multiple of the pipeline ranks fits.
+    below = [number for number in range(1, microbatches) if _fits(number, degrees)][-1:]
+    above = next(number for number in count(microbatches + 1) if _fits(number, degrees))
+    unit = replicas * degrees.microbatch_sequences * length
+    tokens = " or ".join(f"{number * unit:,}" for number in [*below, above])
     way = f"batches that do: {tokens} tokens"
+    sizes = microbatch_sizes(
+        recipe.ramp, replicas=replicas, pipeline=pipeline, schedule=degrees.schedule
+    )
     if sizes:
         way += "; or parallelism.microbatch_sequences=" + " or ".join(map(str, sizes))
-    return way
+    return RecipeError(
+        "budget.ramp_up" if ramping else "budget.global_batch_tokens",
+        f"the batch{' of the ramp-up' if ramping else ''} of {samples * length:,} tokens makes "
+        f"{microbatches} microbatches a step and rank, but {need}",
+        way,
+    )
 
 
 def microbatch_sizes(
@@ -122,12 +116,3 @@ def microbatch_sizes(
             for samples in whole
         )
     )
-
-
-def _nearest(microbatches: int, fits: Callable[[int], bool]) -> list[int]:
-    """Return the next number below that fits, if there is one, and the next above.
-
-    There is one above: every multiple of the pipeline ranks fits.
-    """
-    below = [number for number in range(1, microbatches) if fits(number)][-1:]
-    return [*below, next(number for number in count(microbatches + 1) if fits(number))]

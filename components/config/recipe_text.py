@@ -1,8 +1,4 @@
-"""The resolved recipe as the YAML that a person would have written.
-
-Our own small writer, because a recipe has a hand of its own that no library's dumper knows:
-underscores in long integers, short mappings and lists in one line.
-"""
+"""Write a recipe as YAML as people do: 10_000, and short mappings and lists in one line."""
 
 import json
 import math
@@ -42,11 +38,8 @@ def _lines(
             yield YamlLine(head, path in differing)
             yield from _lines(value, f"{path}.", indent + 2, differing)
         else:
-            yield YamlLine(line, _touches(path, differing))
-
-
-def _touches(path: str, differing: frozenset[str]) -> bool:
-    return any(key == path or key.startswith(f"{path}.") for key in differing)
+            touched = any(f"{key}.".startswith(f"{path}.") for key in differing)
+            yield YamlLine(line, touched)
 
 
 def _inline(value: object) -> str:

@@ -1,14 +1,21 @@
-"""From the composed tree to the settled one: check what rules read, shrink, deal the ranks."""
+"""From the composed tree to the settled one, and from one settled layout to another.
+
+Checkpoints hold whole tensors under the names of the whole model, and what a step reads is a
+function of the step alone. So a run can go on under any degrees, on any number of ranks and
+under either engine; the keys that say so are those of a few sections.
+"""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from components.config.key_groups import KeyGroup, declared, degrees_that_compute
 from components.config.layout import deal_ranks, settle_layout, settle_smoke
 from components.config.rules.data import check_phases
 from components.config.scale_down import scale_down
 from components.config.schema.recipe import Recipe, check_recipe, read_section
-from components.config.schema.sections import ScaleSection, Shrink
+from components.config.schema.sections import Cluster, Parallelism, ScaleSection, Shrink
 from components.config.shape import ModelShape
-from components.config.targets import check_nodes
+from components.config.targets import check_nodes, nearest
 from components.config.user_overrides import Tree, UserOverrides, leaves
 from components.errors import RecipeError
 
@@ -25,8 +32,6 @@ def resolve(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
         RecipeError: whatever is wrong, with its YAML path.
     """
     named = UserOverrides(named_keys)
-    _check_present(tree)
-    check_nodes(tree)
     _check_sections(tree)
     _drop_unshared(tree, named)
     settle_smoke(tree, named)
@@ -44,17 +49,9 @@ def resolve_template(tree: Tree, named_keys: Iterable[str]) -> Recipe:
     Raises:
         RecipeError: a key or a type is wrong, with its YAML path.
     """
-    _check_present(tree)
-    check_nodes(tree)
     _check_sections(tree)
     _drop_unshared(tree, UserOverrides(named_keys))
     return read_section(Recipe, _without_auto(tree), "")
-
-
-def _check_present(tree: Tree) -> None:
-    for path, value in leaves(tree):
-        if value == MISSING:
-            raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
 
 
 def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
@@ -73,6 +70,10 @@ def _drop_unshared(tree: Tree, named: UserOverrides) -> None:
 
 def _check_sections(tree: Tree) -> None:
     """Types first, so that the rules below can count on them; ``auto`` stands for a number."""
+    for path, value in leaves(tree):
+        if value == MISSING:
+            raise RecipeError(path, "the recipe does not set it", f"set {path}=...")
+    check_nodes(tree)
     read_section(Recipe, _without_auto(tree), "")
     read_section(ModelShape, tree["model"], "model")
     check_phases(tree["schedule"])
@@ -88,3 +89,105 @@ def _without_auto(tree: Tree) -> Tree:
                 for key, value in section.items()
             }
     return tree
+
+
+# Where things lie; those that say what is trained may be named, as they are, and not changed.
+_PLACES = ("data.folder", "data.tokenizer_folder", "model.init_from", "data.sources.")
+SECTIONS = ("parallelism", "cluster", "checkpoint", "guard", "watchdog", "profiler")
+_DERIVED = ("data", "data_shard", "ranks", "nodes", "devices_per_node")  # may be `auto`
+_NEW_RUN = "start a new run with run=FOLDER"
+
+
+def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """Put ``values`` into a settled recipe and derive again what follows from them.
+
+    The degrees stay that are not named, the data degree too unless the ranks are named, and
+    the ranks follow. So do the sequences of a microbatch: what a batch is cut into is never
+    changed silently.
+
+    Raises:
+        RecipeError: a key that is unknown or belongs to the mathematics, or a layout that the
+            rules refuse.
+    """
+    check_movable(values)
+    tree = recipe.model_dump(mode="json")
+    for key, value in values.items():
+        before = _put(tree, key, value)
+        trained = key.startswith(_PLACES) and declared(key) is KeyGroup.MATHEMATICS
+        if trained and value != before:
+            problem = f"{value!r}, but what is trained follows from it; here it is {before!r}"
+            raise RecipeError(key, problem, f"leave it as it is, or {_NEW_RUN}")
+    # Types first: whoever settles the layout counts on them.
+    for name, kind in (("parallelism", Parallelism), ("cluster", Cluster)):
+        section = {
+            key: 1 if value == "auto" and key in _DERIVED else value
+            for key, value in tree[name].items()
+        }
+        read_section(kind, section, name)
+    named = UserOverrides(key for key, value in values.items() if value != "auto")
+    _forget_derived(recipe, tree, named)
+    settle_layout(tree, named)
+    moved = check_recipe(tree)
+    check_mathematics(recipe, moved)
+    assert moved.fingerprint() == recipe.fingerprint()
+    return moved
+
+
+def check_movable(keys: Iterable[str]) -> None:
+    """Refuse what may not stand beside ``resume``.
+
+    Raises:
+        RecipeError: the first key that is not below one of :data:`SECTIONS`, and no place.
+    """
+    for key in keys:
+        section, dot, _ = key.partition(".")
+        if (not dot or section not in SECTIONS) and not key.startswith(_PLACES):
+            problem = (
+                f"a resumed run takes its recipe from its folder, {key} too; beside resume may "
+                f"stand keys of {', '.join(f'{name}.*' for name in SECTIONS)}"
+            )
+            raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}")
+
+
+def _put(tree: Tree, key: str, value: Any) -> Any:
+    """Put a value in the place of another, and return that."""
+    *parents, name = key.split(".")
+    here: Any = tree
+    for parent in parents:
+        if not isinstance(here.get(parent), dict):
+            raise RecipeError(key, "unknown key", nearest(parent, list(here)))
+        here = here[parent]
+    if name not in here:
+        raise RecipeError(key, "unknown key", nearest(name, list(here)))
+    before, here[name] = here[name], value
+    return before
+
+
+def _forget_derived(recipe: Recipe, tree: Tree, named: UserOverrides) -> None:
+    """Set back to ``auto`` what followed from other keys; a cluster's node is what it is."""
+    degrees = recipe.parallelism
+    derived = ["cluster.ranks", "cluster.nodes"]
+    if recipe.cluster.scheduler == "none":
+        derived.append("cluster.devices_per_node")
+    if degrees.data_shard == degrees.data * degrees.expert:
+        derived.append("parallelism.data_shard")
+    for path in derived:
+        named.put(tree, path, "auto")
+
+
+def check_mathematics(before: Recipe, after: Recipe) -> None:
+    """Refuse the keys of a layout that change what this model computes.
+
+    Raises:
+        RecipeError: one of them differs.
+    """
+    old, new = before.parallelism, after.parallelism
+    reasons = degrees_that_compute(
+        experts=before.shape.mlp.num_experts is not None, divisor=old.expert_divisor
+    )
+    for key, reason in reasons.items():
+        kept, wanted = getattr(old, key), getattr(new, key)
+        if wanted != kept:
+            problem = f"{wanted}, but {reason}, here {kept}"
+            remedy = f"keep parallelism.{key}={kept}, or {_NEW_RUN}"
+            raise RecipeError(f"parallelism.{key}", problem, remedy)

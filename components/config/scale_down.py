@@ -33,7 +33,9 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
         named.put(tree, "model.positions.num_positions", length)
     _shrink_ramp(tree, full["budget"]["total_tokens"], named)
     _shrink_schedule(tree, full, named)
-    _shrink_cadence(tree, rule, named)
+    batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
+    named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
+    named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
     widths = full["model"]["dim"] / tree["model"]["dim"]
     lr = tree["optimizer"]["lr"] * widths**rule.lr_width_exponent
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
@@ -41,7 +43,11 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
         named.put(tree, "precision.compute", "auto")
     named.put(tree, "data.held_out_fraction", rule.held_out_fraction)
     named.put(tree, "data.tokenizer_sample_bytes", rule.tokenizer_sample_bytes)
-    _shrink_phases(tree, full["budget"]["total_tokens"], named)
+    # A phase of the mixture begins at the same part of the budget.
+    for path, value in leaves(tree["data"]["phases"], "data.phases"):
+        if path.endswith(".from_tokens"):
+            begin = value * total // full["budget"]["total_tokens"]
+            named.put(tree, path, max(1, begin))
     _stand_in(tree["data"], rule, named)
 
 
@@ -94,11 +100,8 @@ def _shrink_ramp(tree: Tree, full_tokens: int, named: UserOverrides) -> None:
         return
     half = budget["global_batch_tokens"] // 2
     over = budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens
-    budget["ramp_up"] = {
-        "start_tokens": half,
-        "increment_tokens": half,
-        "over_tokens": max(half, over),
-    }
+    over = max(half, over)
+    budget["ramp_up"] = {"start_tokens": half, "increment_tokens": half, "over_tokens": over}
 
 
 def _shrink_schedule(tree: Tree, full: Tree, named: UserOverrides) -> None:
@@ -115,20 +118,6 @@ def _shrink_schedule(tree: Tree, full: Tree, named: UserOverrides) -> None:
     for path, value in lengths:
         if path.endswith("_tokens"):
             named.put(tree, path, value * total // reference)
-
-
-def _shrink_cadence(tree: Tree, rule: Shrink, named: UserOverrides) -> None:
-    batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
-    named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
-    named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
-
-
-def _shrink_phases(tree: Tree, full_tokens: int, named: UserOverrides) -> None:
-    """A phase of the mixture begins at the same part of the budget."""
-    total = tree["budget"]["total_tokens"]
-    for path, value in leaves(tree["data"]["phases"], "data.phases"):
-        if path.endswith(".from_tokens"):
-            named.put(tree, path, max(1, value * total // full_tokens))
 
 
 def _stand_in(data: Any, rule: Shrink, named: UserOverrides) -> None:

@@ -4,6 +4,8 @@ Fields, not class names, carry what is counted, so a new part that uses the same
 counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
 """
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
 from components.config.schema.types import Count
@@ -153,21 +155,45 @@ def check_shape(shape: ModelShape) -> None:
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     if heads % groups:
         legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        raise RecipeError(
-            "model.attention.num_kv_heads",
-            f"{groups} does not divide num_heads {heads}",
-            f"values that do: {legal}",
-        )
+        problem = f"{groups} does not divide num_heads {heads}"
+        raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
     if shape.padded_vocab_size < shape.vocab_size:
-        raise RecipeError(
-            "model.padded_vocab_size",
-            f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}",
-            f"give at least {shape.vocab_size:,}",
-        )
+        problem = f"{shape.padded_vocab_size:,} is below vocab_size {shape.vocab_size:,}"
+        remedy = f"give at least {shape.vocab_size:,}"
+        raise RecipeError("model.padded_vocab_size", problem, remedy)
     experts, top_k = shape.mlp.num_experts, shape.mlp.top_k
     if experts is not None and (top_k is None or top_k > experts):
-        raise RecipeError(
-            "model.mlp.top_k",
-            f"a token cannot go to {top_k} of {experts} experts",
-            f"give a number from 1 to {experts}",
-        )
+        problem = f"a token cannot go to {top_k} of {experts} experts"
+        raise RecipeError("model.mlp.top_k", problem, f"give a number from 1 to {experts}")
+
+
+Balance = Literal["layers", "layers_and_ends"]
+
+
+def stage_layers(num_layers: int, stages: int, balance: Balance) -> tuple[range, ...]:
+    """Cut ``num_layers`` into one contiguous range a stage, at least one layer each.
+
+    What does not divide goes to the middle: the first stage holds the embedding and, under
+    1F1B, the activations of the most microbatches; the last one the head and the logits.
+    ``layers`` evens out the layers alone; ``layers_and_ends`` counts the embedding and the head
+    as one layer each, as DeepSpeed's ``partition_method='type:transformer|embedding'`` does.
+    Layers are dealt one by one to the stage with the least, the one nearest the middle first.
+
+    Raises:
+        RecipeError: there are more stages than layers.
+    """
+    if stages > num_layers:
+        problem = f"{stages} stages for {num_layers} layers would leave some without a layer"
+        remedy = f"pipeline x stages_per_rank may be {num_layers} at most"
+        raise RecipeError("parallelism.pipeline", problem, remedy)
+    load = [1] * stages
+    if balance == "layers_and_ends":
+        load[0] += 1
+        load[-1] += 1
+    counts = [1] * stages
+    for _ in range(num_layers - stages):
+        taker = min(range(stages), key=lambda stage: (load[stage], abs(2 * stage - stages + 1)))
+        load[taker] += 1
+        counts[taker] += 1
+    starts = [sum(counts[:stage]) for stage in range(stages)]
+    return tuple(range(start, start + n) for start, n in zip(starts, counts, strict=True))

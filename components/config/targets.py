@@ -7,13 +7,13 @@ source is parsed, never run: a hostile recipe is refused before anything it name
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import InstanceOf, TypeAdapter, ValidationError
 
 from components import ranges
 from components.errors import RecipeError
@@ -37,13 +37,20 @@ MARKS = {
     "schedule": ("__call__",),
 }
 PARTIAL = frozenset({"optimizer"})  # sections whose class gets its other arguments later
-SCALARS: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
-}
 RANGES = {name: kind for name, kind in vars(ranges).items() if get_origin(kind) is Annotated}
+# Annotations by their text; a container is taken as it is, any other class wants a node.
+TYPES: Mapping[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "None": None,
+    **RANGES,
+    **dict.fromkeys(
+        ("list", "tuple", "Sequence"), InstanceOf[list[Any]] | InstanceOf[tuple[Any, ...]]
+    ),
+}
+OUT_OF_RANGE = re.compile(r"(greater|less)_than(_equal)?|finite_number")
 
 
 @dataclass(frozen=True)
@@ -66,37 +73,27 @@ def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     return "known: " + (", ".join(sorted(known)) or "none")
 
 
-def check_nodes(tree: Mapping[str, Any], path: str = "") -> None:
-    """Check every ``_target_`` node of ``tree`` against the class that it names.
+def check_nodes(value: object, path: str = "") -> None:
+    """Check every ``_target_`` node of a tree against the class that it names.
 
     Raises:
         RecipeError: a target outside this repository, an unknown, missing or ill-typed
             argument, a key that only Hydra's own instantiation would read, or a reference.
     """
-    for key, value in tree.items():
-        _check_value(value, f"{path}.{key}" if path else str(key))
-
-
-def _check_value(value: object, path: str) -> None:
     if isinstance(value, Mapping):
-        if "_target_" in value:
+        if path and "_target_" in value:
             _check_node(value, path)
-        check_nodes(value, path)
+        for key, item in value.items():
+            check_nodes(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check_value(item, f"{path}[{index}]")
+            check_nodes(item, f"{path}[{index}]")
     elif isinstance(value, str):
         refuse_reference(value, path)
 
 
 def refuse_reference(text: str, path: str) -> None:
-    """Refuse what would be resolved when a settled recipe is built: all is settled before.
-
-    Two harmless texts that are joined can read ``${oc.env:HOME}``.
-
-    Raises:
-        RecipeError: ``${`` is in the text.
-    """
+    """Refuse what would be resolved late: harmless texts, joined, can read the environment."""
     if "${" in text:
         raise RecipeError(path, f"{text!r} still refers to something", "write the value itself")
 
@@ -111,25 +108,19 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
         if key not in signature.arguments:
             hint = nearest(key, list(signature.arguments))
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
-        _check_type(signature.arguments[key], node[key], f"{path}.{key}")
+        choices = _alternatives(signature.arguments[key])
+        _check_type(choices, node[key], f"{path}.{key}")
         if isinstance(node[key], Mapping) and "_target_" in node[key]:
-            called = _is_called(signature.arguments[key])
+            called = any(choice.startswith("Callable[") for choice in choices)
             _check_partial(node[key], f"{path}.{key}", wanted=called)
     missing = set(signature.arguments) - signature.optional - set(given)
     if missing and not node.get("_partial_", False):
-        raise RecipeError(
-            path,
-            f"{node['_target_']} needs {', '.join(sorted(missing))}",
-            f"set {path}.{min(missing)}=...",
-        )
+        problem = f"{node['_target_']} needs {', '.join(sorted(missing))}"
+        raise RecipeError(path, problem, f"set {path}.{min(missing)}=...")
 
 
 def refuse_stranger(signature: Signature, target: str, path: str) -> None:
-    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule.
-
-    Raises:
-        RecipeError: it has nothing by which one is known.
-    """
+    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule."""
     wanted = MARKS[path]
     if not any(mark.startswith(wanted) for mark in signature.marks):
         problem = f"{target} is no {path}: it has no {' or '.join(wanted)}"
@@ -142,14 +133,6 @@ def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
         problem = f"{node['_partial_']!r}" if "_partial_" in node else "is missing"
         remedy = f"write {path}._partial_=true" if wanted else "leave it out"
         raise RecipeError(f"{path}._partial_", problem, remedy)
-
-
-def _is_called(annotation: ast.expr | None) -> bool:
-    """Tell whether an argument wants something to call, which gets its other arguments then."""
-    return any(
-        isinstance(choice, ast.Subscript) and ast.unparse(choice.value) == "Callable"
-        for choice in _alternatives(annotation)
-    )
 
 
 def read_signature(target: object, path: str) -> Signature:
@@ -171,21 +154,13 @@ def read_signature(target: object, path: str) -> Signature:
 
 
 def refuse_foreign(target: object, path: str) -> None:
-    """Refuse what is no class's name in a module of ``components``.
-
-    Raises:
-        RecipeError: it is another package's, a function's, or reached through another name.
-    """
+    """Refuse what is no class's name in a module of ``components``."""
     if not isinstance(target, str) or not TARGET.fullmatch(target):
         raise RecipeError(path, f"{target!r} is refused", REFUSAL)
 
 
 def refuse_room(target: str, path: str) -> None:
-    """Refuse a class of another room than the section's.
-
-    Raises:
-        RecipeError: the section names classes of one room, or of none.
-    """
+    """Refuse a class of another room than the section's."""
     room = ROOMS.get(path.partition(".")[0])
     if room is None:
         remedy = f"only {', '.join(ROOMS)} name classes"
@@ -200,95 +175,61 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _class_signature(node: ast.ClassDef) -> Signature:
+    """Read the arguments of ``__init__`` besides ``self``, or a dataclass's fields."""
     methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
     marks = frozenset([*methods, *map(ast.unparse, node.bases)])
     if "__init__" in methods:
-        return _init_signature(methods["__init__"].args, marks)
-    fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
-    names = {
-        item.target.id: item.annotation for item in fields if isinstance(item.target, ast.Name)
-    }
-    optional = frozenset(
-        item.target.id for item in fields if isinstance(item.target, ast.Name) and item.value
+        given = methods["__init__"].args
+        positional = [*given.posonlyargs, *given.args]
+        required = len(positional) - len(given.defaults)
+        defaults = [*[None] * required, *given.defaults, *given.kw_defaults]
+        pairs = list(zip([*positional, *given.kwonlyargs], defaults, strict=True))[1:]
+        found = [(argument.arg, argument.annotation, default) for argument, default in pairs]
+    else:
+        found = [
+            (item.target.id, item.annotation, item.value)
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        ]
+    return Signature(
+        arguments={name: annotation for name, annotation, _ in found},
+        optional=frozenset(name for name, _, default in found if default is not None),
+        marks=marks,
     )
-    return Signature(names, optional, marks)
 
 
-def _init_signature(arguments: ast.arguments, marks: frozenset[str]) -> Signature:
-    """Keyword-only arguments, and positional ones besides ``self``."""
-    positional = [*arguments.posonlyargs, *arguments.args][1:]
-    names = {argument.arg: argument.annotation for argument in positional}
-    names |= {argument.arg: argument.annotation for argument in arguments.kwonlyargs}
-    optional = {
-        argument.arg for argument in positional[len(positional) - len(arguments.defaults) :]
-    }
-    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    optional |= {argument.arg for argument, default in pairs if default is not None}
-    return Signature(names, frozenset(optional), marks)
+def _alternatives(annotation: ast.expr | None) -> tuple[str, ...]:
+    """Return the text of each type that an annotation allows; none if there is none."""
+    if isinstance(annotation, ast.BinOp):
+        return (*_alternatives(annotation.left), *_alternatives(annotation.right))
+    return () if annotation is None else (ast.unparse(annotation),)
 
 
-def _check_type(annotation: ast.expr | None, value: object, path: str) -> None:
-    choices = list(_alternatives(annotation))
-    fitting = [choice for choice in choices if _fits(choice, value)]
-    if fitting or not choices:
-        _check_range(fitting, value, path)
-        return
-    wanted = " or ".join(_written(choice) for choice in choices)
-    raise RecipeError(path, f"{value!r} is not {wanted}", f"give {path} a value of that type")
-
-
-def _check_range(choices: list[ast.expr], value: object, path: str) -> None:
-    """Hold a number against the range of :mod:`components.ranges` that annotates it."""
-    for name in {_written(choice, whole=True) for choice in choices} & RANGES.keys():
-        try:
-            _adapter(name).validate_python(value, strict=True)
-        except ValidationError as error:
-            rule = error.errors()[0]["msg"].removeprefix("Input should be ")
-            raise RecipeError(
-                path, f"{value!r} is out of range", f"it has to be {rule}"
-            ) from None
+def _check_type(choices: tuple[str, ...], value: object, path: str) -> None:
+    """Hold a value against the types, and a number against :mod:`components.ranges`."""
+    try:
+        _adapter(choices).validate_python(value, strict=True)
+    except ValidationError as failure:
+        for error in failure.errors():
+            if OUT_OF_RANGE.fullmatch(error["type"]):
+                rule = error["msg"].removeprefix("Input should be ")
+                problem = f"{value!r} is out of range"
+                raise RecipeError(path, problem, f"it has to be {rule}") from None
+        plain = [get_args(RANGES[one])[0].__name__ if one in RANGES else one for one in choices]
+        problem = f"{value!r} is not {' or '.join(plain)}"
+        raise RecipeError(path, problem, f"give {path} a value of that type") from None
 
 
 @cache
-def _adapter(name: str) -> TypeAdapter[float]:
-    return TypeAdapter(RANGES[name])
+def _adapter(choices: tuple[str, ...]) -> TypeAdapter[Any]:
+    kind: Any = Union[*map(_type, choices)] if choices else Any
+    return TypeAdapter(kind)
 
 
-def _written(annotation: ast.expr, *, whole: bool = False) -> str:
-    """Write an annotation as its author did; of a range, unless ``whole``, the type alone."""
-    text = ast.unparse(annotation)
-    return get_args(RANGES[text])[0].__name__ if text in RANGES and not whole else text
-
-
-def _alternatives(annotation: ast.expr | None) -> Iterator[ast.expr]:
-    if isinstance(annotation, ast.BinOp):
-        yield from _alternatives(annotation.left)
-        yield from _alternatives(annotation.right)
-    elif annotation is not None:
-        yield annotation
-
-
-def _fits(annotation: ast.expr, value: object) -> bool:
-    """Judge scalars, literals and containers; a class's name wants a node of its own."""
-    if isinstance(annotation, ast.Constant):
-        return value is None if annotation.value is None else True
-    if isinstance(annotation, ast.Name) and (name := _written(annotation)) in SCALARS:
-        return isinstance(value, SCALARS[name]) and (
-            name == "bool" or not isinstance(value, bool)
-        )
-    if isinstance(annotation, ast.Subscript):
-        return _fits_subscript(annotation, value)
-    return isinstance(value, Mapping)
-
-
-def _fits_subscript(annotation: ast.Subscript, value: object) -> bool:
-    name = ast.unparse(annotation.value).rpartition(".")[2]
-    if name == "Literal":
-        return value in ast.literal_eval(
-            annotation.slice
-            if isinstance(annotation.slice, ast.Tuple)
-            else ast.Tuple([annotation.slice])
-        )
-    if name in {"list", "tuple", "Sequence"}:
-        return isinstance(value, list | tuple)
-    return isinstance(value, Mapping)
+def _type(annotation: str) -> Any:
+    name, _, inside = annotation.partition("[")
+    if annotation.startswith("'"):  # a class that is defined further down
+        return Any
+    if name.endswith("Literal"):
+        return Literal[ast.literal_eval(f"({inside[:-1]},)")]
+    return TYPES.get(name.rpartition(".")[2], InstanceOf[Mapping[str, Any]])

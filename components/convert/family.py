@@ -1,66 +1,118 @@
 """Choose the Hugging Face class that computes what a model computes.
 
-Each family is a module of this package; a new one is a new file. The choice reads the features
-of the model section, never a name.
+The families are in modules of this package; a new one is a new file. The choice reads the
+features of the model section, never a name.
 """
 
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import components.convert as package
 from components.convert.features import Features
 from components.convert.links import TensorLink
-from components.convert.needs import Need
 from components.errors import RecipeError
 
-ACTIVATIONS: Mapping[str, str] = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-}
+
+@dataclass(frozen=True)
+class Need:
+    """A feature that a class always has; ``{norm}`` in ``has`` stands for the model's norm."""
+
+    key: str
+    has: str
+    is_met: Callable[[Features], bool]
 
 
-class HFFamily(Protocol):
-    """One class of Hugging Face, beside our decoder."""
+# What several classes need.
+ROTARY_POSITIONS = Need(
+    "model.positions", "it has rotary positions", lambda m: m.positions == "Rotary"
+)
+RMS_NORM = Need(
+    "model.norm", "it has RMSNorm with weight, here is {norm}", lambda m: m.norm.is_rms
+)
+LAYER_NORM = Need(
+    "model.norm",
+    "it has LayerNorm with weight and bias, here is {norm}",
+    lambda m: m.norm.is_layer_norm,
+)
+NO_EXPERTS = Need("model.mlp.num_experts", "it is dense", lambda m: m.num_experts is None)
+PLAIN_MLP = Need(
+    "model.mlp", "its MLP is plain: neither gated nor of experts", lambda m: m.has_plain_mlp
+)
+ALL_BIASES = Need(
+    "model.attention.bias",
+    "all its maps have biases",
+    lambda m: m.attention_bias and m.mlp_bias,
+)
+KEYS_FOR_EACH_QUERY = Need(
+    "model.attention.num_kv_heads",
+    "it has as many as query heads",
+    lambda m: m.num_kv_heads == m.num_heads,
+)
+EVEN_HEADS = Need(
+    "model.attention.head_dim",
+    "its heads divide the width among them",
+    lambda m: m.num_heads * m.head_dim == m.dim,
+)
+NO_QK_NORM = Need(
+    "model.attention.qk_norm",
+    "it does not normalize queries and keys",
+    lambda m: m.qk_norm is None,
+)
+NO_EMBEDDING_NORM = Need(
+    "model.embedding_norm",
+    "it does not normalize embeddings",
+    lambda m: m.embedding_norm is None,
+)
+
+
+ConfigKeys = Mapping[str, tuple[Any, Callable[[Features], Any]]]
+
+
+class HFFamily(ABC):
+    """One class of Hugging Face, beside our decoder.
+
+    ``keys`` are those of ``config.json`` that change what is computed, without the vocabulary:
+    what the class takes where one is absent, and what it is of a model of ours.
+    """
 
     model_type: str
     architecture: str
     prefix: str  # left out by some published folders
     no_weights: re.Pattern[str]  # buffers that some published folders hold
-
-    def needs(self, features: Features) -> list[Need]:
-        """List what the class takes for granted."""
-        ...
+    needs: ClassVar[tuple[Need, ...]]
+    keys: ClassVar[ConfigKeys]
 
     def shape(self, features: Features) -> dict[str, Any]:
-        """Give the keys of ``config.json`` that change what is computed; no vocabulary."""
-        ...
+        """Return the ``keys`` of a model of ours."""
+        return {key: ours(features) for key, (_, ours) in self.keys.items()}
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Read those keys from a ``config.json``, old spellings and absent keys included."""
-        ...
+        """Read the ``keys`` from a ``config.json``; a class adds old spellings."""
+        return {key: config.get(key, default) for key, (default, _) in self.keys.items()}
 
+    @abstractmethod
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
-        """Give the other keys: what training or a cache reads."""
-        ...
+        """Return the other keys: what training or a cache reads."""
 
+    @abstractmethod
     def links(self, features: Features) -> Iterator[TensorLink]:
         """List all tensors of the class, with ours."""
-        ...
 
 
 @cache
 def all_families() -> tuple[HFFamily, ...]:
-    """Find the families among this package's modules: each calls its own ``FAMILY``."""
+    """Find the families in this package's modules: each lists its own in ``FAMILIES``."""
     modules = (
         importlib.import_module(f"{package.__name__}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)
     )
-    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+    return tuple(family for module in modules for family in getattr(module, "FAMILIES", ()))
 
 
 def choose_family(features: Features) -> HFFamily:
@@ -70,21 +122,21 @@ def choose_family(features: Features) -> HFFamily:
         RecipeError: none has; what keeps the model from the nearest one is named.
     """
     unmet = {
-        family: [need for need in family.needs(features) if not need.is_met]
+        family: [need for need in family.needs if not need.is_met(features)]
         for family in all_families()
     }
     fewest = min(len(lacking) for lacking in unmet.values())
     nearest = [family for family, lacking in unmet.items() if len(lacking) == fewest]
-    if fewest:
-        reasons = "\n  ".join(_explain(family, unmet[family]) for family in nearest)
-        raise RecipeError(
-            unmet[nearest[0]][0].key,
-            f"no class of Hugging Face has this; the nearest:\n  {reasons}",
-            "the model can be trained here, but not exported",
+    if not fewest:
+        return nearest[0]
+    reasons = "the nearest:"
+    for family in nearest:
+        lacking = (
+            f"{need.key} ({need.has.format(norm=features.norm)})" for need in unmet[family]
         )
-    return nearest[0]
-
-
-def _explain(family: HFFamily, lacking: Sequence[Need]) -> str:
-    reasons = ", ".join(f"{need.key} ({need.has})" for need in lacking)
-    return f"{family.architecture} but for {reasons}"
+        reasons += f"\n  {family.architecture} but for {', '.join(lacking)}"
+    raise RecipeError(
+        unmet[nearest[0]][0].key,
+        f"no class of Hugging Face has this; {reasons}",
+        "the model can be trained here, but not exported",
+    )

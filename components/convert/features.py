@@ -90,12 +90,6 @@ class Features:
     embedding_norm: NormFeatures | None
     dropout: float
     initial_std: float
-    padding_row: int | None
-
-    @property
-    def splits_evenly(self) -> bool:
-        """Whether the heads together are as wide as the model, as most classes assume."""
-        return self.num_heads * self.head_dim == self.dim
 
     @property
     def has_plain_mlp(self) -> bool:
@@ -109,9 +103,9 @@ def read_features(section: Mapping[str, Any]) -> Features:
         RecipeError: a key that this room does not know, so cannot convert.
     """
     for name in _KNOWN:
-        node = section if name == "" else section[name]
-        _check_keys(node, _KNOWN[name], f"model.{name}".rstrip("."))
+        _check_keys(section[name] if name else section, name, f"model.{name}".rstrip("."))
     attention, mlp, positions = section["attention"], section["mlp"], section["positions"]
+    qk_norm, embedding = attention["qk_norm"], section["embedding_norm"]
     return Features(
         **{key: section[key] for key in ("dim", "num_layers", "vocab_size")},
         **{key: section[key] for key in ("padded_vocab_size", "tied_embeddings", "dropout")},
@@ -122,34 +116,27 @@ def read_features(section: Mapping[str, Any]) -> Features:
         num_positions=positions.get("num_positions"),
         attention_bias=attention["bias"],
         attention_dropout=attention["dropout"],
-        qk_norm=_read_norm(attention["qk_norm"], "model.attention.qk_norm"),
+        qk_norm=qk_norm and _read_norm(qk_norm, "model.attention.qk_norm"),
         mlp_bias=mlp.get("bias", False),  # experts have none
         num_experts=mlp.get("num_experts"),
         top_k=mlp.get("top_k"),
         renormalize=mlp.get("renormalize", False),
         auxiliary_loss=float(mlp.get("auxiliary_loss", 0.0)),
         routing=mlp.get("routing", "learned"),
-        norm=_norm(section["norm"]),
-        embedding_norm=_read_norm(section["embedding_norm"], "model.embedding_norm"),
+        norm=_read_norm(section["norm"], "model.norm"),
+        embedding_norm=embedding and _read_norm(embedding, "model.embedding_norm"),
         initial_std=section["initialization"]["std"],
-        padding_row=section["initialization"]["padding_row"],
     )
 
 
-def _read_norm(node: Mapping[str, Any] | None, path: str) -> NormFeatures | None:
-    if node is None:
-        return None
-    _check_keys(node, _KNOWN["norm"], path)
-    return _norm(node)
-
-
-def _norm(node: Mapping[str, Any]) -> NormFeatures:
+def _read_norm(node: Mapping[str, Any], path: str) -> NormFeatures:
+    _check_keys(node, "norm", path)
     return NormFeatures(**{key: node[key] for key in _KNOWN["norm"]})
 
 
-def _check_keys(node: Mapping[str, Any], known: tuple[str, ...], path: str) -> None:
+def _check_keys(node: Mapping[str, Any], name: str, path: str) -> None:
     for key in node:
-        if key not in known and not key.startswith("_"):
+        if key not in _KNOWN[name] and not key.startswith("_"):
             raise RecipeError(
                 f"{path}.{key}",
                 "conversion does not know this key, so cannot say what it changes",

@@ -16,6 +16,8 @@ from components.convert.tokenizer import write_tokenizer
 from components.errors import RecipeError
 from components.run.records import Results
 
+Rows = Literal["published", "padded"]
+CONFIG = "config.json"
 _MINIATURE = """\
 **This is a miniature**: the recipe made small by rule, trained for minutes to show that it
 works. It is no release of the published model and good for nothing but tests.
@@ -33,7 +35,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20, do_sample=Fal
 
 
 def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | None) -> str:
-    """Compose the card; ``results`` are absent while a run trains and if it was killed."""
+    """Return the model card; ``results`` are absent while a run trains and if it was killed."""
     is_miniature = not isinstance(recipe.scale.shrink, str)
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
@@ -41,10 +43,16 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
         recipe.why,
         *([_MINIATURE] if is_miniature else []),
         _table(("", ""), _figures(recipe, step, tokens, results)),
-        *_assumed(recipe),
-        "## Use",
-        _USE,
     ]
+    if recipe.assumed:
+        said = "No source gives these values; the recipe sets them, for the reason beside each."
+        rows = [
+            (f"`{name}`", _brief(entry.value), entry.reason)
+            for name, entry in recipe.assumed.items()
+        ]
+        table = _table(("value of", "set to", "reason"), rows)
+        parts += ["## Assumed, never published", said, table]
+    parts += ["## Use", _USE]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -75,17 +83,6 @@ def _figures(
     return rows
 
 
-def _assumed(recipe: Recipe) -> list[str]:
-    if not recipe.assumed:
-        return []
-    rows = [
-        (f"`{name}`", _brief(entry.value), entry.reason)
-        for name, entry in recipe.assumed.items()
-    ]
-    said = "No source gives these values; the recipe sets them, for the reason beside each."
-    return ["## Assumed, never published", said, _table(("value of", "set to", "reason"), rows)]
-
-
 def _brief(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{len(value)} values"
@@ -93,16 +90,11 @@ def _brief(value: object) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[Any]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-Rows = Literal["published", "padded"]
-CONFIG = "config.json"
+    lines = []
+    for line in (head, tuple("---" for _ in head), *rows):
+        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def write_folder(

@@ -2,70 +2,55 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from components.convert import needs
+from components.convert import family
+from components.convert.family import ConfigKeys, HFFamily, Need
 from components.convert.features import Features
 from components.convert.links import TensorLink, joined, module, same, turned, vocabulary
-from components.convert.needs import Need
 
 # As published; the other spellings compute the same.
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
 
 
-class GPT2:
+class GPT2(HFFamily):
     """Learned positions, LayerNorm, a plain MLP, biases; weights stored transposed."""
 
     model_type = "gpt2"
     architecture = "GPT2LMHeadModel"
     prefix = "transformer."
     no_weights = re.compile(r"attn\.(masked_)?bias$")
+    needs = (
+        Need("model.positions", "it has learned positions", lambda m: m.positions == "Learned"),
+        family.LAYER_NORM,
+        family.PLAIN_MLP,
+        family.ALL_BIASES,
+        family.KEYS_FOR_EACH_QUERY,
+        family.EVEN_HEADS,
+        family.NO_QK_NORM,
+        family.NO_EMBEDDING_NORM,
+    )
 
-    def needs(self, features: Features) -> list[Need]:
-        return [
-            Need(
-                "model.positions", features.positions == "Learned", "it has learned positions"
-            ),
-            needs.layer_norm(features),
-            needs.plain_mlp(features),
-            needs.all_biases(features),
-            needs.keys_for_each_query(features),
-            needs.even_heads(features),
-            needs.no_qk_norm(features),
-            needs.no_embedding_norm(features),
-        ]
-
-    def shape(self, features: Features) -> dict[str, Any]:
-        return {
-            "n_embd": features.dim,
-            "n_inner": features.ffn_dim,
-            "n_layer": features.num_layers,
-            "n_head": features.num_heads,
-            "n_positions": features.num_positions,
-            "activation_function": _ACTIVATIONS[features.activation],
-            "layer_norm_epsilon": features.norm.eps,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "tie_word_embeddings": features.tied_embeddings,
-        }
+    keys: ClassVar[ConfigKeys] = {
+        "n_embd": (768, lambda m: m.dim),
+        "n_inner": (None, lambda m: m.ffn_dim),
+        "n_layer": (12, lambda m: m.num_layers),
+        "n_head": (12, lambda m: m.num_heads),
+        "n_positions": (1_024, lambda m: m.num_positions),
+        "activation_function": ("gelu_new", lambda m: _ACTIVATIONS[m.activation]),
+        "layer_norm_epsilon": (1e-5, lambda m: m.norm.eps),
+        "scale_attn_weights": (True, lambda _: True),
+        "scale_attn_by_inverse_layer_idx": (False, lambda _: False),
+        "tie_word_embeddings": (True, lambda m: m.tied_embeddings),
+    }
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        width = config.get("n_embd", 768)
-        activation = config.get("activation_function", "gelu_new")
-        return {
-            "n_embd": width,
-            "n_inner": config.get("n_inner") or 4 * width,
-            "n_layer": config.get("n_layer", 12),
-            "n_head": config.get("n_head", 12),
-            "n_positions": config.get("n_positions", 1_024),
+        keys = super().stated(config)
+        activation = keys["activation_function"]
+        return keys | {
+            "n_inner": keys["n_inner"] or 4 * keys["n_embd"],
             "activation_function": _SPELLINGS.get(activation, activation),
-            "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
-            "scale_attn_weights": config.get("scale_attn_weights", True),
-            "scale_attn_by_inverse_layer_idx": config.get(
-                "scale_attn_by_inverse_layer_idx", False
-            ),
-            "tie_word_embeddings": config.get("tie_word_embeddings", True),
         }
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
@@ -103,4 +88,4 @@ def _conv1d(ours: str, theirs: str) -> Iterator[TensorLink]:
     yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-FAMILY = GPT2()
+FAMILIES = (GPT2(),)

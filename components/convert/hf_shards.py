@@ -1,10 +1,10 @@
 """Safetensors in the layout of the hub: shards of bounded size and an index, read lazily."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,42 +24,35 @@ def write_shards(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_bytes: int = MAX_SHARD_BYTES
 ) -> int:
     """Write tensors as they come, one shard in memory at a time, and return their bytes."""
-    shards: list[list[str]] = []
+    shards: list[Path] = []
+    names: list[list[str]] = []  # of the tensors in each shard
     pending: dict[str, Tensor] = {}
     pending_bytes = total_bytes = 0
+
+    def write() -> None:
+        shards.append(folder / f"shard-{len(shards)}")
+        names.append(list(pending))
+        save_file(pending, shards[-1], metadata={"format": "pt"})
+
     for name, tensor in tensors:
         if pending and pending_bytes + tensor.nbytes > max_bytes:
-            shards.append(_write(folder, len(shards), pending))
+            write()
             pending, pending_bytes = {}, 0
         pending[name] = _own(tensor)
         pending_bytes += tensor.nbytes
         total_bytes += tensor.nbytes
-    shards.append(_write(folder, len(shards), pending))
-    _name_shards(folder, shards, total_bytes)
-    return total_bytes
-
-
-def _write(folder: Path, number: int, tensors: dict[str, Tensor]) -> list[str]:
-    save_file(tensors, _unnamed(folder, number), metadata={"format": "pt"})
-    return list(tensors)
-
-
-def _unnamed(folder: Path, number: int) -> Path:
-    return folder / f"shard-{number}"
-
-
-def _name_shards(folder: Path, shards: list[list[str]], total_bytes: int) -> None:
-    """Give the shards their names, which hold their count, and write the index."""
+    write()
     if len(shards) == 1:
-        _unnamed(folder, 0).rename(folder / SINGLE)
-        return
+        shards[0].rename(folder / SINGLE)
+        return total_bytes
     places: dict[str, str] = {}
-    for number, names in enumerate(shards):
+    for number, shard in enumerate(shards):  # their names hold their count
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        _unnamed(folder, number).rename(folder / file)
-        places |= dict.fromkeys(names, file)
+        shard.rename(folder / file)
+        places |= dict.fromkeys(names[number], file)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    return total_bytes
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -73,16 +66,15 @@ class ShardReader:
     """Tensors of a folder by name, each read when it is asked for.
 
     Raises:
-        RecipeError: there are no safetensors, or a file cannot be read.
+        RecipeError: there are no safetensors, a file cannot be read, or the index is none or
+            leads out of the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
-        self._places: Mapping[str, str] = _places(folder)
-        if not self._places:
-            self._places = dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        self._places = _places(folder) or dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -94,8 +86,7 @@ class ShardReader:
         return list(self._places)
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._file(self._places[name]).get_tensor(name)
-        return tensor
+        return cast("Tensor", self._file(self._places[name]).get_tensor(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the file's header alone."""
@@ -114,11 +105,7 @@ class ShardReader:
 
 
 def _places(folder: Path) -> dict[str, str]:
-    """Map each tensor to its file; empty if there is one file for all.
-
-    Raises:
-        RecipeError: there are no safetensors, or the index is none or leads out of the folder.
-    """
+    """Return the file of each tensor; empty if there is one file for all."""
     index = folder / INDEX
     if (folder / SINGLE).is_file():
         return {}

@@ -10,22 +10,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from components.convert.features import Features
+
+_NAMED = 6  # names in one message; the rest are counted
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Give the tensors back as they are: most links only rename."""
+def _unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors
+
+
+def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [tensor.T for tensor in tensors]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLink:
-    """Tensors of ours and of theirs that hold the same numbers."""
+    """Tensors of ours and of theirs that hold the same numbers; most links only rename."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    to_theirs: Turn = unchanged
-    to_ours: Turn = unchanged
+    to_theirs: Turn = _unchanged
+    to_ours: Turn = _unchanged
     is_vocabulary: bool = False
 
 
@@ -39,17 +45,18 @@ def vocabulary(ours: str, theirs: str) -> TensorLink:
     return TensorLink(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
 
 
-def module(ours: str, theirs: str, *, weight: bool = True, bias: bool) -> Iterator[TensorLink]:
-    """Join the weight and the bias of two modules, as far as they have them."""
-    if weight:
-        yield same(f"{ours}.weight", f"{theirs}.weight")
+def module(ours: str, theirs: str, *, bias: bool) -> Iterator[TensorLink]:
+    """Join the weights of two modules, and their biases if they have them."""
+    yield same(f"{ours}.weight", f"{theirs}.weight")
     if bias:
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
 def turned(ours: str, theirs: str) -> TensorLink:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
-    return TensorLink(ours=(ours,), theirs=(theirs,), to_theirs=_transpose, to_ours=_transpose)
+    return TensorLink(
+        ours=(ours,), theirs=(theirs,), to_theirs=_transposed, to_ours=_transposed
+    )
 
 
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
@@ -91,5 +98,32 @@ def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLi
     return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
 
 
-def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensor.T for tensor in tensors]
+def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:
+    """Link a block with the names of Megatron-DeepSpeed, which Bloom has kept.
+
+    Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
+    https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
+    """
+    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
+    for kind in ("weight", "bias"):
+        yield interleaved(
+            [f"{ours}.attention.{name}.{kind}" for name in ("query", "key", "value")],
+            f"{theirs}.self_attention.query_key_value.{kind}",
+            num_heads=features.num_heads,
+        )
+    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense", bias=True)
+    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", bias=True)
+    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h", bias=True)
+    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
+
+
+def name_some(names: Sequence[str]) -> str:
+    """List the first names and count the rest, for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def name_differences(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """List tensors without a partner, for a message; an empty text if there are none."""
+    parts = (("missing", missing), ("unknown", unknown))
+    return "; ".join(f"{what}: {name_some(which)}" for what, which in parts if which)

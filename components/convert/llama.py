@@ -2,67 +2,62 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from components.convert import needs
-from components.convert.family import ACTIVATIONS
+from components.convert import family
+from components.convert.family import ConfigKeys, HFFamily, Need
 from components.convert.features import Features
 from components.convert.links import TensorLink, module, same, vocabulary
-from components.convert.needs import Need
+
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
-class Llama:
+class Llama(HFFamily):
     """Rotary positions, RMSNorm, a gated MLP, grouped heads of any width."""
 
     model_type = "llama"
     architecture = "LlamaForCausalLM"
     prefix = "model."
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
+    needs: ClassVar[tuple[Need, ...]] = (
+        family.ROTARY_POSITIONS,
+        family.RMS_NORM,
+        Need("model.mlp.gated", "its MLP is gated", lambda m: m.gated),
+        family.NO_EXPERTS,
+        family.NO_QK_NORM,
+        family.NO_EMBEDDING_NORM,
+    )
 
-    def needs(self, features: Features) -> list[Need]:
-        return [
-            needs.rotary_positions(features),
-            needs.rms_norm(features),
-            Need("model.mlp.gated", features.gated, "its MLP is gated"),
-            needs.no_experts(features),
-            needs.no_qk_norm(features),
-            needs.no_embedding_norm(features),
-        ]
-
-    def shape(self, features: Features) -> dict[str, Any]:
-        return {
-            "hidden_size": features.dim,
-            "intermediate_size": features.ffn_dim,
-            "num_hidden_layers": features.num_layers,
-            "num_attention_heads": features.num_heads,
-            "num_key_value_heads": features.num_kv_heads,
-            "head_dim": features.head_dim,
-            "hidden_act": ACTIVATIONS[features.activation],
-            "attention_bias": features.attention_bias,
-            "mlp_bias": features.mlp_bias,
-            "rms_norm_eps": features.norm.eps,
-            "rope_theta": features.rotary_base,
-            "rope_scaling": None,
-            "tie_word_embeddings": features.tied_embeddings,
-        }
+    keys: ClassVar[ConfigKeys] = {
+        "hidden_size": (4_096, lambda m: m.dim),
+        "intermediate_size": (11_008, lambda m: m.ffn_dim),
+        "num_hidden_layers": (32, lambda m: m.num_layers),
+        "num_attention_heads": (32, lambda m: m.num_heads),
+        "num_key_value_heads": (None, lambda m: m.num_kv_heads),
+        "head_dim": (None, lambda m: m.head_dim),
+        "hidden_act": ("silu", lambda m: _ACTIVATIONS[m.activation]),
+        "attention_bias": (False, lambda m: m.attention_bias),
+        "mlp_bias": (False, lambda m: m.mlp_bias),
+        "rms_norm_eps": (1e-6, lambda m: m.norm.eps),
+        "rope_theta": (None, lambda m: m.rotary_base),
+        "rope_scaling": (None, lambda _: None),
+        "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
+    }
 
     def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        heads = config.get("num_attention_heads", 32)
-        hidden = config.get("hidden_size", 4_096)
-        return {
-            "hidden_size": hidden,
-            "intermediate_size": config.get("intermediate_size", 11_008),
-            "num_hidden_layers": config.get("num_hidden_layers", 32),
-            "num_attention_heads": heads,
-            "num_key_value_heads": config.get("num_key_value_heads") or heads,
-            "head_dim": config.get("head_dim") or hidden // heads,
-            "hidden_act": config.get("hidden_act", "silu"),
-            "attention_bias": config.get("attention_bias", False),
-            "mlp_bias": config.get("mlp_bias", False),
-            "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
-            **rotary_stated(config),
-            "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        read = super().stated(config)
+        heads = read["num_attention_heads"]
+        # The rotary base and scaling, in the spelling of transformers 5 or an older one.
+        newer = dict(config.get("rope_parameters") or {})
+        base = newer.pop("rope_theta", None) or read["rope_theta"] or 10_000.0
+        scaling = newer if newer.get("rope_type", "default") != "default" else None
+        read |= {
+            "num_key_value_heads": read["num_key_value_heads"] or heads,
+            "head_dim": config.get("head_dim") or read["hidden_size"] // heads,
+            "rope_theta": base,
+            "rope_scaling": scaling or read["rope_scaling"],
         }
+        return {key: read[key] for key in self.keys}  # not all of Llama's are OLMo's
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return {
@@ -72,40 +67,32 @@ class Llama:
         }
 
     def links(self, features: Features) -> Iterator[TensorLink]:
+        has_weight = features.norm.weight
         yield vocabulary("embedding.weight", "model.embed_tokens.weight")
         for layer in range(features.num_layers):
             ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-            yield same(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight")
-            yield from attention_links(features, layer)
-            yield same(f"{ours}.mlp_norm.weight", f"{theirs}.post_attention_layernorm.weight")
-            yield from mlp_links(features, layer)
-        yield same("final_norm.weight", "model.norm.weight")
+            if has_weight:
+                yield same(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight")
+            for name in ("query", "key", "value", "output"):
+                projection = f"{theirs}.self_attn.{name[0]}_proj"
+                bias = features.attention_bias
+                yield from module(f"{ours}.attention.{name}", projection, bias=bias)
+            for name in ("query", "key") if features.qk_norm is not None else ():
+                norm = f"{theirs}.self_attn.{name[0]}_norm.weight"
+                yield same(f"{ours}.attention.{name}_norm.weight", norm)
+            if has_weight:
+                norm = f"{theirs}.post_attention_layernorm.weight"
+                yield same(f"{ours}.mlp_norm.weight", norm)
+            yield from self.mlp_links(features, f"{ours}.mlp", f"{theirs}.mlp")
+        if has_weight:
+            yield same("final_norm.weight", "model.norm.weight")
         if not features.tied_embeddings:
             yield vocabulary("head.weight", "lm_head.weight")
 
-
-def rotary_stated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the rotary base and scaling, in the spelling of transformers 5 or an older one."""
-    newer = dict(config.get("rope_parameters") or {})
-    base = newer.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-    scaling = newer if newer.get("rope_type", "default") != "default" else None
-    return {"rope_theta": base, "rope_scaling": scaling or config.get("rope_scaling")}
+    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+        """Link the three maps of a layer's gated MLP."""
+        for name in ("gate", "up", "down"):
+            yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp_bias)
 
 
-def attention_links(features: Features, layer: int) -> Iterator[TensorLink]:
-    """Link the four projections of a layer; other families name them alike."""
-    ours, theirs = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
-    for name, short in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
-        yield from module(
-            f"{ours}.{name}", f"{theirs}.{short}_proj", bias=features.attention_bias
-        )
-
-
-def mlp_links(features: Features, layer: int) -> Iterator[TensorLink]:
-    """Link the three maps of a layer's gated MLP; other families name them alike."""
-    ours, theirs = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
-    for name in ("gate", "up", "down"):
-        yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp_bias)
-
-
-FAMILY = Llama()
+FAMILIES = (Llama(),)

@@ -1,65 +1,102 @@
-"""OLMo, as github.com/allenai/OLMo released it first."""
+"""OLMo, as github.com/allenai/OLMo released it first, and OLMoE, arxiv.org/abs/2409.02060."""
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from components.convert import llama, needs
+from components.convert import family
+from components.convert.family import ConfigKeys, Need
 from components.convert.features import Features
-from components.convert.links import TensorLink, vocabulary
-from components.convert.needs import Need
+from components.convert.links import TensorLink, same, unstacked
+from components.convert.llama import Llama
 
-EPS = 1e-5  # written into the class
+EPS = 1e-5  # written into the class of OLMo
+_NO_CLIPPING = (None, lambda _: None)
 
-_NOT_OF_OLMO = ("head_dim", "mlp_bias", "rms_norm_eps")
+
+def _without(*names: str) -> dict[str, Any]:
+    """Return Llama's keys but for ``names``."""
+    return {key: value for key, value in Llama.keys.items() if key not in names}
 
 
-class Olmo:
+class Olmo(Llama):
     """Llama with LayerNorm that has no parameters."""
 
     model_type = "olmo"
     architecture = "OlmoForCausalLM"
-    prefix = "model."
-    no_weights = re.compile(r"rotary_emb\.inv_freq$")
+    needs = (
+        family.ROTARY_POSITIONS,
+        Need(
+            "model.norm",
+            f"it has LayerNorm without parameters, eps {EPS:g}, here is {{norm}}",
+            lambda m: m.norm.is_bare and m.norm.eps == EPS,
+        ),
+        Need(
+            "model.mlp",
+            "its MLP is gated and has no bias",
+            lambda m: m.gated and not m.mlp_bias,
+        ),
+        family.NO_EXPERTS,
+        family.EVEN_HEADS,
+        family.NO_QK_NORM,
+        family.NO_EMBEDDING_NORM,
+    )
+    keys: ClassVar[ConfigKeys] = {
+        **_without("head_dim", "mlp_bias", "rms_norm_eps"),
+        "clip_qkv": _NO_CLIPPING,
+    }
 
-    def needs(self, features: Features) -> list[Need]:
-        norm = features.norm
-        return [
-            needs.rotary_positions(features),
-            Need(
-                "model.norm",
-                norm.is_bare and norm.eps == EPS,
-                f"it has LayerNorm without parameters, eps {EPS:g}, here is {norm}",
-            ),
-            Need(
-                "model.mlp",
-                features.gated and not features.mlp_bias,
-                "its MLP is gated and has no bias",
-            ),
-            needs.no_experts(features),
-            needs.even_heads(features),
-            needs.no_qk_norm(features),
-            needs.no_embedding_norm(features),
-        ]
 
-    def shape(self, features: Features) -> dict[str, Any]:
-        keys = llama.FAMILY.shape(features) | {"clip_qkv": None}
-        return {key: value for key, value in keys.items() if key not in _NOT_OF_OLMO}
+class Olmoe(Llama):
+    """Llama with normalized queries and keys, and experts in place of the MLP.
 
-    def stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        keys = llama.FAMILY.stated(config) | {"clip_qkv": config.get("clip_qkv")}
-        return {key: value for key, value in keys.items() if key not in _NOT_OF_OLMO}
+    The disk holds each expert apart, as the published folders and ``save_pretrained`` have
+    it; only in memory are they stacked.
+    """
+
+    model_type = "olmoe"
+    architecture = "OlmoeForCausalLM"
+    needs = (
+        family.ROTARY_POSITIONS,
+        family.RMS_NORM,
+        Need(
+            "model.mlp.num_experts",
+            "it is a mixture of experts",
+            lambda m: m.num_experts is not None,
+        ),
+        Need(
+            "model.mlp",
+            "its experts are gated and have no bias",
+            lambda m: m.gated and not m.mlp_bias,
+        ),
+        Need("model.mlp.routing", "its router is learned", lambda m: m.routing == "learned"),
+        family.EVEN_HEADS,
+        Need(
+            "model.attention.qk_norm",
+            "it normalizes queries and keys like all else",
+            lambda m: m.qk_norm == m.norm,
+        ),
+        family.NO_EMBEDDING_NORM,
+    )
+    keys: ClassVar[ConfigKeys] = _without("head_dim", "mlp_bias") | {
+        "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
+        "num_experts": (64, lambda m: m.num_experts),
+        "num_experts_per_tok": (8, lambda m: m.top_k),
+        "norm_topk_prob": (False, lambda m: m.renormalize),
+        "clip_qkv": _NO_CLIPPING,
+    }
 
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
-        return llama.FAMILY.training(features, context_tokens)
+        return super().training(features, context_tokens) | {
+            "router_aux_loss_coef": features.auxiliary_loss,
+            "output_router_logits": False,
+        }
 
-    def links(self, features: Features) -> Iterator[TensorLink]:
-        yield vocabulary("embedding.weight", "model.embed_tokens.weight")
-        for layer in range(features.num_layers):
-            yield from llama.attention_links(features, layer)
-            yield from llama.mlp_links(features, layer)
-        if not features.tied_embeddings:
-            yield vocabulary("head.weight", "lm_head.weight")
+    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+        yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
+        for name in ("gate", "up", "down"):
+            experts = range(features.num_experts or 0)
+            slices = [f"{theirs}.experts.{expert}.{name}_proj.weight" for expert in experts]
+            yield unstacked(f"{ours}.{name}.weight", slices)
 
 
-FAMILY = Olmo()
+FAMILIES = (Olmo(), Olmoe())

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,19 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.build import build
+from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import Marker
-from components.checkpoint.reading import PieceReader, read_pieces
 from components.checkpoint.state import WEIGHTS
+from components.convert import universal
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import ShardReader
-from components.convert.links import TensorLink
+from components.convert.links import TensorLink, name_differences
 from components.convert.tokenizer import count_pieces
-from components.convert.universal import (
-    REMEDY,
-    UniversalReader,
-    count_rows,
-    is_universal,
-    link_universal,
-    name_some,
-)
 from components.errors import RecipeError
 from components.json_file import read_mapping
+
+NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
 
 
 def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -> nn.Module:
@@ -43,20 +37,6 @@ def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -
         warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
         load(tensors, storage_reader=reader, no_dist=True)
     return model
-
-
-NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """An open folder whose every tensor has its partner; ``found`` gives their names in it."""
-
-    reader: ShardReader | UniversalReader
-    links: Sequence[TensorLink]
-    found: Mapping[str, str]
-    rows: int
-    remedy: str  # where a shape is another
 
 
 def read_folder(
@@ -74,38 +54,65 @@ def read_folder(
             missing or unknown tensors, or tensors of another shape.
     """
     features = read_features(section)
-    if is_universal(folder):
-        _pour(model, _open_universal(folder, features, tokenizer_vocab_size))
+    if universal.is_universal(folder):
+        reader = universal.UniversalReader(folder)
+        links = universal.link_universal(folder, features, reader.names())
+        rows = universal.count_rows(
+            folder, features, reader, tokenizer_vocab_size=tokenizer_vocab_size
+        )
+        found = {name: name for link in links for name in link.theirs}
+        _fill(model, reader, links, found=found, rows=rows, remedy=universal.REMEDY)
         return
     family = choose_family(features)
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
     _check_config(folder, config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     links = list(family.links(features))
-    with ShardReader(folder) as reader:
-        found = _match_names(folder, reader.names(), family, links)
+    with ShardReader(folder) as shards:
+        found = _match_names(folder, shards.names(), family, links)
         remedy = "the folder contradicts its own config.json; fetch it again"
-        rows = config["vocab_size"]
-        _pour(model, _Source(reader=reader, links=links, found=found, rows=rows, remedy=remedy))
+        _fill(model, shards, links, found=found, rows=config["vocab_size"], remedy=remedy)
 
 
-def _open_universal(folder: Path, features: Features, tokenizer_vocab_size: int) -> _Source:
-    reader = UniversalReader(folder)
-    links = link_universal(folder, features, reader.names())
-    rows = count_rows(folder, features, reader, tokenizer_vocab_size=tokenizer_vocab_size)
-    found = {name: name for link in links for name in link.theirs}
-    return _Source(reader=reader, links=links, found=found, rows=rows, remedy=REMEDY)
+def _fill(
+    model: nn.Module,
+    reader: ShardReader | universal.UniversalReader,
+    links: Sequence[TensorLink],
+    *,
+    found: Mapping[str, str],
+    rows: int,
+    remedy: str,
+) -> None:
+    """Copy every linked tensor; all shapes are compared before, with ours exported.
 
-
-def _pour(model: nn.Module, source: _Source) -> None:
+    ``found`` maps the names of ``links`` to the folder's, which has so many vocabulary
+    ``rows``; ``remedy`` is said where a shape is another.
+    """
     parameters = dict(model.named_parameters())
-    unlinked = set(parameters) - {name for link in source.links for name in link.ours}
+    unlinked = set(parameters) - {name for link in links for name in link.ours}
     assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
-    held = [link for link in source.links if all(name in parameters for name in link.ours)]
+    held = [link for link in links if all(name in parameters for name in link.ours)]
+    for link in held:
+        ours = _cut(link, parameters, rows)
+        empty = [torch.empty_like(tensor, device="meta") for tensor in ours]
+        for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
+            shape, wanted = reader.shape(found[name]), tuple(outline.shape)
+            if shape != wanted:
+                problem = f"has shape {list(shape)}, the recipe's model {list(wanted)}"
+                raise RecipeError(found[name], problem, remedy)
     with torch.no_grad():
-        for fill in (_check_shapes, _fill):  # all shapes before the first copy
-            for link in held:
-                fill(link, [parameters[name] for name in link.ours], source)
+        for link in held:
+            theirs = link.to_ours([reader.read(found[name]) for name in link.theirs])
+            kept = _cut(link, parameters, rows)
+            for name, part, tensor in zip(link.ours, kept, theirs, strict=True):
+                part.copy_(tensor)
+                parameters[name][len(part) :] = 0.0
+
+
+def _cut(link: TensorLink, parameters: Mapping[str, Tensor], rows: int) -> list[Tensor]:
+    """Return a link's parameters without the vocabulary rows that the folder does not have."""
+    ours = [parameters[name] for name in link.ours]
+    return [tensor[:rows] for tensor in ours] if link.is_vocabulary else ours
 
 
 def _check_config(
@@ -156,11 +163,7 @@ def _check_vocabulary(
 def _match_names(
     folder: Path, names: Sequence[str], family: HFFamily, links: Sequence[TensorLink]
 ) -> dict[str, str]:
-    """Map the class's names to the folder's, which may lack the prefix.
-
-    Raises:
-        RecipeError: tensors are missing, or nobody knows them.
-    """
+    """Map the class's names to the folder's, which may lack the prefix."""
     wanted = {name for link in links for name in link.theirs}
     found: dict[str, str] = {}
     unknown = []
@@ -171,38 +174,7 @@ def _match_names(
             found[full] = name
         elif not (is_tied_head or family.no_weights.search(name)):
             unknown.append(name)
-    missing = sorted(wanted - found.keys())
-    if missing or unknown:
-        parts = (("missing", missing), ("unknown", unknown))
-        raise RecipeError(
-            str(folder),
-            "; ".join(f"{what}: {name_some(which)}" for what, which in parts if which),
-            "fetch the folder again, or name one that holds this model whole",
-        )
+    if said := name_differences(sorted(wanted - found.keys()), unknown):
+        remedy = "fetch the folder again, or name one that holds this model whole"
+        raise RecipeError(str(folder), said, remedy)
     return found
-
-
-def _check_shapes(link: TensorLink, ours: Sequence[Tensor], source: _Source) -> None:
-    """Compare with the shapes that ours would have, exported."""
-    cut = _cut(link, ours, source.rows)
-    empty = [torch.empty_like(tensor, device="meta") for tensor in cut]
-    for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
-        shape = source.reader.shape(source.found[name])
-        if shape != tuple(outline.shape):
-            raise RecipeError(
-                source.found[name],
-                f"has shape {list(shape)}, the recipe's model {list(outline.shape)}",
-                source.remedy,
-            )
-
-
-def _fill(link: TensorLink, ours: Sequence[Tensor], source: _Source) -> None:
-    theirs = link.to_ours([source.reader.read(source.found[name]) for name in link.theirs])
-    for whole, kept, tensor in zip(ours, _cut(link, ours, source.rows), theirs, strict=True):
-        kept.copy_(tensor)
-        whole[len(kept) :] = 0.0
-
-
-def _cut(link: TensorLink, ours: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """Leave out the vocabulary rows that the folder does not have."""
-    return [tensor[:rows] if link.is_vocabulary else tensor for tensor in ours]

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ UNDERLINE = "\u2581"  # SentencePiece's mark for a space
 _NORMALIZERS = {"nfkc": [normalizers.NFKC()], "identity": []}
 # How pieces with a role are spelled; the end of a document is named by the recipe.
 _SPELLINGS = {"bos": ("<s>",), "pad": ("<pad>", "<|padding|>")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roles:
-    """Pieces that have a role; ``eos`` is what training put after each document."""
-
-    eos: str
-    bos: str | None
-    pad: str | None
 
 
 def write_tokenizer(
@@ -58,7 +48,7 @@ def write_tokenizer(
     roles = _find_roles(engine, section)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{f"{role}_token": piece for role, piece in asdict(roles).items()},
+        **{f"{role}_token": piece for role, piece in roles.items()},
         "model_max_length": context_tokens,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,  # training put nothing before a document
@@ -67,12 +57,12 @@ def write_tokenizer(
     (target / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     return {
         f"{role}_token_id": None if piece is None else engine.token_to_id(piece)
-        for role, piece in asdict(roles).items()
+        for role, piece in roles.items()
     }
 
 
 def count_pieces(folder: Path) -> int | None:
-    """Count the pieces of the tokenizer in a Hugging Face folder; ``None`` if it has none."""
+    """Count the pieces of the tokenizer in a folder; None if it has no tokenizer."""
     if (folder / FILE).is_file():
         return int(open_engine(folder / FILE).get_vocab_size())
     if (folder / SENTENCEPIECE_FILE).is_file():
@@ -139,15 +129,17 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     engine.decoder = decoders.Sequence([
         *(decoders.Replace(UNDERLINE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip)
     ])
-    special = {section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")}
+    # The pieces that are taken from a text whole come after the unknown one.
+    special = [section["special_pieces"][role] for role in ("bos", "eos", "pad", "eod")]
+    count = len(special) + section["special_pieces"]["num_placeholders"]
+    whole = (processor.id_to_piece(index) for index in range(1, 1 + count))
     engine.add_tokens([
-        AddedToken(piece, normalized=False, special=piece in special)
-        for piece in _user_defined(processor, section)
+        AddedToken(piece, normalized=False, special=piece in special) for piece in whole
     ])
     return engine
 
 
-def _scored_pieces(processor: Any) -> list[tuple[str, float]]:
+def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]:
     """List pieces with their scores.
 
     The lowest score sets the price of an unknown character. Pieces without a score of their
@@ -161,18 +153,10 @@ def _scored_pieces(processor: Any) -> list[tuple[str, float]]:
     ]
 
 
-def _user_defined(processor: Any, section: Mapping[str, Any]) -> list[str]:
-    """List the pieces that are taken from a text whole, in the order of their ids."""
-    special = section["special_pieces"]
-    named = [special[role] for role in ("bos", "eos", "pad", "eod")]
-    count = len(named) + special["num_placeholders"]
-    return [processor.id_to_piece(index) for index in range(1, 1 + count)]
-
-
-def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> Roles:
-    found = {
-        role: next((name for name in names if engine.token_to_id(name) is not None), None)
-        for role, names in _SPELLINGS.items()
-    }
-    eos = section["special_pieces"]["eod"] if "special_pieces" in section else section["eod"]
-    return Roles(eos=eos, **found)
+def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
+    """Find the pieces that have a role; ``eos`` is what training put after each document."""
+    found = {"eos": section.get("special_pieces", section)["eod"]}
+    for role, names in _SPELLINGS.items():
+        known = (name for name in names if engine.token_to_id(name) is not None)
+        found[role] = next(known, None)
+    return found

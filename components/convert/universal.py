@@ -10,7 +10,6 @@ are compared with the recipe, but not what leaves no trace in them.
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -18,7 +17,15 @@ import torch
 from torch import Tensor
 
 from components.convert.features import Features
-from components.convert.links import TensorLink, interleaved, module, same, vocabulary
+from components.convert.links import (
+    TensorLink,
+    megatron_block,
+    module,
+    name_differences,
+    name_some,
+    same,
+    vocabulary,
+)
 from components.data.files import check_regular
 from components.errors import RecipeError
 
@@ -27,11 +34,10 @@ _PATH = "model.init_from"
 _PARTS = "zero"
 _FILE = "fp32.pt"
 _KEY = "param"
-_NAMED = 6  # names in one message; the rest are counted
 
 
 def is_universal(folder: Path) -> bool:
-    """Whether DeepSpeed's converter wrote the folder, as far as its outline tells."""
+    """Return whether DeepSpeed's converter wrote the folder, by its outline."""
     return (folder / _PARTS).is_dir()
 
 
@@ -72,79 +78,6 @@ class UniversalReader:
         return tuple(self.read(name).shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where in the pipeline the modules are: the first part of their parameters' names."""
-
-    embedding: str
-    first_block: int
-    num_blocks: int
-    final_norm: str
-    head: str
-
-
-def find_places(folder: Path, names: Sequence[str]) -> Places:
-    """Read the places from the names, whatever stands between them without parameters.
-
-    Raises:
-        RecipeError: there are no blocks, so these are other models' names.
-    """
-    blocks = sorted(int(place) for place in _before(names, r"\.input_layernorm\.weight"))
-    if not blocks:
-        raise RecipeError(
-            _PATH,
-            f"{folder} is a universal checkpoint without blocks of a Megatron-DeepSpeed "
-            f"pipeline, N.input_layernorm.weight; it holds {name_some(names) or 'nothing'}",
-            "name one that such a pipeline was converted to, or a Hugging Face folder",
-        )
-    # Where the norm or the head is missing, a message names the place that it could have.
-    final_norm = next(iter(_before(names, r"\.weight")), str(blocks[-1] + 1))
-    after = str(int(final_norm) + 1)
-    # Tied, the embedding stands in both ends of the pipeline and is kept beside the numbers.
-    untied = _before(names, r"\.word_embeddings\.weight")
-    return Places(
-        embedding=untied[0] if untied else "tied_modules.embed",
-        first_block=blocks[0],
-        num_blocks=len(blocks),
-        final_norm=final_norm,
-        head=next(iter(_before(names, r"\.lm_head\.weight")), after),
-    )
-
-
-def universal_links(features: Features, places: Places) -> Iterator[TensorLink]:
-    """List all parameters of the pipeline, with ours.
-
-    Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
-    https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
-    """
-    yield vocabulary("embedding.weight", f"{places.embedding}.word_embeddings.weight")
-    if features.embedding_norm is not None:
-        yield from module(
-            "embedding_norm", f"{places.embedding}.word_embeddings.norm", bias=True
-        )
-    if features.positions == "Learned":
-        yield same("positions.weight", f"{places.embedding}.position_embeddings.weight")
-    for layer in range(features.num_layers):
-        yield from _block(f"layers.{layer}", f"{places.first_block + layer}", features)
-    yield from module("final_norm", places.final_norm, bias=True)
-    if not features.tied_embeddings:
-        yield vocabulary("head.weight", f"{places.head}.lm_head.weight")
-
-
-def _block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:
-    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
-    for kind in ("weight", "bias"):
-        yield interleaved(
-            [f"{ours}.attention.{name}.{kind}" for name in ("query", "key", "value")],
-            f"{theirs}.self_attention.query_key_value.{kind}",
-            num_heads=features.num_heads,
-        )
-    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense", bias=True)
-    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", bias=True)
-    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h", bias=True)
-    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
-
-
 def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[TensorLink]:
     """Join every parameter of ours to exactly one of the folder's.
 
@@ -153,17 +86,54 @@ def link_universal(folder: Path, features: Features, names: Sequence[str]) -> li
             of blocks, or parameters without a partner on either side.
     """
     _check_parts(folder, features)
-    places = find_places(folder, names)
-    if places.num_blocks != features.num_layers:
-        problem = f"{folder} has {places.num_blocks} blocks, the recipe {features.num_layers}"
-        raise RecipeError(_PATH, problem, f"set model.num_layers={places.num_blocks}")
-    links = list(universal_links(features, places))
+    blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
+    if not blocks:
+        raise RecipeError(
+            _PATH,
+            f"{folder} is a universal checkpoint without blocks of a Megatron-DeepSpeed "
+            f"pipeline, N.input_layernorm.weight; it holds {name_some(names) or 'nothing'}",
+            "name one that such a pipeline was converted to, or a Hugging Face folder",
+        )
+    if len(blocks) != features.num_layers:
+        problem = f"{folder} has {len(blocks)} blocks, the recipe {features.num_layers}"
+        raise RecipeError(_PATH, problem, f"set model.num_layers={len(blocks)}")
+    links = list(_links(features, names, blocks))
     wanted = {name for link in links for name in link.theirs}
-    parts = (("missing", wanted.difference(names)), ("unknown", set(names) - wanted))
-    if any(which for _, which in parts):
-        differences = (f"{what}: {name_some(sorted(which))}" for what, which in parts if which)
-        raise RecipeError(_PATH, f"{folder} differs: {'; '.join(differences)}", REMEDY)
+    missing, unknown = wanted.difference(names), set(names) - wanted
+    if said := name_differences(sorted(missing), sorted(unknown)):
+        raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
     return links
+
+
+def _links(
+    features: Features, names: Sequence[str], blocks: Sequence[int]
+) -> Iterator[TensorLink]:
+    """List all parameters of the pipeline, with ours; ``names`` tell in which place each is."""
+    # Where the norm or the head is missing, a message names the place that it could have.
+    final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
+    head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
+    embedding = _embedding(names)
+    yield vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
+    if features.embedding_norm is not None:
+        yield from module("embedding_norm", f"{embedding}.word_embeddings.norm", bias=True)
+    if features.positions == "Learned":
+        yield same("positions.weight", f"{embedding}.position_embeddings.weight")
+    for layer in range(features.num_layers):
+        yield from megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
+    yield from module("final_norm", final_norm, bias=True)
+    if not features.tied_embeddings:
+        yield vocabulary("head.weight", f"{head}.lm_head.weight")
+
+
+def _places(names: Sequence[str], rest: str) -> list[str]:
+    """List the places in the pipeline, numbers, that stand before such a name."""
+    found = (re.fullmatch(rf"(\d+){rest}", name) for name in names)
+    return [match[1] for match in found if match]
+
+
+def _embedding(names: Sequence[str]) -> str:
+    """Return the embedding's place; tied, it stands in both ends and beside the numbers."""
+    return next(iter(_places(names, r"\.word_embeddings\.weight")), "tied_modules.embed")
 
 
 def count_rows(
@@ -174,8 +144,7 @@ def count_rows(
     Raises:
         RecipeError: they are neither the tokenizer's pieces nor the recipe's rows.
     """
-    embedding = f"{find_places(folder, reader.names()).embedding}.word_embeddings.weight"
-    rows = reader.shape(embedding)[0]
+    rows = reader.shape(f"{_embedding(reader.names())}.word_embeddings.weight")[0]
     own = sorted({tokenizer_vocab_size, features.vocab_size, features.padded_vocab_size})
     if rows not in own:
         wanted = " or ".join(f"{count:,}" for count in own)
@@ -208,15 +177,3 @@ def _check_parts(folder: Path, features: Features) -> None:
             f"as of queries; the recipe has others: {', '.join(lacking)}",
             "convert the weights to a Hugging Face folder first",
         )
-
-
-def _before(names: Sequence[str], rest: str) -> list[str]:
-    """List the numbers that stand before such a name."""
-    found = (re.fullmatch(rf"(\d+){rest}", name) for name in names)
-    return [match[1] for match in found if match]
-
-
-def name_some(names: Sequence[str]) -> str:
-    """List the first names and count the rest, for a message."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -1,17 +1,27 @@
-"""Files that are whole or absent, and records that tell untouched files from edited."""
+"""Files that are whole or absent, their records, and hashes remembered between commands."""
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from components.errors import RecipeError
 
 REBUILD = "delete its folder and run action=prepare again"
 BLOCK_BYTES = 1 << 20
+HASHES = "hashes.jsonl"
+# A file that was changed just now may change again without a new time: clocks are coarse, and
+# a file system on the network may tell of a change late.
+SETTLED_SECONDS = 60.0
+
+FileState = tuple[int, int, int, int]
+RangeKey = tuple[str, int, int | None]
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
 
 def record_file(path: Path) -> FileRecord:
     """Hash a file that is there."""
-    digest = hashlib.sha256()
-    for block in read_blocks(path):
-        digest.update(block)
-    return FileRecord(name=path.name, sha256=digest.hexdigest(), bytes=path.stat().st_size)
+    return FileRecord(name=path.name, sha256=hash_file(path), bytes=path.stat().st_size)
 
 
 def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
@@ -50,11 +57,8 @@ def verify_file(folder: Path, record: FileRecord, *, contents: bool) -> None:
     found_bytes = path.stat().st_size
     if found_bytes != record.bytes:
         word = "truncated" if found_bytes < record.bytes else "longer than written"
-        raise RecipeError(
-            str(path),
-            f"is {word}: {found_bytes:,} bytes, the manifest says {record.bytes:,}",
-            REBUILD,
-        )
+        problem = f"is {word}: {found_bytes:,} bytes, the manifest says {record.bytes:,}"
+        raise RecipeError(str(path), problem, REBUILD)
     if contents and record_file(path).sha256 != record.sha256:
         raise RecipeError(str(path), "was edited: its sha256 is not the manifest's", REBUILD)
 
@@ -97,3 +101,88 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class TextHash:
+    """The hash of a text, and how long it is."""
+
+    sha256: str
+    bytes: int
+
+
+class HashFile:
+    """Hash files, and what is drawn from them, anew each time."""
+
+    def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
+        """Hash the bytes from ``start`` up to ``end``, or to the end of the file."""
+        digest = hashlib.sha256()
+        left = sys.maxsize if end is None else end - start
+        with path.open("rb") as file:
+            file.seek(start)
+            while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
+                digest.update(block)
+                left -= len(block)
+        return digest.hexdigest()
+
+    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
+        """Hash a drawn text; ``origin`` is the hash of all that decides it, with the code."""
+        return draw()
+
+
+hash_file = HashFile()
+
+
+class HashCache(HashFile):
+    """Hashes that were found before, in lines of JSON; nothing is ever changed in the file.
+
+    A hash counts while size, times (of the content, and of the entry in the file system, which
+    no program can set back) and inode of its file are what they were.
+    """
+
+    def __init__(self, *, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
+        self._known: dict[RangeKey, tuple[FileState, str]] = {}
+        self._drawn: dict[str, TextHash] = {}
+        with suppress(OSError):  # not there, or not for this user to read
+            for line in path.read_bytes().splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # half a line, or no entry
+                    self._remember(json.loads(line))
+
+    def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
+        """Hash as :func:`hash_file` does, or know the hash."""
+        key, state = (str(path.absolute()), start, end), _state(path)
+        known, sha256 = self._known.get(key, (None, ""))
+        if known == state:
+            return sha256
+        sha256 = hash_file(path, start, end)
+        settled = self._now() - max(state[1], state[2]) / 1e9 > SETTLED_SECONDS
+        if settled and _state(path) == state:
+            self._append({"file": key, "state": state, "sha256": sha256})
+        return sha256
+
+    def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
+        """Draw and hash as :class:`HashFile` does, or know the hash."""
+        if origin not in self._drawn:
+            self._append({"drawn": origin, **asdict(draw())})
+        return self._drawn[origin]
+
+    def _remember(self, entry: Mapping[str, Any]) -> None:
+        if "drawn" in entry:
+            self._drawn[entry["drawn"]] = TextHash(entry["sha256"], entry["bytes"])
+        else:
+            name, start, end = entry["file"]
+            size, changed, moved, inode = entry["state"]
+            self._known[name, start, end] = (size, changed, moved, inode), entry["sha256"]
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        self._remember(entry)
+        with suppress(OSError):  # who may not write there reads the files each time
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab", buffering=0) as file:
+                file.write((json.dumps(entry) + "\n").encode())
+
+
+def _state(path: Path) -> FileState:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

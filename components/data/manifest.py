@@ -72,9 +72,8 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """List everything in a prepared folder.
+    """Manifest of a prepared folder; ``key`` hashes all that decides the files' content.
 
-    ``key`` hashes all that decides the files' content; the folder's name carries its beginning.
     ``stages`` made the text, by pass; where there are none, the inputs were read as they are.
     """
 
@@ -100,21 +99,20 @@ class Manifest:
         """
         path = folder / FILE_NAME
         if not path.is_file():
-            raise RecipeError(
-                str(path), "there is no manifest: nothing complete was prepared", REBUILD
-            )
+            problem = "there is no manifest: nothing complete was prepared"
+            raise RecipeError(str(path), problem, REBUILD)
         try:
             return _manifest(parse_json(path.read_bytes(), finite=True), path)
+        except RecipeError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, RecipeError):
-                raise
             raise RecipeError(str(path), f"is not a manifest ({error!r})", REBUILD) from error
 
     def verify(self, folder: Path, *, contents: bool) -> None:
-        """Compare every listed file with its record: sizes, and hashes with ``contents``.
+        """Compare every listed file with its record; see :func:`verify_file`.
 
         Raises:
-            RecipeError: a file is missing, truncated or edited; the message names it.
+            RecipeError: a file is missing, truncated or edited.
         """
         for record in self.files():
             verify_file(folder, record, contents=contents)
@@ -134,35 +132,25 @@ class Manifest:
 def _manifest(tree: dict[str, Any], path: Path) -> Manifest:
     version = tree["format_version"]
     if version != FORMAT_VERSION:
-        raise RecipeError(
-            str(path), f"has format {version!r}, this version reads {FORMAT_VERSION}", REBUILD
-        )
+        problem = f"has format {version!r}, this version reads {FORMAT_VERSION}"
+        raise RecipeError(str(path), problem, REBUILD)
+    tokenizer = tree["tokenizer"]
+    files = tuple(FileRecord(**one) for one in tokenizer["files"])
     return Manifest(
         key=tree["key"],
-        tokenizer=TokenizerRecord(**{
-            **tree["tokenizer"],
-            "files": _records(tree["tokenizer"]["files"]),
-        }),
+        tokenizer=TokenizerRecord(**{**tokenizer, "files": files}),
         held_out_fraction=tree["held_out_fraction"],
         sources={name: _source(node) for name, node in tree["sources"].items()},
         stages={name: _stage(node) for name, node in tree["stages"].items()},
     )
 
 
-def _records(nodes: list[dict[str, Any]]) -> tuple[FileRecord, ...]:
-    return tuple(FileRecord(**node) for node in nodes)
-
-
-def _token_records(nodes: list[dict[str, Any]]) -> tuple[TokenFileRecord, ...]:
-    return tuple(TokenFileRecord(**node) for node in nodes)
-
-
 def _source(node: dict[str, Any]) -> SourceRecord:
     return SourceRecord(
-        inputs=_records(node["inputs"]),
+        inputs=tuple(FileRecord(**one) for one in node["inputs"]),
         documents=node["documents"],
-        train=_token_records(node["train"]),
-        held_out=_token_records(node["held_out"]),
+        train=tuple(TokenFileRecord(**one) for one in node["train"]),
+        held_out=tuple(TokenFileRecord(**one) for one in node["held_out"]),
     )
 
 

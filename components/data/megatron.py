@@ -8,7 +8,6 @@ not follow one another without gaps, or with modes behind, are not read here.
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,28 +66,35 @@ def read_index(prefix: str, where: str) -> MegatronIndex:
             or type, at odds with itself, or not of the ``.bin`` file beside it.
     """
     path = Path(f"{prefix}.idx")
-    content = _map(path, where)
+    try:
+        if path.stat().st_size < HEADER.size:
+            raise _unreadable(where, path, "is shorter than its header")
+        content = np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise _unreadable(where, path, f"cannot be read: {error.strerror}") from error
     head = content[: HEADER.size].tobytes()
     width, num_sequences, num_borders = _read_header(head, path, where)
     sizes = (4 * num_sequences, 8 * num_sequences, 8 * num_borders)
-    expected_bytes = HEADER.size + sum(sizes)
-    if len(content) != expected_bytes:
-        problem = (
-            f"is {'truncated' if len(content) < expected_bytes else 'too long'}: "
-            f"{len(content):,} bytes, its header asks for {expected_bytes:,}"
-        )
-        raise _unreadable(where, path, problem)
+    _check_size(where, path, len(content), HEADER.size + sum(sizes), "its header asks for")
     ends = np.cumsum((HEADER.size, *sizes))
     lengths, first_bytes, borders = (
         content[start:end].view(kind)
         for start, end, kind in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
     )
-    total_bytes = _check_sequences(lengths, first_bytes, width, path, where)
+    item_bytes = little_endian(width).itemsize
+    total_bytes = _check_sequences(lengths, first_bytes, item_bytes, path, where)
     _check_borders(borders, num_sequences, path, where)
-    _check_bin(Path(f"{prefix}.bin"), total_bytes, where)
-    tokens = total_bytes // little_endian(width).itemsize
+    bin_file = Path(f"{prefix}.bin")
+    if not bin_file.is_file():
+        remedy = "name a prefix that has .bin and .idx"
+        raise RecipeError(where, f"{bin_file} is missing", remedy)
+    _check_size(where, bin_file, bin_file.stat().st_size, total_bytes, "its index says")
     return MegatronIndex(
-        prefix=prefix, width=width, tokens=tokens, first_bytes=first_bytes, borders=borders
+        prefix=prefix,
+        width=width,
+        tokens=total_bytes // item_bytes,
+        first_bytes=first_bytes,
+        borders=borders,
     )
 
 
@@ -97,7 +103,11 @@ def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> N
 
     An id of the end inside a text ends a document too, as it does for every reader.
     """
-    ends = np.concatenate([np.empty(0, np.int64), *_ends(tokens, eod_id)])
+    blocks = [
+        np.flatnonzero(tokens[start : start + BLOCK] == eod_id) + (start + 1)
+        for start in range(0, len(tokens), BLOCK)
+    ]
+    ends = np.concatenate([np.empty(0, np.int64), *blocks])
     assert (int(ends[-1]) if len(ends) else 0) == len(tokens), "text behind the last document"
     starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
     lengths = ends - starts
@@ -108,20 +118,6 @@ def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> N
         file.write(lengths.astype("<i4").tobytes())
         file.write((starts * little_endian(width).itemsize).astype("<i8").tobytes())
         file.write(np.arange(count + 1, dtype="<i8").tobytes())
-
-
-def _ends(tokens: Tokens, eod_id: int) -> Iterator[Borders]:
-    for start in range(0, len(tokens), BLOCK):
-        yield np.flatnonzero(tokens[start : start + BLOCK] == eod_id) + (start + 1)
-
-
-def _map(path: Path, where: str) -> npt.NDArray[np.uint8]:
-    try:
-        if path.stat().st_size < HEADER.size:
-            raise _unreadable(where, path, "is shorter than its header")
-        return np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise _unreadable(where, path, f"cannot be read: {error.strerror}") from error
 
 
 def _read_header(head: bytes, path: Path, where: str) -> tuple[Width, int, int]:
@@ -139,12 +135,12 @@ def _read_header(head: bytes, path: Path, where: str) -> tuple[Width, int, int]:
 def _check_sequences(
     lengths: npt.NDArray[np.int32],
     first_bytes: Borders,
-    width: Width,
+    item_bytes: int,
     path: Path,
     where: str,
 ) -> int:
     """Check that each sequence begins where the one before it ends; return the end of all."""
-    item_bytes, total = little_endian(width).itemsize, 0
+    total = 0
     for start in range(0, len(lengths), BLOCK):
         block = lengths[start : start + BLOCK].astype(np.int64)
         ends = total + np.cumsum(block) * item_bytes
@@ -152,10 +148,8 @@ def _check_sequences(
         wrong = (block < 0) | (first_bytes[start : start + BLOCK] != begins)
         if wrong.any():
             number = start + int(np.argmax(wrong))
-            problem = (
-                f"is damaged: sequence {number:,} does not begin where the one before ends"
-            )
-            raise _unreadable(where, path, problem)
+            problem = f"sequence {number:,} does not begin where the one before ends"
+            raise _unreadable(where, path, f"is damaged: {problem}")
         total = int(ends[-1])
     return total
 
@@ -166,21 +160,14 @@ def _check_borders(borders: Borders, num_sequences: int, path: Path, where: str)
     for start in range(0, len(borders), BLOCK):
         good = good and bool((np.diff(borders[start : start + BLOCK + 1]) >= 0).all())
     if not good:
-        problem = (
-            f"is damaged: its documents do not hold the {num_sequences:,} sequences in order"
-        )
-        raise _unreadable(where, path, problem)
+        problem = f"its documents do not hold the {num_sequences:,} sequences in order"
+        raise _unreadable(where, path, f"is damaged: {problem}")
 
 
-def _check_bin(path: Path, expected_bytes: int, where: str) -> None:
-    if not path.is_file():
-        raise RecipeError(where, f"{path} is missing", "name a prefix that has .bin and .idx")
-    found = path.stat().st_size
-    if found != expected_bytes:
-        problem = f"is {'truncated' if found < expected_bytes else 'too long'}"
-        raise _unreadable(
-            where, path, f"{problem}: {found:,} bytes, its index says {expected_bytes:,}"
-        )
+def _check_size(where: str, path: Path, found: int, expected: int, who: str) -> None:
+    if found != expected:
+        problem = f"is {'truncated' if found < expected else 'too long'}: {found:,} bytes"
+        raise _unreadable(where, path, f"{problem}, {who} {expected:,}")
 
 
 def _unreadable(where: str, path: Path, problem: str) -> RecipeError:

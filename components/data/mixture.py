@@ -58,14 +58,23 @@ def limit_repeats(
             source is left in a phase that could take it.
     """
     limits = {name: epochs * samples[name] for name, epochs in most_epochs.items()}
-    lengths = _lengths(phases, total_samples)
+    starts = [min(phase.first_sample, total_samples) for phase in phases]
+    lengths = [end - start for start, end in pairwise([*starts, total_samples])]
     shares = [
         {name: exact_share(share) for name, share in phase.shares.items()} for phase in phases
     ]
     cut: set[str] = set()
     while over := _over(shares, lengths, limits, cut):
         if surplus == "refused":
-            raise _too_often(over, limits, samples, most_epochs, total_samples)
+            name, drawn = next(iter(over.items()))
+            epochs = float(drawn / samples[name]) if samples[name] else float("inf")
+            too_often = f"but its shares read it {epochs:.2f} times over the budget"
+            raise RecipeError(
+                f"data.sources.{name}.most_epochs",
+                f"{most_epochs[name]}, {too_often}",
+                f"give it at most {limits[name] / total_samples:.6f} of the samples, raise the "
+                "limit, or set data.surplus=dealt",
+            )
         slack = SAMPLES_OFF * len(phases)
         for name, drawn in over.items():
             kept = max(limits[name] - slack, 0) / drawn
@@ -82,27 +91,21 @@ def limit_repeats(
     )
 
 
-def _lengths(phases: Sequence[Phase], total_samples: int) -> list[int]:
-    starts = [min(phase.first_sample, total_samples) for phase in phases]
-    return [end - start for start, end in pairwise([*starts, total_samples])]
-
-
 def _over(
     shares: Sequence[Mapping[str, Fraction]],
     lengths: Sequence[int],
     limits: Mapping[str, int],
     cut: set[str],
 ) -> dict[str, Fraction]:
-    """Give the samples of each source that would be drawn more often than it may."""
-    drawn = {
-        name: sum(
-            (part.get(name, Fraction(0)) * n for part, n in zip(shares, lengths, strict=True)),
-            Fraction(0),
-        )
-        for name in limits
-        if name not in cut
-    }
-    return {name: count for name, count in drawn.items() if count > limits[name]}
+    """Return the samples of each source that would be drawn more often than it may."""
+    over = {}
+    for name in limits:
+        drawn = Fraction(0)
+        for part, length in zip(shares, lengths, strict=True):
+            drawn += part.get(name, Fraction(0)) * length
+        if name not in cut and drawn > limits[name]:
+            over[name] = drawn
+    return over
 
 
 def _fill_up(part: dict[str, Fraction], cut: set[str], phase: Phase) -> None:
@@ -117,20 +120,3 @@ def _fill_up(part: dict[str, Fraction], cut: set[str], phase: Phase) -> None:
     for name in part:
         if name not in cut:
             part[name] *= rest / free
-
-
-def _too_often(
-    over: Mapping[str, Fraction],
-    limits: Mapping[str, int],
-    samples: Mapping[str, int],
-    most_epochs: Mapping[str, int],
-    total_samples: int,
-) -> RecipeError:
-    name = next(iter(over))
-    epochs = float(over[name] / samples[name]) if samples[name] else float("inf")
-    return RecipeError(
-        f"data.sources.{name}.most_epochs",
-        f"{most_epochs[name]}, but its shares read it {epochs:.2f} times over the budget",
-        f"give it at most {limits[name] / total_samples:.6f} of the samples, raise the limit, "
-        "or set data.surplus=dealt",
-    )

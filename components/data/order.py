@@ -14,6 +14,7 @@ phase before left off, and no sample comes again before all of its source have b
 import hashlib
 import math
 import operator
+import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,28 +35,21 @@ def round_keys(seed: int, source: str, epoch: int) -> tuple[int, ...]:
     """Derive one 64-bit key a round from what names the permutation."""
     name = f"{seed}\0{epoch}\0{source}".encode()
     digest = hashlib.blake2b(name, digest_size=8 * NUM_ROUNDS).digest()
-    return tuple(
-        int.from_bytes(digest[start : start + 8], "little")
-        for start in range(0, len(digest), 8)
-    )
+    return struct.unpack(f"<{NUM_ROUNDS}Q", digest)
 
 
 def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
     """Map ``index`` to its image in ``range(size)``; distinct indices have distinct images."""
     columns = math.isqrt(size - 1) + 1
     rows = -(-size // columns)
-    image = _permute_rectangle(index, rows, columns, keys)
-    while image >= size:
-        image = _permute_rectangle(image, rows, columns, keys)
-    return image
-
-
-def _permute_rectangle(index: int, rows: int, columns: int, keys: tuple[int, ...]) -> int:
-    high, low = divmod(index, columns)
-    for first, second in zip(keys[::2], keys[1::2], strict=True):
-        high = (high + _mix(low ^ first)) % rows
-        low = (low + _mix(high ^ second)) % columns
-    return high * columns + low
+    while True:
+        high, low = divmod(index, columns)
+        for first, second in zip(keys[::2], keys[1::2], strict=True):
+            high = (high + _mix(low ^ first)) % rows
+            low = (low + _mix(high ^ second)) % columns
+        index = high * columns + low
+        if index < size:
+            return index
 
 
 def _mix(value: int) -> int:
@@ -97,7 +91,7 @@ class Phase:
 
 
 class SampleOrder:
-    """Say which sample stands at any position of an endless run, in O(1) memory.
+    """Sample order of an endless run: which sample stands at a position, in O(1) memory.
 
     Each source is drawn without replacement: every epoch of it is a fresh permutation.
     """
@@ -120,7 +114,12 @@ class SampleOrder:
         self._seed = seed
         self._starts = [phase.first_sample for phase in phases]
         self._trees = [ShareTree(shares=phase.shares) for phase in phases]
-        self._before = self._draws_before_each_phase()
+        self._before: list[dict[str, int]] = [{}]  # draws of each source, by phase
+        for tree, (start, end) in zip(self._trees, pairwise(self._starts), strict=False):
+            counts = dict(self._before[-1])
+            for source in tree.sources:
+                counts[source] = counts.get(source, 0) + tree.count(source, end - start)
+            self._before.append(counts)
 
     def __getitem__(self, position: SupportsIndex) -> SampleId:
         """Find the sample at ``position``.
@@ -154,24 +153,22 @@ class SampleOrder:
         Windows ``without``, each a first position and a count, were left out of them.
         """
         total = operator.index(position)
-        promised = self._promised(total)
-        counts = {name: self.count(name, total) for name in promised}
-        for first, left_out in without:
-            for name in counts:
-                counts[name] -= self.count(name, first + left_out) - self.count(name, first)
         taken = max(total - sum(left_out for _, left_out in without), 1)
-        return {
-            name: SourceDraws(
-                promised_share=float(promised[name] / max(total, 1)),
+        drawn = {}
+        for name, promised in self._promised(total).items():
+            count = self.count(name, total)
+            for first, left_out in without:
+                count -= self.count(name, first + left_out) - self.count(name, first)
+            drawn[name] = SourceDraws(
+                promised_share=float(promised / max(total, 1)),
                 share=count / taken,
                 samples=count,
                 epochs=count / max(self._samples[name], 1),
             )
-            for name, count in counts.items()
-        }
+        return drawn
 
     def _promised(self, total: int) -> dict[str, Fraction]:
-        """Multiply every phase's shares, divided by their sum, with its part of ``total``."""
+        """Multiply each phase's shares, divided by their sum, by its part of ``total``."""
         promised = dict.fromkeys(self._samples, Fraction(0))
         starts = [min(start, total) for start in self._starts]
         for phase, (start, end) in zip(self._phases, pairwise([*starts, total]), strict=True):
@@ -181,21 +178,11 @@ class SampleOrder:
                 promised[name] += share / whole * (end - start)
         return promised
 
-    def _draws_before_each_phase(self) -> list[dict[str, int]]:
-        before: list[dict[str, int]] = [{}]
-        for tree, (start, end) in zip(self._trees, pairwise(self._starts), strict=False):
-            counts = dict(before[-1])
-            for source in tree.sources:
-                counts[source] = counts.get(source, 0) + tree.count(source, end - start)
-            before.append(counts)
-        return before
-
 
 def _check_starts(phases: Sequence[Phase]) -> None:
     if not phases or phases[0].first_sample != 0:
-        raise RecipeError(
-            "data.phases", "no shares hold from the first sample on", "let a phase begin at 0"
-        )
+        problem = "no shares hold from the first sample on"
+        raise RecipeError("data.phases", problem, "let a phase begin at 0")
     for earlier, later in pairwise(phases):
         if later.first_sample <= earlier.first_sample:
             raise RecipeError(
@@ -210,11 +197,8 @@ def _check_shares(phase: Phase, samples: Mapping[str, int]) -> None:
     for name, share in phase.shares.items():
         path = f"{phase.path}.{name}"
         if name not in samples:
-            raise RecipeError(
-                path,
-                f"there is no source {name!r}",
-                f"known sources: {', '.join(sorted(samples)) or 'none'}",
-            )
+            remedy = f"known sources: {', '.join(sorted(samples)) or 'none'}"
+            raise RecipeError(path, f"there is no source {name!r}", remedy)
         if not (math.isfinite(share) and share >= 0):
             raise RecipeError(path, f"{share} is not a share", "give a number from 0 to 1")
         if share > 0 and samples[name] < 1:

@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 
 from components.data.manifest import Manifest
 from components.data.order import SampleId, SampleOrder
-from components.data.token_file import MOST_OPEN, OpenFiles, ShardedTokens
+from components.data.token_file import OpenFiles, ShardedTokens
 
 DIGEST_MODULUS = 1 << 63
 
 
 def step_positions(*, first_sample: int, samples_per_step: int, rank: int, ranks: int) -> range:
-    """Give one data rank its contiguous block of the positions of one step."""
+    """Return one data rank's contiguous block of the positions of one step."""
     assert samples_per_step % ranks == 0, "a step's samples divide evenly among the data ranks"
     block = samples_per_step // ranks
     return range(first_sample + rank * block, first_sample + (rank + 1) * block)
@@ -37,16 +37,12 @@ def samples_digest(ids: Iterable[SampleId]) -> int:
 
 
 class PackedSamples(Dataset[torch.Tensor]):
-    """Look up the training sample at any position of the order.
-
-    Files are mapped on first use, in the process that uses them: a copy sent to a worker
-    carries paths, not tokens.
-    """
+    """Training samples by their position in the order; see :class:`OpenFiles`."""
 
     def __init__(
         self, *, folder: Path, manifest: Manifest, order: SampleOrder, sequence_length: int
     ) -> None:
-        files = OpenFiles(folder=folder, most_open=MOST_OPEN)
+        files = OpenFiles(folder=folder)
         self._tokens = {
             name: ShardedTokens(records=source.train, files=files)
             for name, source in manifest.sources.items()
@@ -56,10 +52,10 @@ class PackedSamples(Dataset[torch.Tensor]):
 
     def __getitem__(self, position: int) -> torch.Tensor:
         """Read the sample at ``position``: int64 ``[sequence_length + 1]``."""
-        sample = self._order[position]
-        start = sample.index * self._sequence_length
-        tokens = self._tokens[sample.source]
-        return torch.from_numpy(tokens.read(start, start + self._sequence_length + 1))
+        sample, length = self._order[position], self._sequence_length
+        start = sample.index * length
+        tokens = self._tokens[sample.source].read(start, start + length + 1)
+        return torch.from_numpy(tokens)
 
     def sample_id(self, position: int) -> SampleId:
         return self._order[position]
@@ -71,7 +67,7 @@ class HeldOutWindows:
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
     ) -> None:
-        self._files = OpenFiles(folder=folder, most_open=MOST_OPEN)
+        self._files = OpenFiles(folder=folder)
         self._manifest = manifest
         self._sequence_length = sequence_length
         self._max_windows = max_windows

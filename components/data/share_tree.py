@@ -37,9 +37,8 @@ class ShareTree:
 
     def __init__(self, *, shares: Mapping[str, float]) -> None:
         """Build the tree; at least one share is above 0, and their sum stands for all draws."""
-        self._root = _huffman({
-            name: exact_share(share) for name, share in shares.items() if share > 0
-        })
+        exact = {name: exact_share(share) for name, share in shares.items() if share > 0}
+        self._root = _huffman(exact)
         self._paths: dict[str, tuple[tuple[_Split, bool], ...]] = {}
         self._trace(self._root, ())
 
@@ -91,8 +90,6 @@ def _huffman(weights: Mapping[str, Fraction]) -> _Split | str:
         light_weight, _, light = heapq.heappop(heap)
         heavy_weight, _, heavy = heapq.heappop(heap)
         weight = light_weight + heavy_weight
-        part = heavy_weight / weight
-        heapq.heappush(
-            heap, (weight, tie, _Split(heavy, light, part.numerator, part.denominator))
-        )
+        split = _Split(heavy, light, *(heavy_weight / weight).as_integer_ratio())
+        heapq.heappush(heap, (weight, tie, split))
     return heap[0][2]

@@ -6,22 +6,25 @@ into memory as it is. Every document is followed by the end-of-document id.
 
 import hashlib
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from functools import lru_cache, partial
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from components.data.files import FileRecord, replace_atomically, verify_file
+from components.data.tokenizer import Tokenizer
 
 Width = Literal["uint16", "uint32", "int32"]
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
-BATCH_DOCUMENTS = 256
+Item = TypeVar("Item", bound=Sized)
+
+BATCH_CHARACTERS = BATCH_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,40 @@ def pack_documents(
     return TokenChunk(tokens=tokens, documents=len(parts) // 2)
 
 
+def encode(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenFileRecord:
+    """Encode each text and write ``path``; memory does not grow with the number of texts."""
+    encoded = map(tokenizer.encode, batches(texts, BATCH_CHARACTERS))
+    documents = chain.from_iterable(encoded)
+    return write_token_file(
+        path, documents, eod_id=tokenizer.eod_id, vocab_size=tokenizer.vocab_size
+    )
+
+
+def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Close a batch as soon as the lengths in it reach ``size``; each item adds one of its own.
+
+    So a batch of empty items ends, too. No batch is empty.
+    """
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += len(item) + 1
+        if total >= size:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
 def write_token_file(
     path: Path, documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
 ) -> TokenFileRecord:
     """Stream documents into ``path``, which appears only when it is complete."""
-    rest = iter(documents)
-    batches = iter(lambda: list(islice(rest, BATCH_DOCUMENTS)), [])
-    chunks = (pack_documents(batch, eod_id=eod_id, vocab_size=vocab_size) for batch in batches)
+    chunks = (
+        pack_documents(batch, eod_id=eod_id, vocab_size=vocab_size)
+        for batch in batches(documents, BATCH_TOKENS)
+    )
     return write_chunks(path, chunks, vocab_size=vocab_size)
 
 
@@ -93,13 +123,9 @@ def write_chunks(
             file.write(chunk.tokens.data)
             num_tokens += len(chunk.tokens)
             num_documents += chunk.documents
+    size = num_tokens * dtype.itemsize
     return TokenFileRecord(
-        name=path.name,
-        sha256=digest.hexdigest(),
-        bytes=num_tokens * dtype.itemsize,
-        tokens=num_tokens,
-        documents=num_documents,
-        dtype=width,
+        path.name, digest.hexdigest(), size, num_tokens, num_documents, width
     )
 
 
@@ -113,13 +139,8 @@ def open_token_file(folder: Path, record: TokenFileRecord) -> Tokens:
     dtype = little_endian(record.dtype)
     if not record.tokens:  # nothing cannot be mapped
         return np.empty(0, dtype)
-    return np.memmap(
-        folder / record.name,
-        dtype=dtype,
-        mode="r",
-        offset=record.first_token * dtype.itemsize,
-        shape=(record.tokens,),
-    )
+    offset = record.first_token * dtype.itemsize
+    return np.memmap(folder / record.name, dtype, "r", offset, shape=(record.tokens,))
 
 
 MOST_OPEN = 64  # of all sources together: far below the 1,024 that a process may usually have
@@ -131,16 +152,12 @@ class OpenFiles:
     A copy sent to another process carries paths, not tokens.
     """
 
-    def __init__(self, *, folder: Path, most_open: int) -> None:
-        self._folder = folder
-        self._most_open = most_open
-        self._maps: OrderedDict[TokenFileRecord, Tokens] = OrderedDict()
+    def __init__(self, *, folder: Path, most_open: int = MOST_OPEN) -> None:
+        self._folder, self._most_open = folder, most_open
+        self._open = lru_cache(most_open)(partial(open_token_file, folder))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": OrderedDict()}
-
-    def __len__(self) -> int:
-        return len(self._maps)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(OpenFiles, folder=self._folder, most_open=self._most_open), ()
 
     def tokens(self, record: TokenFileRecord) -> Tokens:
         """Return the mapped tokens; keep no view of them.
@@ -148,12 +165,7 @@ class OpenFiles:
         Raises:
             RecipeError: the file is missing or has another size than recorded.
         """
-        if record not in self._maps:
-            while len(self._maps) >= self._most_open:
-                self._maps.popitem(last=False)
-            self._maps[record] = open_token_file(self._folder, record)
-        self._maps.move_to_end(record)
-        return self._maps[record]
+        return self._open(record)
 
 
 class ShardedTokens:

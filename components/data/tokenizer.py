@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from components.data.files import REBUILD
+from components.errors import RecipeError
+
 Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
 Encode = Callable[[list[str]], list[Ids]]
 
@@ -24,19 +27,18 @@ PLACE = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 def encode_in_parts(texts: Sequence[str], encode: Encode, *, drops_space: bool) -> list[Ids]:
     """Encode texts with ``encode``, all at once, or part by part if one of them is long.
 
-    ``drops_space`` says that ``encode`` puts a space before each text: the one that begins a
-    part after the first is then left out.
+    Where ``encode`` puts a space before each text, ``drops_space``: the one that begins a part
+    after the first is left out.
     """
     if max(map(len, texts), default=0) <= PART_CHARACTERS:
         return encode(list(texts))
-    return [_joined(text, encode, drops_space=drops_space) for text in texts]
-
-
-def _joined(text: str, encode: Encode, *, drops_space: bool) -> Ids:
-    first, *later = cut(text, PART_CHARACTERS)
-    if drops_space:
-        later = [part.removeprefix(" ") for part in later]
-    return np.concatenate([encode([part])[0] for part in (first, *later)])
+    joined = []
+    for text in texts:
+        first, *later = cut(text, PART_CHARACTERS)
+        if drops_space:
+            later = [part.removeprefix(" ") for part in later]
+        joined.append(np.concatenate([encode([part])[0] for part in (first, *later)]))
+    return joined
 
 
 def cut(text: str, part_characters: int) -> Iterator[str]:
@@ -51,6 +53,26 @@ def cut(text: str, part_characters: int) -> Iterator[str]:
     yield text[start:]
 
 
+def check_vocab_size(path: Path, found: int, asked: int) -> None:
+    """Refuse a tokenizer's file with another number of pieces than the recipe asks for.
+
+    Raises:
+        RecipeError: that is so.
+    """
+    if found != asked:
+        problem = f"has {found:,} pieces, tokenizer.vocab_size is {asked:,}"
+        raise RecipeError(str(path), problem, REBUILD)
+
+
+def too_few_pieces(found: int, asked: int) -> RecipeError:
+    """Report that the training text supports no vocabulary of the size that is asked for."""
+    return RecipeError(
+        "tokenizer.vocab_size",
+        f"{asked:,} pieces, but the text supports at most {found:,}",
+        f"set tokenizer.vocab_size={found}, or raise data.tokenizer_sample_bytes",
+    )
+
+
 class Tokenizer(Protocol):
     """Settings from a recipe; then trained into a folder, or loaded from it, and used."""
 
@@ -60,7 +82,7 @@ class Tokenizer(Protocol):
     def eod_id(self) -> int: ...
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings back as the recipe wrote them, for manifests and hashes."""
+        """Return the settings as the recipe wrote them, for manifests and hashes."""
         ...
 
     def train(self, texts: Iterable[str], folder: Path) -> None:

@@ -5,6 +5,7 @@ the piece itself. Line breaks and tabs are no part of any piece, but with ``byte
 their bytes are encoded: text comes back from its ids as it was after normalisation.
 """
 
+import copy
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, TypedDict
 import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
-from components.data.tokenizer import Ids, encode_in_parts
+from components.data.tokenizer import Ids, check_vocab_size, encode_in_parts, too_few_pieces
 from components.errors import RecipeError
 from components.ranges import Count, Share
 
@@ -84,7 +85,7 @@ class Unigram:
         _check_keys("splitting", splitting, Splitting)
         _check_keys("sentences", sentences, Sentences)
         _check_keys("special_pieces", special_pieces, SpecialPieces)
-        self._trainer: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "vocab_size": vocab_size,
             "character_coverage": character_coverage,
             "byte_fallback": byte_fallback,
@@ -93,27 +94,28 @@ class Unigram:
             "add_dummy_prefix": add_dummy_prefix,
             "required_chars": required_chars,
             "num_threads": num_threads,
-        }
-        self._groups: dict[str, dict[str, Any]] = {
             "splitting": dict(splitting),
             "sentences": dict(sentences),
             "special_pieces": dict(special_pieces),
         }
-        self._pieces = _special_pieces(special_pieces)
+        bos, eos, pad = special_pieces["bos"], special_pieces["eos"], special_pieces["pad"]
+        placeholders = range(special_pieces["num_placeholders"])
+        self._pieces = [bos, eos, pad, special_pieces["eod"]]
+        self._pieces += [f"<placeholder_tok_{number}>" for number in placeholders]
         self._eod = special_pieces["eod"]
         self._processor: Any = None
 
     @property
     def vocab_size(self) -> int:
-        return int(self._trainer["vocab_size"])
+        return int(self._settings["vocab_size"])
 
     @property
     def eod_id(self) -> int:
         return 1 + self._pieces.index(self._eod)
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings back as the recipe wrote them, for manifests and hashes."""
-        return {**self._trainer, **{name: dict(group) for name, group in self._groups.items()}}
+        """Return the settings as the recipe wrote them, for manifests and hashes."""
+        return copy.deepcopy(self._settings)
 
     def train(self, texts: Iterable[str], folder: Path) -> None:
         """Train on the lines of ``texts``, write ``tokenizer.model`` and use it.
@@ -127,6 +129,9 @@ class Unigram:
         """
         model = io.BytesIO()
         lines = _Lines(texts)
+        settings = self.settings()
+        del settings["special_pieces"]
+        options = settings.pop("splitting") | settings.pop("sentences") | settings
         # The trainer's own log option comes too late for the warnings about its options.
         sentencepiece.set_min_log_level(ERRORS_ONLY)
         sentencepiece.set_random_generator_seed(SHUFFLE_SEED)
@@ -138,9 +143,7 @@ class Unigram:
                 minloglevel=ERRORS_ONLY,
                 unk_id=UNKNOWN_ID,
                 user_defined_symbols=self._pieces,
-                **self._trainer,
-                **self._groups["splitting"],
-                **self._groups["sentences"],
+                **options,
             )
         except RuntimeError as error:
             raise lines.failure or _explain(str(error), self.vocab_size) from error
@@ -166,18 +169,12 @@ class Unigram:
             processor = None
         if not processor:
             raise RecipeError(str(path), "is not a SentencePiece model", REBUILD)
-        found = processor.piece_size()
-        if found != self.vocab_size:
-            raise RecipeError(
-                str(path),
-                f"has {found:,} pieces, tokenizer.vocab_size is {self.vocab_size:,}",
-                REBUILD,
-            )
+        check_vocab_size(path, processor.piece_size(), self.vocab_size)
         self._processor = processor
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Give each text its ids, on one thread; no special piece is added."""
-        prefix = self._trainer["add_dummy_prefix"]
+        """Return the ids of each text, on one thread; no special piece is added."""
+        prefix = self._settings["add_dummy_prefix"]
         return encode_in_parts(texts, self._encode, drops_space=prefix)
 
     def _encode(self, texts: list[str]) -> list[Ids]:
@@ -186,7 +183,7 @@ class Unigram:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Give the text of the ids; special pieces appear as they are written."""
+        """Return the text of the ids; special pieces appear as they are written."""
         assert self._processor is not None, "train or load first"
         return str(self._processor.decode([int(token) for token in ids]))
 
@@ -210,35 +207,23 @@ class _Lines:
             raise
 
 
-def _special_pieces(pieces: SpecialPieces) -> list[str]:
-    placeholders = [f"<placeholder_tok_{i}>" for i in range(pieces["num_placeholders"])]
-    return [pieces["bos"], pieces["eos"], pieces["pad"], pieces["eod"], *placeholders]
-
-
 def _check_keys(name: str, given: Mapping[str, Any], wanted: type) -> None:
     known = set(wanted.__annotations__)
-    wrong = known ^ set(given)
-    if wrong:
-        raise RecipeError(
-            f"tokenizer.{name}",
-            f"missing or unknown: {', '.join(sorted(wrong))}",
-            f"give exactly {', '.join(sorted(known))}",
-        )
+    if wrong := known ^ set(given):
+        problem = f"missing or unknown: {', '.join(sorted(wrong))}"
+        remedy = f"give exactly {', '.join(sorted(known))}"
+        raise RecipeError(f"tokenizer.{name}", problem, remedy)
 
 
 def _explain(message: str, vocab_size: int) -> RecipeError:
     """Put SentencePiece's RuntimeError into words that name the setting to change."""
-    asked = f"{vocab_size:,} pieces"
     if found := re.search(r"too high .*<= (\d+)", message):
-        return RecipeError(
-            "tokenizer.vocab_size",
-            f"{asked}, but the text supports at most {int(found[1]):,}",
-            f"set tokenizer.vocab_size={found[1]}, or raise data.tokenizer_sample_bytes",
-        )
+        return too_few_pieces(int(found[1]), vocab_size)
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        needed = f"special pieces, bytes and characters alone take {int(found[1]):,}"
         return RecipeError(
             "tokenizer.vocab_size",
-            f"{asked}, but special pieces, bytes and characters alone take {int(found[1]):,}",
+            f"{vocab_size:,} pieces, but {needed}",
             f"set tokenizer.vocab_size above {found[1]}, or lower tokenizer.character_coverage",
         )
     if "sentences_.empty()" in message:

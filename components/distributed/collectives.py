@@ -1,13 +1,8 @@
 """Collectives of rows between ranks with their gradients, and many tensors in one (buckets).
 
 All-gather and reduce-scatter are each the other's adjoint; an all-to-all is its own, with the
-counts swapped. A rank that sends or gets no row takes part all the same: without it the others
-would wait, in the backward pass too.
-
-What is computed between `async_start` and `async_wait` hides the collective. Backward,
-gradients start where rows were waited for, and are waited for where rows started, so the same
-computation's backward pass hides theirs. Collectives start in one order on all ranks, forward
-by the code, backward by autograd's engine, which takes what was last recorded first.
+counts swapped. Every rank takes part, also without a row, and in the backward pass too. What is
+computed between `async_start` and `async_wait` hides the collective, and its gradient's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +22,7 @@ from components.distributed.weight_shards import WeightShard, local, rows_of
 
 _BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
 
-
-# Torch 2.13 gave both another name and warns of the old one, which is all that sites with older
-# releases have.
+# Torch 2.13 gave both another name and warns of the old one, all that older releases have.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -46,32 +39,27 @@ def buckets(shards: Sequence[WeightShard]) -> Iterator[Sequence[WeightShard]]:
     return (shards[first:last] for first, last in pairwise([*starts, len(shards)]) if last)
 
 
-def piece_lengths(bucket: Sequence[WeightShard], pieces: int) -> list[int]:
-    """Count the rows of a piece of each weight; the last pieces may hold fewer."""
-    return [-(-len(rows_of(local(shard.weight))) // pieces) for shard in bucket]
+def shard_lengths(bucket: Sequence[WeightShard], ranks: int) -> list[int]:
+    """Count the rows of each weight on a rank; the last ranks may hold fewer."""
+    return [-(-len(rows_of(local(shard.weight))) // ranks) for shard in bucket]
 
 
-def pack(tensors: Sequence[Tensor], lengths: Sequence[int], pieces: int) -> list[Tensor]:
-    """Lay rows out as (pieces, columns of all tensors), rows that are missing as zeros."""
-    rows = [tensor.reshape(len(tensor), _width(tensor)) for tensor in tensors]
+def pack(tensors: Sequence[Tensor], lengths: Sequence[int], ranks: int) -> list[Tensor]:
+    """Lay rows out as (ranks, columns of all tensors), rows that are missing as zeros."""
+    rows = [tensor.reshape(len(tensor), prod(tensor.shape[1:])) for tensor in tensors]
     return [
-        F.pad(tensor, (0, 0, 0, pieces * length - len(tensor))).view(pieces, -1)
+        F.pad(tensor, (0, 0, 0, ranks * length - len(tensor))).view(ranks, -1)
         for tensor, length in zip(rows, lengths, strict=True)
     ]
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-    """Take each tensor's rows out of ``packed``, (pieces, columns of all tensors)."""
-    widths = [length * _width(tensor) for tensor, length in zip(like, lengths, strict=True)]
+    """Take each tensor's rows out of ``packed``, (ranks, columns of all tensors)."""
+    widths = [n * prod(tensor.shape[1:]) for tensor, n in zip(like, lengths, strict=True)]
     return [
         part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
         for part, tensor in zip(torch.split(packed, widths, dim=1), like, strict=True)
     ]
-
-
-def _width(tensor: Tensor) -> int:
-    """Count the numbers in a row, also where a rank has no row of a weight."""
-    return prod(tensor.shape[1:])
 
 
 Started = tuple[Tensor, dist.Work | None]

@@ -19,19 +19,17 @@ from torch.nn.attention.bias import causal_lower_right
 from typing_extensions import override
 
 from components.distributed.collectives import gather_rows
-from components.distributed.dropout_streams import stream_seed
 from components.model.attention import AttentionCore
 from components.model.decoder import Decoder, Layer
-from components.model.masks import ForwardScope, Heads, QueryBlock
+from components.model.masks import ForwardScope, QueryBlock
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
-    """Pour context parallelism over a decoder or a stage of one; ``mesh`` has one axis.
+    """Apply context parallelism to a decoder or a stage of one; ``mesh`` has one axis.
 
-    The tokens, targets and hidden states that it is given are then this rank's part, see
-    `SequencePart`; documents stay those of the whole sequence. The loss is the mean over this
-    rank's tokens, and gradients are averaged over the axis as over data ranks. Call it before
-    `split_tensors`. One rank alone changes nothing.
+    Tokens, targets and hidden states are then this rank's `SequencePart`; documents stay those
+    of the whole sequence. The loss is the mean over this rank's tokens, and gradients are
+    averaged as over data ranks. Call it before `split_tensors`. One rank changes nothing.
     """
     if mesh.size() == 1:
         return
@@ -78,9 +76,8 @@ class SequencePart:
 class ContextCore(AttentionCore):
     """Attend from this rank's queries to the keys of all ranks, each chunk up to its own end.
 
-    That cut is what balances the work: chunk i of 2 C computes on i + 1 chunks of keys, the
-    two of a rank on 2 C + 1. Positions with slopes and documents need a dense mask of the same
-    pairs; without them no mask exists where torch has a kernel for its lower right form.
+    That cut balances the work: chunk i of 2 C computes on i + 1 chunks of keys, the two of a
+    rank on 2 C + 1. Positions with slopes and documents need a dense mask of the same pairs.
     """
 
     def __init__(self, core: AttentionCore, mesh: DeviceMesh) -> None:
@@ -91,42 +88,30 @@ class ContextCore(AttentionCore):
 
     @override
     def forward(
-        self,
-        query: Float[Tensor, "batch heads part head_dim"],
-        key: Float[Tensor, "batch kv_heads part head_dim"],
-        value: Float[Tensor, "batch kv_heads part head_dim"],
-        scope: ForwardScope,
-        *,
-        first_head: int,
-    ) -> Float[Tensor, "batch heads part head_dim"]:
+        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
+    ) -> Tensor:
         keys, values = gather_sequence(torch.stack((key, value)), self._group).unbind()
         heads = (first_head, first_head + query.shape[1])
         chunk = query.shape[2] // 2
         mixed = []
         for first, index in zip((0, chunk), self._part.chunks, strict=True):
-            block = QueryBlock(queries=range(first, first + chunk), keys=(index + 1) * chunk)
-            mask = _mask(scope, block, heads, query.dtype)
-            mixed.append(self._attend(query, keys, values, block, mask))
+            seen = (index + 1) * chunk
+            # The last query is at the last key's place.
+            mask: Tensor = causal_lower_right(chunk, seen)
+            if not scope.is_plain:
+                block = QueryBlock(queries=range(first, first + chunk), keys=seen)
+                mask = scope.dense(heads, query.dtype, block)
+            chunk_mixed = F.scaled_dot_product_attention(
+                query[:, :, first : first + chunk],
+                keys[:, :, :seen],
+                values[:, :, :seen],
+                attn_mask=mask,
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=False,
+                enable_gqa=True,
+            )
+            mixed.append(chunk_mixed)
         return torch.cat(mixed, dim=2)
-
-    def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, block: QueryBlock, mask: Tensor
-    ) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query[:, :, block.queries.start : block.queries.stop],
-            keys[:, :, : block.keys],
-            values[:, :, : block.keys],
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=False,
-            enable_gqa=True,
-        )
-
-
-def _mask(scope: ForwardScope, block: QueryBlock, heads: Heads, dtype: torch.dtype) -> Tensor:
-    if scope.is_plain:  # the last query is at the last key's place
-        return causal_lower_right(len(block.queries), block.keys)
-    return scope.dense(heads, dtype, block)
 
 
 def gather_sequence(
@@ -146,11 +131,3 @@ def mean_over_parts(values: Tensor, mesh: DeviceMesh) -> Tensor:
     total = values.clone()
     dist.all_reduce(total, group=mesh.get_group())
     return total / mesh.size()
-
-
-def part_seed(seed: int, mesh: DeviceMesh) -> int:
-    """Return what to seed this rank with, for ``seed`` that all ranks of the axis share.
-
-    Each holds other tokens, of which it must drop others. One rank alone keeps the seed.
-    """
-    return stream_seed(seed, mesh, sequence_parallel=mesh.size() > 1)

@@ -11,7 +11,7 @@ one rank holds between backward pass and update, in numbers:
     2        P          P / N        2 P / N
     3        P / N      P / N        2 P / N
 
-With experts over ranks there are two families of weights: each expert rank has its own experts,
+With experts over ranks there are two groups of weights: each expert rank has its own experts,
 which data and context ranks divide, and all the dense weights, which expert ranks divide too.
 """
 
@@ -28,8 +28,8 @@ from components.distributed.collectives import (
     all_gather,
     buckets,
     pack,
-    piece_lengths,
     reduce_scatter,
+    shard_lengths,
     unpack,
 )
 from components.distributed.mesh import Mesh, ParamGroupMesh
@@ -44,10 +44,9 @@ def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) ->
     Call it after everything else is poured over the decoder; parameters may be on ``meta``.
     """
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-    family = mesh.dense
-    axes = family.pieces
-    if family.others.size() > 1:
-        axes = concatenated([family.others, family.pieces])
+    axes = mesh.dense.shard
+    if mesh.dense.replicate.size() > 1:
+        axes = concatenated([mesh.dense.replicate, axes])
     for layer in decoder.layers.values():
         fully_shard(layer, mesh=axes, mp_policy=policy, reshard_after_forward=True)
     fully_shard(decoder, mesh=axes, mp_policy=policy, reshard_after_forward=True)
@@ -57,14 +56,12 @@ class DataParallel:
     """Average gradients over the ranks into the shards, and spread updated rows again.
 
     Make it when the weights are in their place; ``zero`` is the stage above, ``tied`` names the
-    weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``. Sums
-    over microbatches are as exact as ``accumulate_dtype``, as in engines that keep them in it;
-    only their values are rounded.
+    weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``; sums
+    over microbatches are rounded to ``accumulate_dtype``.
 
     ``expert_divisor`` says what experts' gradients, which hold the tokens of all ranks, are
-    divided by. ``ranks``, of all of them, gives the gradient of the mean loss. ``copies``, of
-    the ranks that have the same experts, is what Optimus's code divides by, too little by the
-    number of expert ranks.
+    divided by: all ``ranks`` for the gradient of the mean loss, or the ``copies`` of an expert
+    as Optimus's code does, too little by the number of expert ranks.
     """
 
     def __init__(
@@ -100,19 +97,19 @@ class DataParallel:
             return
         # At stage 2 only what no microbatch used is left, and has zeros like any other.
         left = [shard for shard in self.shards if shard.parameter.grad is None]
-        for family in (self._mesh.dense, self._mesh.experts):
-            for bucket in buckets(_of(left, family)):
-                self._reduce(bucket, family)
+        for param_mesh in (self._mesh.dense, self._mesh.experts):
+            for bucket in buckets(_of(left, param_mesh)):
+                self._reduce(bucket, param_mesh)
 
     @torch.no_grad()
     def spread(self) -> None:
         """Send the rows that each rank has updated to those that compute with them."""
         if self._zero not in {1, 2}:
             return
-        for family in (self._mesh.dense, self._mesh.experts):
-            if family.pieces.size() > 1:
-                for bucket in buckets(_of(self.shards, family)):
-                    _gather_rows(bucket, family.pieces)
+        for param_mesh in (self._mesh.dense, self._mesh.experts):
+            if param_mesh.shard.size() > 1:
+                for bucket in buckets(_of(self.shards, param_mesh)):
+                    _gather_rows(bucket, param_mesh.shard)
 
     def _hook(self, shard: WeightShard) -> None:
         """Touch a gradient as soon as a microbatch was added to it."""
@@ -120,7 +117,7 @@ class DataParallel:
         @torch.no_grad()
         def added(weight: Tensor) -> None:
             if self._zero == 2:
-                self._reduce([shard], shard.family)
+                self._reduce([shard], shard.param_mesh)
             kept = shard.weight.grad if shard.parameter.grad is None else shard.parameter.grad
             if kept is not None and kept.dtype != self._accumulate_dtype:
                 local(kept).copy_(local(kept).to(self._accumulate_dtype))
@@ -129,55 +126,58 @@ class DataParallel:
         hooked.register_post_accumulate_grad_hook(added)
 
     @torch.no_grad()
-    def _reduce(self, bucket: Sequence[WeightShard], family: ParamGroupMesh) -> None:
+    def _reduce(self, bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh) -> None:
         """Average the full gradients of a bucket into what its shards keep."""
-        splits = self._zero in {1, 2} and family.pieces.size() > 1
+        splits = self._zero in {1, 2} and param_mesh.shard.size() > 1
         gradients = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
-        sums = _scattered(gradients, bucket, family) if splits else _summed(gradients, family)
-        divisor = self._divisor(family)
+        if splits:
+            sums = _reduce_scattered(gradients, bucket, param_mesh)
+        else:
+            sums = _all_reduced(gradients, param_mesh)
+        divisor = self._divisor(param_mesh)
         for shard, total in zip(bucket, sums, strict=True):
             mean = total.to(shard.parameter.dtype).div_(divisor)
             kept = shard.parameter.grad
             shard.parameter.grad = mean if kept is None else kept.add_(mean)
             shard.weight.grad = None
 
-    def _divisor(self, family: ParamGroupMesh) -> int:
-        copies = family is self._mesh.experts and self._expert_divisor == "copies"
-        return (family if copies else self._mesh.dense).copies.size()
+    def _divisor(self, param_mesh: ParamGroupMesh) -> int:
+        copies = param_mesh is self._mesh.experts and self._expert_divisor == "copies"
+        return (param_mesh if copies else self._mesh.dense).grad_sync.size()
 
 
-def _of(shards: Sequence[WeightShard], family: ParamGroupMesh) -> list[WeightShard]:
-    return [shard for shard in shards if shard.family is family]
+def _of(shards: Sequence[WeightShard], param_mesh: ParamGroupMesh) -> list[WeightShard]:
+    return [shard for shard in shards if shard.param_mesh is param_mesh]
 
 
-def _summed(gradients: list[Tensor], family: ParamGroupMesh) -> list[Tensor]:
-    if family.copies.size() == 1:
+def _all_reduced(gradients: list[Tensor], param_mesh: ParamGroupMesh) -> list[Tensor]:
+    if param_mesh.grad_sync.size() == 1:
         return gradients
     together = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(together, group=family.copies.get_group())
+    dist.all_reduce(together, group=param_mesh.grad_sync.get_group())
     parts = torch.split(together, [gradient.numel() for gradient in gradients])
     return [part.view_as(like) for part, like in zip(parts, gradients, strict=True)]
 
 
-def _scattered(
-    gradients: list[Tensor], bucket: Sequence[WeightShard], family: ParamGroupMesh
+def _reduce_scattered(
+    gradients: list[Tensor], bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh
 ) -> list[Tensor]:
-    pieces = family.pieces.size()
-    lengths = piece_lengths(bucket, pieces)
-    packed = torch.cat(pack(gradients, lengths, pieces), dim=1)
+    ranks = param_mesh.shard.size()
+    lengths = shard_lengths(bucket, ranks)
+    packed = torch.cat(pack(gradients, lengths, ranks), dim=1)
     mine = packed.new_empty(1, packed.shape[1])
-    reduce_scatter(mine, packed, group=family.pieces.get_group())
-    if family.others.size() > 1:
-        dist.all_reduce(mine, group=family.others.get_group())
+    reduce_scatter(mine, packed, group=param_mesh.shard.get_group())
+    if param_mesh.replicate.size() > 1:
+        dist.all_reduce(mine, group=param_mesh.replicate.get_group())
     return unpack(mine, [shard.parameter for shard in bucket], lengths)
 
 
-def _gather_rows(bucket: Sequence[WeightShard], pieces: DeviceMesh) -> None:
+def _gather_rows(bucket: Sequence[WeightShard], sharding: DeviceMesh) -> None:
     """Collect what each rank has updated."""
-    lengths = piece_lengths(bucket, pieces.size())
+    lengths = shard_lengths(bucket, sharding.size())
     mine = torch.cat(pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
-    everyones = mine.new_empty(pieces.size(), mine.numel())
-    all_gather(everyones, mine, group=pieces.get_group())
+    everyones = mine.new_empty(sharding.size(), mine.numel())
+    all_gather(everyones, mine, group=sharding.get_group())
     weights = [rows_of(local(shard.weight)) for shard in bucket]
     for weight, rows in zip(weights, unpack(everyones, weights, lengths), strict=True):
         weight.copy_(rows)

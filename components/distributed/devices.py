@@ -45,12 +45,12 @@ def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
 
 
 def emulates_float8(kind: str) -> bool:
-    """Whether such a device has no products in float8, but may go through their numbers."""
+    """Whether such a device has no products in float8, but may emulate them."""
     return kind == "cpu"
 
 
 def emulation_of(recipe: Recipe, kind: str) -> str | None:
-    """Say how the recipe's float8 is computed on such a device, where it is emulated."""
+    """Describe how the recipe's float8 is computed on such a device, where it is emulated."""
     if recipe.precision.compute != FLOAT8 or not emulates_float8(kind):
         return None
     return f"emulated: a {kind} rounds the numbers and multiplies them in float32, slower"
@@ -94,12 +94,9 @@ def count_devices(kind: str) -> int:
 def check_devices(cluster: Cluster) -> None:
     """Refuse a machine whose devices are not those that the recipe counts on.
 
-    Under a scheduler a node is ours, and has exactly what its profile says; without one,
-    devices may be left over.
-
     Raises:
-        RecipeError: too few devices or none, another number than a cluster's profile says, or
-            GPUs whose tiles are not devices.
+        RecipeError: too few devices or none, under a scheduler another number than the
+            profile says, or GPUs whose tiles are not devices.
     """
     kind = device_type(cluster.device)
     if misses_profile(cluster):
@@ -113,8 +110,14 @@ def check_devices(cluster: Cluster) -> None:
         )
     if kind == "cpu":
         return
-    if kind == "xpu":
-        _check_hierarchy()
+    # Where the variable is not set, old drivers show whole GPUs: then the count tells.
+    hierarchy = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
+    if kind == "xpu" and hierarchy.upper() not in _TILES_ARE_DEVICES:
+        raise RecipeError(
+            _HIERARCHY,
+            f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile",
+            f"export {_HIERARCHY}=FLAT",
+        )
     wanted, seen = cluster.devices_per_node, count_devices(kind)
     if seen == 0:
         alone = cluster.scheduler == "none"
@@ -129,17 +132,6 @@ def check_devices(cluster: Cluster) -> None:
             "cluster.devices_per_node",
             f"{wanted} {kind} devices, one a rank, but torch sees {seen} here",
             _remedy(kind, cluster, seen),
-        )
-
-
-def _check_hierarchy() -> None:
-    """Where the variable is not set, old drivers show whole GPUs: then the count tells."""
-    seen = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
-    if seen.upper() not in _TILES_ARE_DEVICES:
-        raise RecipeError(
-            _HIERARCHY,
-            f"{seen} shows a GPU of two tiles as one device, but a rank has one tile",
-            f"export {_HIERARCHY}=FLAT",
         )
 
 

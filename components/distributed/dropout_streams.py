@@ -1,9 +1,7 @@
 """Which random stream dropout draws from on each tensor rank.
 
-Whoever trains seeds torch's generators alike on all tensor ranks, anew for every microbatch.
-What the ranks hold whole they must then drop alike; what each holds a part of, they must drop
-each in its own way. The masks differ from those of one process wherever the tensor degree is
-above 1, in every framework that splits a tensor: parts of a mask are not what one stream draws.
+Torch's generators are seeded alike on all tensor ranks, anew for every microbatch. What ranks
+hold whole they must drop alike; what each holds a part of, each in its own way.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +11,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
@@ -25,10 +22,9 @@ from components.torch_internals.autograd import in_backward
 
 
 def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
-    """Return what to seed this tensor rank with, for ``seed`` that all of them share.
+    """Return what to seed this rank with, for ``seed`` that all ranks of the axis share.
 
-    With sequence parallelism each rank holds other tokens of the residual stream: the seeds
-    differ. Without, all hold the same: the seed stays.
+    With sequence parallelism each rank holds other tokens: the seeds differ, else they stay.
     """
     return _folded(seed, mesh.get_local_rank()) if sequence_parallel else seed
 
@@ -36,9 +32,8 @@ def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
 def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
     """Seed torch's generators before each layer, so that masks do not depend on the stages.
 
-    ``seed_of`` gives a layer's seed in the microbatch at hand. A layer that the backward pass
-    computes again has its generators put back by whoever repeats it; another microbatch may be
-    at hand by then.
+    ``seed_of`` gives a layer's seed in the microbatch at hand; activation checkpointing itself
+    puts back the generators of a layer that it repeats.
     """
 
     def seed(name: str, layer: nn.Module, inputs: Any) -> None:
@@ -50,11 +45,7 @@ def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
 
 
 class SplitCore(AttentionCore):
-    """Drop attention weights from a stream of this rank's own: its heads are no other's.
-
-    The stream follows from the seed that the generators were last given, the rank, and
-    ``layer``; afterwards they go on as if nothing had been drawn.
-    """
+    """Drop attention weights from a stream of this rank's own: its heads are no other's."""
 
     def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
         super().__init__(dropout=core.dropout, backend=core.backend)
@@ -63,14 +54,8 @@ class SplitCore(AttentionCore):
 
     @override
     def forward(
-        self,
-        query: Float[Tensor, "batch heads seq head_dim"],
-        key: Float[Tensor, "batch kv_heads seq head_dim"],
-        value: Float[Tensor, "batch kv_heads seq head_dim"],
-        scope: ForwardScope,
-        *,
-        first_head: int,
-    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
+    ) -> Tensor:
         drops = self.training and self.dropout > 0
         with self._stream(query.device) if drops else nullcontext():
             mixed: Tensor = self.core(query, key, value, scope, first_head=first_head)

@@ -1,36 +1,29 @@
 """Expert parallelism: each rank holds a part of every layer's experts; sums of their routers.
 
 The ranks of the axis read different samples, as data ranks do, and have all other weights in
-copies. A token goes to the ranks of its experts and its results come back, in one of two ways.
-
-`all_gather` (Optimus, https://arxiv.org/abs/2604.00785, section 3.1): every rank gets all
-tokens, computes those that chose its experts, and a reduce-scatter adds the results up. More is
-sent, in equal messages. `all_to_all` (https://arxiv.org/abs/2006.16668, section 3.2, without
-its capacity): a token goes to a rank once for each of its experts there, in messages as long as
-the routing makes them.
-
-For t tokens of width d on each of N ranks, top k, a rank sends in numbers, forward and again
-backward:
+copies. Tokens reach their experts in one of two ways. For t tokens of width d on each of N
+ranks, top k, a rank sends in numbers, forward and again backward:
 
     all_gather    2 (N - 1) t d
+        every rank gets all tokens, a reduce-scatter adds the results up (Optimus,
+        https://arxiv.org/abs/2604.00785, section 3.1)
     all_to_all    2 (N - 1) / N k t d    (at even load)
+        a token goes to a rank once for each of its experts there
+        (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
 
-A router's balance that is asked of all layers pooled is known at the last stage only, when the
-first stages have long computed theirs. So each stage hands its sums to the next one beside the
-hidden states, as Optimus hands the logits of all tokens; the last one adds the loss, and the
-gradient comes back along the same way.
+A balance of all layers pooled is known at the last stage only: each stage hands its sums to the
+next one beside the hidden states, and the gradient comes back along the same way.
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from typing_extensions import override
 
 from components.distributed.collectives import (
@@ -43,11 +36,11 @@ from components.distributed.collectives import (
     gathering,
     summing,
 )
-from components.distributed.tensor_styles import SumOverRanks, place_parameters
+from components.distributed.tensor_styles import SumOverRanks, lend, place_parameters
 from components.model import expert_products
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, dealt, spread, summed
-from components.model.moe import Experts, Mixture, Stack, expert_layers, take_rows
+from components.model.moe import Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
 
 if TYPE_CHECKING:
@@ -59,8 +52,7 @@ def take_tally(
 ) -> RoutingTally | None:
     """Take what a stage's routers did in the forward pass just done, if it was training.
 
-    ``carried`` are the sums of the stages before. The tokens of a microbatch are counted over
-    all ranks of ``context``, where each has a part of every sequence.
+    ``carried`` are the sums of the stages before; ``context`` ranks have parts of a sequence.
     """
     rows = take_rows(expert_layers(decoder))
     if rows is None:
@@ -88,11 +80,10 @@ Dispatch = Literal["all_gather", "all_to_all"]
 def split_experts(
     decoder: Decoder, mesh: DeviceMesh, *, dispatch: Dispatch, overlap: int
 ) -> None:
-    """Pour expert parallelism over a decoder or a stage of one; ``mesh`` has one axis.
+    """Apply expert parallelism to a decoder or a stage of one; ``mesh`` has one axis.
 
     The stacks of matrices become DTensors of that axis under their old names. They may be on
-    ``meta``; elsewhere all ranks must hold the same values, of which each keeps its part. One
-    rank alone changes nothing.
+    ``meta``; elsewhere all ranks must hold the same values. One rank changes nothing.
     """
     if mesh.size() == 1:
         return
@@ -101,30 +92,16 @@ def split_experts(
         assert len(stacks[0].weight) % mesh.size() == 0, "the recipe's rules see to it"
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
-        layer.register_forward_pre_hook(partial(_lend, stacks))
-        # Also where the pass breaks off, as it does once checkpointing has what it needs.
-        layer.register_forward_hook(partial(_take_back, stacks), always_call=True)
+        lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
         kind = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}[dispatch]
         layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
-
-
-def _lend(stacks: Sequence[Stack], layer: Experts, inputs: tuple[Any, ...]) -> None:
-    for stack in stacks:
-        # An instance's own attribute is found before `nn.Module` looks up a parameter.
-        vars(stack)["weight"] = cast("DTensor", stack.weight).to_local()
-
-
-def _take_back(stacks: Sequence[Stack], layer: Experts, inputs: Any, output: Any) -> None:
-    for stack in stacks:
-        vars(stack).pop("weight", None)
 
 
 class SplitMixture(Mixture):
     """Bring tokens and experts together, let ``mixture`` compute, and bring results back.
 
-    The tokens go in ``overlap`` parts, which all depart at once: while one is computed, others
-    are under way, there or back, in the backward pass too. Tutel's adaptive pipelining, by
-    hand (https://arxiv.org/abs/2206.03382).
+    Tokens go in ``overlap`` parts, all at once: while one is computed, others are under way,
+    in the backward pass too (https://arxiv.org/abs/2206.03382).
     """
 
     def __init__(self, mixture: Mixture, mesh: DeviceMesh, *, overlap: int) -> None:
@@ -145,12 +122,8 @@ class GatheredMixture(SplitMixture):
 
     @override
     def forward(
-        self,
-        tokens: Float[Tensor, "tokens dim"],
-        weights: Float[Tensor, "tokens top_k"],
-        experts: Int[Tensor, "tokens top_k"],
-        matrices: Matrices,
-    ) -> Float[Tensor, "tokens dim"]:
+        self, tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
+    ) -> Tensor:
         there, back = gathering(self._group), summing(self._group)
         parts = zip(self._split(tokens), self._split(weights), strict=True)
         departed = [[async_start(rows, there) for rows in part] for part in parts]
@@ -171,35 +144,28 @@ class ExchangedMixture(SplitMixture):
 
     @override
     def forward(
-        self,
-        tokens: Float[Tensor, "tokens dim"],
-        weights: Float[Tensor, "tokens top_k"],
-        experts: Int[Tensor, "tokens top_k"],
-        matrices: Matrices,
-    ) -> Float[Tensor, "tokens dim"]:
+        self, tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
+    ) -> Tensor:
         orders = [
             Order.of(ids, num_experts=len(matrices.up) * self._ranks, parts=1)
             for ids in self._split(experts)
         ]
-        ways, arriving = self._ways(orders)
-        parts = zip(self._split(tokens), self._split(weights), orders, ways, strict=True)
-        departed = [_depart_pairs(*part) for part in parts]
+        exchanges, arriving = self._plan_exchanges(orders)
+        parts = zip(self._split(tokens), self._split(weights), orders, exchanges, strict=True)
+        departed = [_send_pairs(*part) for part in parts]
         returning = []
-        for given, ids, way in zip(departed, arriving, ways, strict=True):
+        for given, ids, exchange in zip(departed, arriving, exchanges, strict=True):
             mixed = self.mixture(*map(async_wait, given), ids, matrices)
-            returning.append(async_start(mixed.to(tokens.dtype), way.reversed()))
+            returning.append(async_start(mixed.to(tokens.dtype), exchange.reversed()))
         return _joined([
             summed(async_wait(rows), order, len(order.pairs) // experts.shape[1])
             for rows, order in zip(returning, orders, strict=True)
         ])
 
-    def _ways(
+    def _plan_exchanges(
         self, orders: Sequence[Order]
     ) -> tuple[list[Collective], list[Int[Tensor, "pairs 1"]]]:
-        """Tell the ranks what comes to them: each part's way, and what its pairs' experts are.
-
-        One exchange and one copy to the host do all parts.
-        """
+        """Exchange counts, at once for all parts: each part's exchange, its pairs' experts."""
         counts = torch.stack([order.counts for order in orders])
         leaving = counts.view(len(orders), self._ranks, -1).transpose(0, 1).contiguous()
         arriving = torch.empty_like(leaving)
@@ -211,21 +177,22 @@ class ExchangedMixture(SplitMixture):
         ends = range(0, len(read), self._ranks)
         lengths = [read[end : end + self._ranks] for end in ends]
         sent, received = lengths[: len(orders)], lengths[len(orders) :]
-        ways = [exchanging(*both, self._group) for both in zip(sent, received, strict=True)]
+        pairs_of = zip(sent, received, strict=True)
+        exchanges = [exchanging(*numbers, self._group) for numbers in pairs_of]
         totals = zip(arriving, map(sum, received), strict=True)
-        return ways, [_experts_of(part, total) for part, total in totals]
+        return exchanges, [_experts_of(part, total) for part, total in totals]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _depart_pairs(
-    tokens: Tensor, weights: Tensor, order: Order, way: Collective
+def _send_pairs(
+    tokens: Tensor, weights: Tensor, order: Order, exchange: Collective
 ) -> list[PendingCollective]:
     """Send each pair its token's row and its weight."""
     sorted_weights = weights.flatten().index_select(0, order.pairs)[:, None]
-    return [async_start(spread(tokens, order), way), async_start(sorted_weights, way)]
+    return [async_start(rows, exchange) for rows in (spread(tokens, order), sorted_weights)]
 
 
 def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:

@@ -33,25 +33,21 @@ class Degrees:
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroupMesh:
-    """The ranks that hold one family of weights and differ in the tokens they see.
+    """The ranks that hold one group of weights and differ in the tokens they see.
 
-    Each of the three is a mesh of one axis. ``copies`` are all of them: their gradients add up.
-    Where something is sharded, ``pieces`` divide the rows among them, and ``others`` have the
-    same piece; together they are the copies.
+    Each of the three is a mesh of one axis. ``grad_sync`` has all of them: their gradients add
+    up. Where something is sharded, ``shard`` are those that divide the rows, and ``replicate``
+    those that have the same rows.
     """
 
-    copies: DeviceMesh
-    pieces: DeviceMesh
-    others: DeviceMesh
+    grad_sync: DeviceMesh
+    shard: DeviceMesh
+    replicate: DeviceMesh
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The mesh with what is asked of it most; every collective names its axis.
-
-    ``dense`` weights are on all ranks of a stage, of each weight of ``experts`` an expert rank
-    has its own part.
-    """
+    """The device mesh, and the ranks that share the ``dense`` weights and those of experts."""
 
     root: DeviceMesh
     degrees: Degrees
@@ -64,7 +60,7 @@ class Mesh:
 
     @cached_property
     def _axes(self) -> dict[str, DeviceMesh]:
-        """Keep the axes: torch takes a tenth of a millisecond to make one, layers ask again."""
+        # Torch takes a tenth of a millisecond to make one, and layers ask again.
         return {name: self.root[name] for name in AXES}
 
     def place(self, name: str) -> int:
@@ -102,27 +98,30 @@ def build_mesh(
     data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
     rank repeats what the others keep of them. Context ranks always divide.
     """
-    order = [part for axis in rank_order for part in _parts(axis)]
+    order: list[str] = []
+    for axis in rank_order:
+        order += ["data_replicate", "data_shard"] if axis == "data" else [axis]
     assert dist.get_world_size() == degrees.ranks, "the recipe's rules let only these through"
     ranks = torch.arange(degrees.ranks).view([getattr(degrees, axis) for axis in order])
     arranged = ranks.permute([order.index(axis) for axis in AXES])
     root = DeviceMesh(device_type, arranged.contiguous(), mesh_dim_names=AXES)
-    sharing, repeating = ["data_shard"], ["data_replicate"]
-    (sharing if expert_aware else repeating).append("expert")
+    shard, replicate = ["data_shard"], ["data_replicate"]
+    (shard if expert_aware else replicate).append("expert")
     return Mesh(
         root=root,
         degrees=degrees,
-        dense=_family(root, [*sharing, "context"], repeating),
-        experts=_family(root, ["data_shard", "context"], ["data_replicate"]),
+        dense=_param_group_mesh(root, [*shard, "context"], replicate),
+        experts=_param_group_mesh(root, ["data_shard", "context"], ["data_replicate"]),
     )
 
 
-def _family(
-    root: DeviceMesh, sharing: Sequence[str], repeating: Sequence[str]
+def _param_group_mesh(
+    root: DeviceMesh, shard: Sequence[str], replicate: Sequence[str]
 ) -> ParamGroupMesh:
-    copies = [axis for axis in AXES if axis in {*sharing, *repeating}]
     return ParamGroupMesh(
-        copies=_flat(root, copies), pieces=_flat(root, sharing), others=_flat(root, repeating)
+        grad_sync=_flat(root, [axis for axis in AXES if axis in {*shard, *replicate}]),
+        shard=_flat(root, shard),
+        replicate=_flat(root, replicate),
     )
 
 
@@ -132,10 +131,6 @@ def _flat(root: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
     if len(larger) == 1:
         return root[larger[0]]
     return flattened(root[tuple(larger)], "_".join(larger))
-
-
-def _parts(axis: str) -> tuple[str, ...]:
-    return ("data_replicate", "data_shard") if axis == "data" else (axis,)
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

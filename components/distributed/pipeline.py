@@ -1,8 +1,4 @@
-"""Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches.
-
-The loop of a single stage and a pipeline's schedule take the same function that computes a part
-of the decoder on one microbatch, so what happens to a microbatch is said once.
-"""
+"""Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -51,8 +47,7 @@ def cut_stage(decoder: Decoder, layers: Sequence[int], *, first: bool, last: boo
 def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
     """Add up what both ends of the pipeline found for the weight that they share.
 
-    Each end sends its rows to the other: two numbers added are the same in either order, so
-    both ends go on with equal bits.
+    Each end sends its rows to the other: both get the same sum, bit for bit.
     """
     for shard in shards:
         if shard.tied:
@@ -61,18 +56,14 @@ def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
             group = mesh.axis("pipeline").get_group()
             opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")
             other = dist.get_global_rank(group, opposite)
-            shard.parameter.grad = mine + _exchanged(mine.contiguous(), other, group)
-
-
-def _exchanged(mine: Tensor, other: int, group: dist.ProcessGroup) -> Tensor:
-    theirs = torch.empty_like(mine)
-    operations = [
-        dist.P2POp(dist.isend, mine, other, group=group),
-        dist.P2POp(dist.irecv, theirs, other, group=group),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    return theirs
+            theirs = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            operations = [
+                dist.P2POp(dist.isend, mine.contiguous(), other, group=group),
+                dist.P2POp(dist.irecv, theirs, other, group=group),
+            ]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            shard.parameter.grad = mine + theirs
 
 
 SCHEDULES: dict[str, Any] = {
@@ -208,26 +199,25 @@ class Pipeline:
         return result
 
     def _make_schedule(self, microbatches: int) -> Any:
+        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        count, stages = ranks * len(self._stages), []
+        for index, stage in zip(range(here, count, ranks), self._stages, strict=True):
+            last = index == count - 1
+            # Shapes are known: torch need not run the stage once to learn them.
+            made = LeanStage(
+                stage,
+                index,
+                count,
+                self._device,
+                input_args=(self._tokens,) if index == 0 else self._between,
+                output_args=(_expected((), self._wide),) if last else self._between,
+                group=self._mesh.axis("pipeline").get_group(),
+            )
+            stages.append(made)
         kind = SCHEDULES[self._schedule]
-        stages = [self._place(turn, stage) for turn, stage in enumerate(self._stages)]
         given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         # Without a loss function a stage that is not the last would never run backward.
         return kind(given, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
-
-    def _place(self, turn: int, stage: "_Stage") -> LeanStage:
-        ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
-        index, stages = turn * ranks + here, ranks * len(self._stages)
-        last = index == stages - 1
-        # Shapes are known: torch need not run the stage once to learn them.
-        return LeanStage(
-            stage,
-            index,
-            stages,
-            self._device,
-            input_args=(self._tokens,) if index == 0 else self._between,
-            output_args=((_expected((), self._wide),) if last else self._between),
-            group=self._mesh.axis("pipeline").get_group(),
-        )
 
 
 def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -2,14 +2,10 @@
 
 The scheme is Megatron's, https://arxiv.org/abs/1909.08053, section 3, with sequence parallelism
 as in https://arxiv.org/abs/2205.05198, section 4.2.2: maps into a block are split by columns,
-maps out of it by rows, the vocabulary by rows. A block's input is prepared once for all that
-read it, so that a layer costs two all-reduces forward and two backward; with sequence
-parallelism an all-gather and a reduce-scatter take the place of each, and the gradients of the
-norms are summed besides.
-
-Where a model has fewer key-value heads than there are ranks, each rank reads the one head that
-its query heads share; the maps to keys and values are then held whole, and their gradients
-summed.
+maps out of it by rows, the vocabulary by rows. A layer costs two all-reduces forward and two
+backward; with sequence parallelism an all-gather and a reduce-scatter take the place of each.
+With fewer key-value heads than ranks, the maps to keys and values are held whole, each rank
+reads the one head that its query heads share, and gradients are summed.
 """
 
 from functools import partial
@@ -18,16 +14,15 @@ from typing import cast
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from components.distributed.dropout_streams import SplitCore
 from components.distributed.tensor_styles import (
-    ColumnParallel,
-    LocalParameters,
-    RowParallel,
-    SharedInput,
     SplitNorm,
     place_parameters,
+    replicate_parameters,
+    share_input,
+    split_columns,
+    split_rows,
 )
 from components.distributed.vocabulary import SplitEmbedding, SplitReadout
 from components.errors import RecipeError
@@ -37,17 +32,11 @@ from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
 
-Plan = dict[str, ParallelStyle]
-_ALL = slice(None)
-
 
 def split_tensors(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Pour tensor parallelism over a decoder or a stage of one; ``mesh`` has one axis.
+    """Apply tensor parallelism to a decoder or a stage of one; ``mesh`` has one axis.
 
-    Every parameter becomes a DTensor of that axis under its old name. They may be on ``meta``;
-    elsewhere all ranks must hold the same values, of which each keeps its part. Gradients have
-    their parameters' placements and are complete after each backward pass.
-
+    Every parameter becomes a DTensor under its old name; all ranks must hold the same values.
     With ``sequence_parallel`` hidden states are [batch, sequence / ranks, dim] between layers
     and between stages, else whole on each rank. Tokens, documents and targets are always whole;
     the loss is the same on all ranks, and logits come whole. One rank alone changes nothing.
@@ -67,9 +56,9 @@ def split_tensors(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool
 
 def _split_ends(decoder: Decoder, mesh: DeviceMesh, between: Placement) -> None:
     """Split what stands before the first layer and after the last, as far as it is here."""
-    local = LocalParameters(sum_gradients=between.is_shard(), rows=_ALL)
-    plan: Plan = {"embedding_norm": local, "positions": local, "final_norm": local}
-    _pour(decoder, mesh, plan)
+    for module in (decoder.embedding_norm, decoder.positions, decoder.final_norm):
+        if module is not None:
+            replicate_parameters(module, mesh, sum_gradients=between.is_shard())
     if decoder.embedding is not None:
         decoder.embedding = SplitEmbedding(decoder.embedding, mesh, between=between)
     readout = SplitReadout(mesh, between=between)
@@ -97,20 +86,15 @@ def _slice_embedded(
 
 
 def _split_layer(layer: Layer, mesh: DeviceMesh, between: Placement, *, index: int) -> None:
-    local = LocalParameters(sum_gradients=between.is_shard(), rows=_ALL)
-    attention, given = layer.attention, SharedInput(between=between)
-    plan: Plan = {
-        "attention_norm": local,
-        "attention": given,
-        "attention.query": ColumnParallel(),
-        "attention.output": RowParallel(between=between),
-        "mlp_norm": local,
-        "mlp": given,
-        "mlp.gate": ColumnParallel(),
-        "mlp.up": ColumnParallel(),
-        "mlp.down": RowParallel(between=between),
-    }
-    _pour(layer, mesh, plan)
+    attention, mlp = layer.attention, cast("MLP", layer.mlp)
+    for norm in (layer.attention_norm, layer.mlp_norm):
+        replicate_parameters(norm, mesh, sum_gradients=between.is_shard())
+    for block, output in ((attention, attention.output), (mlp, mlp.down)):
+        share_input(block, mesh, between)
+        split_rows(output, mesh, between)
+    for widening in (attention.query, mlp.gate, mlp.up):
+        if widening is not None:
+            split_columns(widening, mesh)
     attention.first_head = mesh.get_local_rank() * attention.num_heads // mesh.size()
     if between.is_replicate():  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
@@ -125,18 +109,19 @@ def _split_groups(attention: Attention, mesh: DeviceMesh) -> None:
     key_dim, ranks = attention.key.out_features, mesh.size()
     groups = key_dim // attention.head_dim
     if groups % ranks == 0:
-        _pour(attention, mesh, {"key": ColumnParallel(), "value": ColumnParallel()})
+        split_columns(attention.key, mesh)
+        split_columns(attention.value, mesh)
         attention.key_norm = _split_norm(attention.key_norm, mesh, dim=key_dim)
         return
     first = mesh.get_local_rank() * groups // ranks * attention.head_dim
     shared = slice(first, first + attention.head_dim)
-    plan: Plan = {"value": LocalParameters(sum_gradients=True, rows=shared)}
+    replicate_parameters(attention.value, mesh, sum_gradients=True, rows=shared)
     if attention.key_norm is None:
-        plan["key"] = LocalParameters(sum_gradients=True, rows=shared)
-    else:  # a norm over all heads needs them all
-        plan["key"] = plan["key_norm"] = LocalParameters(sum_gradients=True, rows=_ALL)
-        attention.key_norm.register_forward_hook(lambda _, __, keys: keys[..., shared])
-    _pour(attention, mesh, plan)
+        replicate_parameters(attention.key, mesh, sum_gradients=True, rows=shared)
+        return
+    for module in (attention.key, attention.key_norm):  # a norm over all heads needs them all
+        replicate_parameters(module, mesh, sum_gradients=True)
+    attention.key_norm.register_forward_hook(lambda _, __, keys: keys[..., shared])
 
 
 def _split_norm(norm: nn.Module | None, mesh: DeviceMesh, *, dim: int) -> SplitNorm | None:
@@ -144,12 +129,6 @@ def _split_norm(norm: nn.Module | None, mesh: DeviceMesh, *, dim: int) -> SplitN
         return None
     assert isinstance(norm, Norm), "only the norms of this repository know their statistics"
     return SplitNorm(norm, mesh, dim=dim)
-
-
-def _pour(module: nn.Module, mesh: DeviceMesh, plan: Plan) -> None:
-    present = dict(module.named_modules())
-    here = {path: style for path, style in plan.items() if path in present}
-    parallelize_module(module, mesh, here, src_data_rank=None)
 
 
 def _check(decoder: Decoder, ranks: int) -> None:
@@ -163,16 +142,15 @@ def _check(decoder: Decoder, ranks: int) -> None:
         groups = layer.attention.key.out_features // layer.attention.head_dim
         if groups % ranks and ranks % groups:
             raise _does_not_divide("model.attention.num_kv_heads", groups, ranks)
-        _check_divides("model.attention.num_heads", layer.attention.num_heads, ranks)
-        _check_divides("model.mlp.ffn_dim", layer.mlp.up.out_features, ranks)
+        for path, size in (
+            ("model.attention.num_heads", layer.attention.num_heads),
+            ("model.mlp.ffn_dim", layer.mlp.up.out_features),
+        ):
+            if size % ranks:
+                raise _does_not_divide(path, size, ranks)
     for rows in (decoder.embedding, decoder.head):
-        if rows is not None:
-            _check_divides("model.padded_vocab_size", len(rows.weight), ranks)
-
-
-def _check_divides(path: str, size: int, ranks: int) -> None:
-    if size % ranks:
-        raise _does_not_divide(path, size, ranks)
+        if rows is not None and len(rows.weight) % ranks:
+            raise _does_not_divide("model.padded_vocab_size", len(rows.weight), ranks)
 
 
 def _does_not_divide(path: str, size: int, ranks: int) -> RecipeError:

@@ -1,11 +1,10 @@
-"""How parts of a decoder compute on one rank's share.
+"""Tensor-parallel styles: how parts of a decoder compute on one rank's share.
 
-Parameters are DTensors, and what goes between ranks is said in their placements; what a rank
-computes by itself it computes on plain tensors. Torch's own column and row styles send every
-product through DTensor's dispatch, which takes longer than a small product does.
+Parameters are DTensors; what a rank computes by itself it computes on plain tensors. Torch's
+own styles send every product through DTensor's dispatch, which takes longer than a small one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,8 +20,6 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
-from torch.distributed.tensor.parallel import ParallelStyle
-from typing_extensions import override
 
 from components.model.norms import Norm
 
@@ -45,96 +42,68 @@ def place_parameter(
     module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
 
 
-class SharedInput(ParallelStyle):
+def share_input(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
     """Give a block its input whole, once for all maps that read it.
 
     It comes in as hidden states travel, ``Shard(1)`` or ``Replicate()``. Gradients of it are
     each rank's share; the backward pass adds them up and hands on what came in.
     """
+    # Within the forward pass, not before it: who computes the block again for its backward
+    # pass keeps what came in, and gathers again.
+    forward: Any = module.forward
 
-    def __init__(self, *, between: Placement) -> None:
-        super().__init__()
-        self.between = between
+    def share(hidden: Tensor, *others: Any) -> Any:
+        placed = DTensor.from_local(hidden, mesh, [between], run_check=False)
+        whole = placed.redistribute(placements=[Replicate()])
+        return forward(whole.to_local(grad_placements=[Partial()]), *others)
 
-    @override
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        # Within the forward pass, not before it: who computes the block again for its backward
-        # pass keeps what came in, and gathers again.
-        forward: Any = module.forward
-
-        def share(hidden: Tensor, *others: Any) -> Any:
-            placed = DTensor.from_local(hidden, device_mesh, [self.between], run_check=False)
-            whole = placed.redistribute(placements=[Replicate()])
-            return forward(whole.to_local(grad_placements=[Partial()]), *others)
-
-        vars(module)["forward"] = share
-        return module
+    vars(module)["forward"] = share
 
 
-class ColumnParallel(ParallelStyle):
+def split_columns(module: nn.Module, mesh: DeviceMesh) -> None:
     """Compute this rank's part of a linear map's outputs, from the whole input."""
-
-    @override
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        place_parameters(module, device_mesh, Shard(0))
-        _lend(module, _local)
-        return module
+    place_parameters(module, mesh, Shard(0))
+    lend(module, lambda name, parameter: parameter.to_local())
 
 
-class RowParallel(ParallelStyle):
+def split_rows(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
     """Compute a linear map of this rank's part of the input, and add what all ranks have.
 
     The sum goes out as hidden states travel, ``Shard(1)`` or ``Replicate()``. The bias is added
     after it: once, and to a slice where there are slices, so that its gradient is a share.
     """
+    place_parameters(module, mesh, Replicate())
+    place_parameter(module, "weight", mesh, Shard(1))
+    lend(module, lambda name, part: part.to_local() if name == "weight" else None)
+    multiply: Any = module.forward
 
-    def __init__(self, *, between: Placement) -> None:
-        super().__init__()
-        self.between = between
+    def add(part: Tensor) -> Tensor:
+        share = DTensor.from_local(multiply(part), mesh, [Partial()], run_check=False)
+        total: Tensor = share.redistribute(placements=[between]).to_local()
+        if module.bias is None:
+            return total
+        bias = cast("DTensor", module.bias)
+        here = _share(bias) if between.is_shard() else bias.to_local()
+        return total + here.type_as(total)
 
-    @override
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        place_parameters(module, device_mesh, Replicate())
-        place_parameter(module, "weight", device_mesh, Shard(1))
-        _lend(module, _local_weight)
-        multiply: Any = module.forward
-
-        def add(part: Tensor) -> Tensor:
-            product = multiply(part)
-            share = DTensor.from_local(product, device_mesh, [Partial()], run_check=False)
-            total: Tensor = share.redistribute(placements=[self.between]).to_local()
-            if module.bias is None:
-                return total
-            bias = cast("DTensor", module.bias)
-            here = _share(bias) if self.between.is_shard() else bias.to_local()
-            return total + here.type_as(total)
-
-        vars(module)["forward"] = add
-        return module
+    vars(module)["forward"] = add
 
 
-class LocalParameters(ParallelStyle):
+def replicate_parameters(
+    module: nn.Module, mesh: DeviceMesh, *, sum_gradients: bool, rows: slice = slice(None)
+) -> None:
     """Let a module compute, by its own forward pass, on whole parameters as plain tensors.
 
     With ``sum_gradients`` each rank's gradient is its share of the whole, and the backward pass
     adds the shares up; without, every rank computes the same. ``rows``, of all the parameters,
     are what this rank reads.
     """
+    place_parameters(module, mesh, Replicate())
 
-    def __init__(self, *, sum_gradients: bool, rows: slice) -> None:
-        super().__init__()
-        self.sum_gradients = sum_gradients
-        self.rows = rows
+    def own_rows(name: str, parameter: DTensor) -> Tensor:
+        return (_share(parameter) if sum_gradients else parameter.to_local())[rows]
 
-    @override
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        place_parameters(module, device_mesh, Replicate())
-        _lend(module, self._here)
-        return module
-
-    def _here(self, name: str, parameter: DTensor) -> Tensor:
-        here = _share(parameter) if self.sum_gradients else parameter.to_local()
-        return here[self.rows]
+    lend(module, own_rows)
 
 
 def _share(parameter: DTensor) -> Tensor:
@@ -143,42 +112,38 @@ def _share(parameter: DTensor) -> Tensor:
     return whole.to_local(grad_placements=[Partial()])
 
 
-def _local(name: str, parameter: DTensor) -> Tensor:
-    return parameter.to_local()
-
-
-def _local_weight(name: str, parameter: DTensor) -> Tensor | None:
-    return parameter.to_local() if name == "weight" else None
-
-
-def _lend(module: nn.Module, plain: Callable[[str, DTensor], Tensor | None]) -> None:
+def lend(
+    module: nn.Module,
+    plain: Callable[[str, DTensor], Tensor | None],
+    owners: Sequence[nn.Module] | None = None,
+) -> None:
     """Let the forward pass of ``module`` read plain tensors where its parameters stand.
 
-    Within the pass and not in hooks: those have numbers of their own in each layer, on which
-    torch's compiler would make a graph for each.
+    ``owners`` have the parameters where it is not the module itself. Not by hooks, whose own
+    numbers in each layer would give each a graph of torch's compiler.
     """
     forward: Any = module.forward
 
     def lent(*given: Any) -> Any:
-        placed = dict(module.named_parameters(recurse=False))
+        placed = [
+            (vars(owner), name, cast("DTensor", parameter))
+            for owner in owners or [module]
+            for name, parameter in owner.named_parameters(recurse=False)
+        ]
         try:
-            for name, parameter in placed.items():
+            for attributes, name, parameter in placed:
                 # An instance's own attribute is found before `nn.Module` looks up a parameter.
-                vars(module)[name] = plain(name, cast("DTensor", parameter))
+                attributes[name] = plain(name, parameter)
             return forward(*given)
         finally:  # the pass breaks off once checkpointing has what it needs
-            for name in placed:
-                vars(module).pop(name, None)
+            for attributes, name, _ in placed:
+                attributes.pop(name, None)
 
     vars(module)["forward"] = lent
 
 
 class SplitNorm(nn.Module):
-    """Normalize vectors of which each rank holds a part, as ``Norm`` does the whole.
-
-    The vectors stay where they are: one number a vector is summed over the ranks, two where the
-    norm centers.
-    """
+    """Normalize vectors of which each rank holds a part, as ``Norm`` does the whole."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None

@@ -1,8 +1,8 @@
 """Embedding, head and loss over a vocabulary whose rows are dealt to the tensor ranks.
 
 Each rank looks up the tokens whose rows it has, and the lookups are added up. It computes the
-logits of its own rows, block of tokens by block, as
-``components.model.loss`` does; three numbers a token pass between ranks, whole logits never.
+logits of its own rows as ``components.model.loss`` does; three numbers a token pass between
+ranks, whole logits never.
 """
 
 from typing import cast
@@ -17,15 +17,13 @@ from typing_extensions import override
 
 from components.distributed.tensor_styles import place_parameters
 from components.errors import RecipeError
-from components.model.linear import Readout
-from components.model.loss import Softmax, chunks, linear_cross_entropy
+from components.model.loss import Readout, Softmax, chunks, linear_cross_entropy
 
 
 class SplitEmbedding(nn.Embedding):
     """Look tokens up in this rank's equal part of the rows, and add what all ranks found.
 
-    Hidden states go out as they travel between layers, ``Shard(1)`` or ``Replicate()``. Torch's
-    own row style leaves every rank with the gradient of all rows.
+    Hidden states go out as they travel between layers, ``Shard(1)`` or ``Replicate()``.
     """
 
     def __init__(
@@ -41,8 +39,14 @@ class SplitEmbedding(nn.Embedding):
     @override
     def forward(self, input: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch slice dim"]:
         """Raise RecipeError where the sequence cannot be sliced."""
-        if self.between.is_shard():
-            _check_length(input.shape[1], self.mesh.size())
+        length, ranks = input.shape[1], self.mesh.size()
+        if self.between.is_shard() and length % ranks:
+            raise RecipeError(
+                "budget.sequence_length",
+                f"{length:,} tokens cannot be sliced for {ranks} tensor ranks",
+                f"use {length + ranks - length % ranks:,}, "
+                "or parallelism.sequence_parallel=false",
+            )
         rows = cast("DTensor", self.weight).to_local()
         row, elsewhere = _rows_here(input, self.mesh, len(rows))
         found = F.embedding(row, rows).masked_fill(elsewhere[..., None], 0.0)
@@ -102,7 +106,11 @@ class SplitSoftmax(Softmax):
             chunk = logits[tokens].to(precision)
             share[0, tokens] = chunk.amax(1)
             share[1, tokens] = (chunk - share[0, tokens, None]).exp_().sum(1)
-        largest, sums, target = self._combine(share)
+        placed = DTensor.from_local(share, self.mesh, [Shard(0)], run_check=False)
+        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens)
+        largest = shares[:, 0].amax(0)
+        sums = (shares[:, 1] * (shares[:, 0] - largest).exp()).sum(0)
+        target = shares[:, 2].sum(0)
         for tokens in chunks(logits):
             chunk = logits[tokens].to(precision)
             chunk.sub_(largest[tokens, None]).exp_().div_(sums[tokens, None])
@@ -111,25 +119,9 @@ class SplitSoftmax(Softmax):
                 logits[tokens] = chunk
         return (sums.log() - (target - largest)).sum()
 
-    def _combine(self, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        placed = DTensor.from_local(share, self.mesh, [Shard(0)], run_check=False)
-        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens)
-        largest = shares[:, 0].amax(0)
-        sums = (shares[:, 1] * (shares[:, 0] - largest).exp()).sum(0)
-        return largest, sums, shares[:, 2].sum(0)
-
 
 def _rows_here(tokens: Tensor, mesh: DeviceMesh, rows: int) -> tuple[Tensor, Tensor]:
     """Number the tokens' rows within this rank's ``rows``; where another has them, say so."""
     row = tokens - mesh.get_local_rank() * rows
     elsewhere = (row < 0) | (row >= rows)
     return row.masked_fill(elsewhere, 0), elsewhere
-
-
-def _check_length(length: int, ranks: int) -> None:
-    if length % ranks:
-        raise RecipeError(
-            "budget.sequence_length",
-            f"{length:,} tokens cannot be sliced for {ranks} tensor ranks",
-            f"use {length + ranks - length % ranks:,}, or parallelism.sequence_parallel=false",
-        )

@@ -1,11 +1,8 @@
 """Weight shards: the rows that one rank updates, and the global norm of their gradients.
 
-A weight's rows are counted over all its dimensions but the last, so that a stack of matrices is
-one long matrix: the ranks divide it evenly, whatever the number of matrices.
-
-Every layout ends here. Whatever splits a weight (tensor ranks, data ranks, both, or nobody),
-the optimizer, the global norm, loss scaling and checkpoints see a list of shards, each a view
-of the weight that the model computes with.
+A weight's rows are counted over all its dimensions but the last: a stack of matrices is one
+long matrix. Whatever splits a weight, the optimizer, the global norm, loss scaling and
+checkpoints see a list of shards, each a view of the weight that the model computes with.
 """
 
 import math
@@ -28,15 +25,13 @@ class WeightShard:
     """Rows of one weight.
 
     ``parameter`` is what the optimizer updates, a view of the model's ``weight``. ``replicas``
-    counts the ranks that hold the same rows: a sum over all ranks counts them once each if
-    every rank divides its own by it. ``family`` are the ranks whose gradients add up. A
-    ``tied`` weight is held by two pipeline stages.
+    counts the ranks that hold the same rows. A ``tied`` weight is held by two pipeline stages.
     """
 
     name: str
     weight: nn.Parameter
     parameter: nn.Parameter
-    family: ParamGroupMesh
+    param_mesh: ParamGroupMesh
     replicas: int
     tied: bool
     mesh: DeviceMesh | None
@@ -48,7 +43,7 @@ class WeightShard:
         return rows_of(torch.empty(self.weight.shape, device="meta")).shape
 
     def whole(self, rows: Tensor) -> Tensor:
-        """Say of rows like this shard's which part of a whole they are, without moving any."""
+        """Describe which part of a whole rows like this shard's are, without moving any."""
         if self.mesh is None:
             return rows
         return DTensor.from_local(
@@ -79,25 +74,31 @@ def make_shards(
     split: bool,
     tied: Sequence[str] = (),
 ) -> list[WeightShard]:
-    """List this rank's shards; ``split`` divides every weight's rows within its family.
+    """List this rank's shards; ``split`` divides every weight's rows over its sharding ranks.
 
     ``tied`` names the weights that two pipeline stages hold.
     """
     made = []
     for name, weight in named:
-        family = mesh.experts if _is_experts(weight) else mesh.dense
-        splits = split and family.pieces.size() > 1
-        where, placements = _placed(weight, family.pieces if splits else None)
+        over_experts = isinstance(weight, DTensor) and (
+            weight.device_mesh.mesh_dim_names == ("expert",)
+        )
+        param_mesh = mesh.experts if over_experts else mesh.dense
+        splits = split and param_mesh.shard.size() > 1
+        where, placements = _placed(weight, param_mesh.shard if splits else None)
         rows = rows_of(local(weight))
         if splits:
-            rows = own_rows(rows, family.pieces.size(), family.pieces.get_local_rank())
-        parts = _parts(where, placements)
+            rows = own_rows(rows, param_mesh.shard.size(), param_mesh.shard.get_local_rank())
+        divided = [  # a strided shard is no `Shard`: ask what is replicated
+            axis for axis, kind in enumerate(placements) if not isinstance(kind, Replicate)
+        ]
+        parts = math.prod(where.size(axis) for axis in divided) if where else 1
         made.append(
             WeightShard(
                 name=name,
                 weight=weight,
                 parameter=nn.Parameter(rows),
-                family=family,
+                param_mesh=param_mesh,
                 replicas=mesh.model_ranks // parts * (2 if name in tied else 1),
                 tied=name in tied,
                 mesh=where,
@@ -107,46 +108,32 @@ def make_shards(
     return made
 
 
-def own_rows(rows: Tensor, pieces: int, index: int) -> Tensor:
-    """Take one of ``pieces`` runs of rows, all but the last as long as the first."""
-    length = -(-len(rows) // pieces)
-    return rows[min(index * length, len(rows)) : min((index + 1) * length, len(rows))]
-
-
-def _is_experts(weight: Tensor) -> bool:
-    return isinstance(weight, DTensor) and weight.device_mesh.mesh_dim_names == ("expert",)
+def own_rows(rows: Tensor, ranks: int, rank: int) -> Tensor:
+    """Return a rank's rows, on all ranks but the last equally many."""
+    length = -(-len(rows) // ranks)
+    return rows[min(rank * length, len(rows)) : min((rank + 1) * length, len(rows))]
 
 
 def _placed(
-    weight: Tensor, pieces: DeviceMesh | None
+    weight: Tensor, sharding: DeviceMesh | None
 ) -> tuple[DeviceMesh | None, list[Placement]]:
     """Find the mesh on which a shard is a part of the whole, and how."""
     if not isinstance(weight, DTensor):
-        return (None, []) if pieces is None else (pieces, [Shard(0)])
-    if pieces is None:
+        return (None, []) if sharding is None else (sharding, [Shard(0)])
+    if sharding is None:
         return weight.device_mesh, list(weight.placements)
     (other,) = weight.placements
     # The data ranks divide what tensor or expert ranks left: rows of the whole with strides.
     strided = isinstance(other, Shard) and other.dim == 0
     factor = weight.device_mesh.size()
     data: Any = StridedShard(0, split_factor=factor) if strided else Shard(0)
-    return concatenated([pieces, weight.device_mesh]), [data, other]
-
-
-def _parts(mesh: DeviceMesh | None, placements: Sequence[Placement]) -> int:
-    """Count the different parts; a strided shard is no ``Shard``, so ask what is replicated."""
-    parts = 1
-    for axis, placement in enumerate(placements):
-        if mesh is not None and not isinstance(placement, Replicate):
-            parts *= mesh.size(axis)
-    return parts
+    return concatenated([sharding, weight.device_mesh]), [data, other]
 
 
 def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
-    """Take this rank's share of the squared norm over all weights of all ranks, in float64.
+    """Return this rank's share of the squared norm over all weights of all ranks, in float64.
 
-    Summed over all ranks it counts each element once: each share is divided by the number of
-    ranks that hold the same rows. A weight tied over two stages counts once.
+    Summed over all ranks it counts each element once: each shard's is divided by ``replicas``.
     """
     gradients = _gradients(shards)
     squares = torch.stack([norm.double().square() for norm in norms(gradients)])

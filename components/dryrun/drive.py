@@ -1,8 +1,7 @@
-"""Drive a dry run: the roles of a recipe, each in a process of its own, two at a time.
+"""Dry run of the roles of a recipe, each in a process of its own, two at a time.
 
 Ranks of one stage differ in their data alone. Where rows do not divide evenly the first rank of
-every axis holds the most, so it is the one to look at; of equal stages the first has the most
-microbatches in flight.
+every axis holds the most; of equal stages the first has the most microbatches in flight.
 """
 
 import os
@@ -42,21 +41,25 @@ class Role:
 
     @property
     def name(self) -> str:
-        ends = [word for word, here in (("first", self.first), ("last", self.last)) if here]
-        where = " and ".join(ends) or "inner"
-        return f"{where}, {' + '.join(map(str, self.layers))} layers"
+        ends = ["first"] * self.first + ["last"] * self.last
+        return f"{' and '.join(ends) or 'inner'}, {' + '.join(map(str, self.layers))} layers"
 
 
 def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     """List the roles in the order of the pipeline."""
     pipeline, stages = recipe.parallelism.pipeline, recipe.derived.layers_by_stage
+    layout = layout_of(
+        recipe.parallelism, layers=stages, devices_per_node=recipe.cluster.devices_per_node
+    )
+    inner = layout.rank_order[layout.rank_order.index("pipeline") + 1 :]
+    stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
     found: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
     for rank in range(pipeline):
         kind = stages[rank::pipeline], rank == 0, rank == (len(stages) - 1) % pipeline
         found.setdefault(kind, []).append(rank)
     return tuple(
         Role(
-            rank=ranks[0] * _stride(recipe),
+            rank=ranks[0] * stride,
             pipeline_rank=ranks[0],
             layers=layers,
             first=first,
@@ -67,19 +70,8 @@ def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     )
 
 
-def _stride(recipe: Recipe) -> int:
-    """Count the ranks from one pipeline stage to the next, all other places being 0."""
-    layout = layout_of(
-        recipe.parallelism,
-        layers=recipe.derived.layers_by_stage,
-        devices_per_node=recipe.cluster.devices_per_node,
-    )
-    order = layout.rank_order
-    return prod(getattr(layout, axis) for axis in order[order.index("pipeline") + 1 :])
-
-
-AT_A_TIME = 2
-MESSAGES_SINCE = (2, 11)
+_AT_A_TIME = 2
+_MESSAGES_SINCE = (2, 11)  # the torch that sends tensors without values
 _LAST_LINES = 12
 
 
@@ -104,7 +96,7 @@ def rehearse_roles(recipe: Recipe, say: Callable[[str], None]) -> dict[Role, dic
     roles = roles_of(recipe)
     with tempfile.TemporaryDirectory(prefix="dryrun-") as path:
         folder = create_run_folder(recipe, Path(path))
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
             found = pool.map(partial(_play, folder, say), roles)
             return dict(zip(roles, found, strict=True))
 
@@ -116,7 +108,7 @@ def check_messages(recipe: Recipe) -> None:
         RecipeError: it is one, under torch before 2.11.
     """
     torch = installed().get(TORCH)
-    if recipe.parallelism.pipeline > 1 and torch and release_of(torch) < MESSAGES_SINCE:
+    if recipe.parallelism.pipeline > 1 and torch and release_of(torch) < _MESSAGES_SINCE:
         raise RecipeError(
             "parallelism.pipeline",
             f"{recipe.parallelism.pipeline} stages, which torch {torch} cannot rehearse",
@@ -125,10 +117,14 @@ def check_messages(recipe: Recipe) -> None:
 
 
 def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> dict[str, Any]:
-    command = [sys.executable, "-m", "components.dryrun.role", str(folder.path), str(role.rank)]
+    program = [sys.executable, "-m", "components.dryrun.rehearsal"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [*program, str(folder.path), str(role.rank)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         words = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])

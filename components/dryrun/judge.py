@@ -17,9 +17,9 @@ from components.planner.communication import (
     tensor_bytes,
 )
 from components.planner.job import BYTES, TrainingJob
+from components.planner.layer import head_product, layer_products
 from components.planner.memory import RankMemory, Verdict, verdict_of
 from components.planner.plan import Plan
-from components.planner.products import head_product, layer_products
 from components.planner.software import SoftwareModel, SoftwareSpeed
 from components.planner.states import rank_parameters
 from components.planner.time import again_fraction, reduced_bytes
@@ -27,7 +27,7 @@ from components.planner.time import again_fraction, reduced_bytes
 
 def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
     """Count them for one pipeline rank."""
-    layout, again = job.layout, again_fraction(job)
+    layout, again, held = job.layout, again_fraction(job), rank_parameters(job, rank)
     passed = _layers(job, rank) * job.microbatches
     tensor = speed.tensor_collectives * (1 + again[0] / 3) * tensor_bytes(job)
     sent = {
@@ -35,16 +35,16 @@ def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, f
         "expert": passed * EXPERT_COLLECTIVES * expert_bytes(job),
         "context": passed * (2 + again[1]) * context_bytes(job),
         "pipeline": _between_stages(job, rank),
-        "data": _data_bytes(job, rank),
+        "data": reduced_bytes(job, held.dense, group_of(layout, "dense").size)
+        + reduced_bytes(job, held.expert, group_of(layout, "data").size),
     }
     return {axis: count for axis, count in sent.items() if count}
 
 
 def step_flops(job: TrainingJob, rank: int) -> float:
-    """Count the matrix products of one rank, attention in full, with what is computed twice.
+    """Count FLOPs of one rank's products, attention in full, with what is computed twice.
 
-    The plan's formula of a layer (`components.planner.products`) forward once and backward
-    twice, as in `components.config.batch_ramp.FlopsPerToken`, of which it is a rank's part.
+    A layer's by `components.planner.layer`, forward once and backward twice.
     """
     layout, again = job.layout, again_fraction(job)
     products = sum(product.flops for product in layer_products(job))
@@ -57,11 +57,7 @@ def step_flops(job: TrainingJob, rank: int) -> float:
 
 
 def _between_stages(job: TrainingJob, rank: int) -> float:
-    """Count hidden states to the stage after and their gradients to the one before.
-
-    Where the ends are tied, each also sends the other the gradient of the embedding, of which
-    a rank has its shard by then.
-    """
+    """Count hidden states and their gradients, and a tied embedding's gradient by shards."""
     layout, stages = job.layout, len(job.layout.layers)
     here = range(rank, stages, layout.pipeline)
     messages = sum((stage > 0) + (stage < stages - 1) for stage in here)
@@ -79,14 +75,8 @@ def _layers(job: TrainingJob, rank: int) -> int:
     return sum(job.layout.layers[rank :: job.layout.pipeline])
 
 
-def _data_bytes(job: TrainingJob, rank: int) -> float:
-    held = rank_parameters(job, rank)
-    dense, experts = group_of(job.layout, "dense").size, group_of(job.layout, "data").size
-    return reduced_bytes(job, held.dense, dense) + reduced_bytes(job, held.expert, experts)
-
-
-WORTH_NAMING = 0.05  # a difference below it is not named
-SMALL = 0.01  # nor is one of a part that is less of the whole
+_WORTH_NAMING = 0.05  # a difference below it is not named
+_SMALL = 0.01  # nor is one of a part that is less of the whole
 
 Found = dict[str, Any]
 
@@ -101,13 +91,9 @@ class FigureDifference:
     whole: float
 
     @property
-    def fraction(self) -> float:
-        return self.found / self.planned - 1 if self.planned else float("inf")
-
-    @property
     def is_named(self) -> bool:
         apart = abs(self.found - self.planned)
-        return apart > WORTH_NAMING * self.planned and apart > SMALL * self.whole
+        return apart > _WORTH_NAMING * self.planned and apart > _SMALL * self.whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +112,14 @@ def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
     """Set one role beside the plan of its pipeline rank."""
     software = plan.software
     memory = plan.memory.ranks[role.pipeline_rank]
-    peak = max(_reserved(one, software) for one in found["peaks"].values())
+    lost, base = software.memory.fragmentation - 1, software.memory.base_bytes
+    # What an allocator loses between activations, and what is there before anything.
+    peak = max(
+        float(one["bytes"] + lost * one["by_category"]["activations"] + base)
+        for one in found["peaks"].values()
+    )
+    flops = float(sum(found["flops"].values()))
+    planned = step_flops(plan.job, role.pipeline_rank)
     return RoleResult(
         role=role,
         found=found,
@@ -136,7 +129,7 @@ def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
         differences=(
             *_of_memory(found, memory, peak, software),
             *_of_collectives(found, plan, role, software),
-            _of_flops(found, plan, role),
+            FigureDifference(figure="flops", planned=planned, found=flops, whole=flops),
         ),
     )
 
@@ -147,19 +140,12 @@ def highest(found: Found) -> Found:
     return max(peaks.values(), key=lambda peak: peak["bytes"])
 
 
-def _reserved(peak: Found, software: SoftwareModel) -> float:
-    """Add what an allocator loses between activations, and what is there before anything."""
-    lost = (software.memory.fragmentation - 1) * peak["by_category"]["activations"]
-    return float(peak["bytes"] + lost + software.memory.base_bytes)
-
-
 def _of_memory(
     found: Found, plan: RankMemory, peak: float, software: SoftwareModel
 ) -> list[FigureDifference]:
     """Compare what stays, what comes and goes at the highest moment, and the peak.
 
-    What comes and goes is not compared by category: which of them it is depends on the moment,
-    and of two that are nearly as high the plan may take the other.
+    What comes and goes is one: of two moments nearly as high the plan may take the other.
     """
     at_peak = highest(found)["by_category"]
     tensors = plan.activations / software.memory.fragmentation
@@ -186,7 +172,9 @@ def _of_collectives(
     planned = sent_bytes(plan.job, role.pipeline_rank, software.speed)
     seen: Counter[str] = Counter()
     for call in found["collectives"]:
-        seen[axis_of(call["axis"])] += call["sent_bytes"]
+        # Groups that join other axes to data count under data, as in the plan.
+        joins = "data" in call["axis"] or " x " in call["axis"]
+        seen["data" if joins else call["axis"]] += call["sent_bytes"]
     whole = sum(seen.values())
     return [
         FigureDifference(
@@ -198,14 +186,3 @@ def _of_collectives(
         for axis in ("tensor", "data", "expert", "context", "pipeline")
         if seen[axis] or axis in planned
     ]
-
-
-def axis_of(group: str) -> str:
-    """Count groups that join other axes to data under data, as the plan does."""
-    return "data" if "data" in group or " x " in group else group
-
-
-def _of_flops(found: Found, plan: Plan, role: Role) -> FigureDifference:
-    seen = float(sum(found["flops"].values()))
-    planned = step_flops(plan.job, role.pipeline_rank)
-    return FigureDifference(figure="flops", planned=planned, found=seen, whole=seen)

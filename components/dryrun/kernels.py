@@ -1,20 +1,20 @@
-"""What stands for a device's kernels where tensors have no values: what each keeps and makes.
+"""Stand-ins for a device's kernels where tensors have no values; nothing is computed.
 
-Fake tensors are those of a CPU, which every build of torch has; kernels of a GPU keep less. A
-stand-in makes the tensors that the kernel makes and saves what it saves; nothing is computed.
+Fake tensors are those of a CPU, whose kernels keep more than a GPU's. A stand-in makes and
+saves the tensors that the device's kernel would.
 
     attention without a mask    flash attention (also for ``flex_attention``)
     attention with a mask       torch's memory-efficient kernel, which reads the mask
     RMSNorm                     the fused kernel: saves its input and a number a vector
     dropout                     the fused kernel: saves a byte a number
-    experts                     grouped products where the layer takes them, else its chunks
+    experts                     grouped products where the layer takes them, else one by one
     Adam                        its update of all parameters at once
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import CausalBias
 from typing_extensions import override
 
-from components.model import expert_chunks, expert_products, loss
+from components.model import expert_products, loss
 from components.model.attention import AttentionCore
 from components.model.expert_products import has_grouped_kernel
 from components.model.masks import ForwardScope
@@ -34,35 +34,24 @@ from components.torch_internals.operators import EFFICIENT_ATTENTION, FLASH_ATTE
 def device_kernels() -> Iterator[None]:
     """Take a GPU's kernels where a CPU would take its own, and blocks of its size.
 
-    Functions are exchanged by name: torch's mode for functions is off while a backward pass
-    computes a layer again.
+    By name, as torch's mode for functions is off while a backward pass recomputes a layer.
     """
-    with ExitStack() as exchanged:
-        for name, function in _STAND_INS.items():
-            exchanged.enter_context(_exchanged(F, name, function))
-        exchanged.enter_context(_exchanged(loss, "BLOCKS", {}))
-        # Where nothing is computed, calls take the time: fewer, and a few hundred MB more.
-        exchanged.enter_context(_exchanged(expert_chunks, "CHUNK_ELEMENTS", 2**24))
+    with (
+        patch.object(F, "scaled_dot_product_attention", _attend),
+        patch.object(F, "rms_norm", _normalize),
+        patch.object(F, "dropout", _drop),
+        patch.object(loss, "BLOCKS", {}),
+    ):
         yield
 
 
-def even_load() -> AbstractContextManager[None]:
+def even_load() -> AbstractContextManager[Any]:
     """Answer the host, which asks how many tokens an expert has, as if all had as many."""
 
     def answer(counts: Tensor, *, even: Sequence[int]) -> list[int]:
         return list(even)
 
-    return _exchanged(expert_products, "on_host", answer)
-
-
-@contextmanager
-def _exchanged(module: ModuleType, name: str, stand_in: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+    return patch.object(expert_products, "on_host", answer)
 
 
 def _attend(
@@ -117,13 +106,6 @@ def _drop(
     return cast("Tensor", torch.ops.aten.native_dropout(hidden, p, True)[0])
 
 
-_STAND_INS: Mapping[str, Callable[..., Tensor]] = {
-    "scaled_dot_product_attention": _attend,
-    "rms_norm": _normalize,
-    "dropout": _drop,
-}
-
-
 class _FlexCore(AttentionCore):
     """Stand for ``flex_attention``, which needs no mask and keeps what flash attention does."""
 
@@ -157,9 +139,3 @@ def _is_flex(core: AttentionCore, device: str) -> bool:
     if core.backend == "auto":
         return device == "cuda" and core.dropout == 0
     return core.backend == "flex" and device != "cpu"  # where it has no backward pass
-
-
-def update_at_once(optimizer: torch.optim.Optimizer) -> None:
-    """Choose the update that torch chooses for parameters on a GPU."""
-    for group in optimizer.param_groups:
-        group["foreach"] = True

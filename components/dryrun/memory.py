@@ -1,15 +1,14 @@
-"""Memory of a step at every moment, and what for; every operator is seen on its way.
+"""Memory of a step at every moment, by category; every operator is seen on its way.
 
 A storage counts from the operation that makes it until its last tensor is gone. Torch's own
 `torch.distributed._tools.mem_tracker.MemTracker` counts the same bytes, but refuses a module
-that runs twice outside of another one, as stages do for every microbatch, and knows gradients
-by the parameters of modules alone, not by the shards that our optimizers update.
+that runs twice, as stages do, and does not know gradients of the shards that are updated.
 """
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -50,9 +49,6 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
 
 Category = Literal["weights", "gradients", "optimizer", "casts", "activations", "temporary"]
-CATEGORIES: tuple[Category, ...] = (
-    *("weights", "gradients", "optimizer", "casts", "activations", "temporary"),
-)
 Phase = Literal["forward", "backward", "reduction", "update"]
 
 
@@ -79,18 +75,17 @@ class _Held:
 
 
 class MemoryLedger(OperatorWatch):
-    """Keep the account of storages that are made while the mode is on, or named to it.
+    """Count storages that are made while the mode is on, or named to it.
 
     Made in a forward pass, or received between two passes, they are ``activations`` or
-    ``casts`` of weights, later ``temporary``. Every operation outside of the passes looks which
-    gradients the ``parameters`` have.
+    ``casts`` of weights, later ``temporary``; gradients are those that ``parameters`` have.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
         self.phase: Phase = "reduction"
         self.microbatches_begun = 0
-        self.held: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        self.held: dict[Category, int] = dict.fromkeys(get_args(Category), 0)
         self.peaks: dict[Phase, Peak] = {}
         self._parameters = parameters
         self._storages: dict[int, _Held] = {}
@@ -100,15 +95,17 @@ class MemoryLedger(OperatorWatch):
         self._fake_mode = active_fake_mode()
 
     def name(self, category: Category, tensors: Iterable[Tensor]) -> None:
-        """Say what tensors are for, whether they were known or not."""
+        """Describe what tensors are for, whether they were known or not."""
         for tensor in tensors:
             # Not `shards.local`, whose `detach` would go through all modes, thousands of times.
             here = local_tensor(tensor)
             held = self._storages.get(storage_key(here))
             if held is None:
                 self._add(here, category)
-            elif held.category != category:
-                self._move(held, category)
+            else:
+                self.held[held.category] -= held.bytes
+                self.held[category] += held.bytes
+                held.category = category
 
     def find_gradients(self) -> None:
         """Name what gradients there are now; never while one of them is being freed."""
@@ -117,18 +114,17 @@ class MemoryLedger(OperatorWatch):
 
     def begin(self) -> None:
         """Start another step: forget the peaks, not what is held."""
-        self._settle()
+        self.settle()
         self.peaks.clear()
         self._most.clear()
         self.phase, self.microbatches_begun = "reduction", 0
 
-    def end(self) -> None:
-        """Draw the account."""
-        self._settle()
-
-    @property
-    def highest(self) -> Peak:
-        return max(self.peaks.values(), key=lambda peak: peak.bytes)
+    def settle(self) -> None:
+        """Write the peak down, if the last operation has reached one."""
+        if self._rising is None:
+            return
+        (phase, operator), self._rising = self._rising, None
+        self.peaks[phase] = Peak(phase, operator, self.microbatches_begun, dict(self.held))
 
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -137,7 +133,7 @@ class MemoryLedger(OperatorWatch):
         if func is WAIT.default and self._fake_mode:
             return args[0]  # only a fake one makes a new tensor
         result = func(*args, **kwargs)
-        phase = self._phase_now()
+        phase = "backward" if in_backward() else self.phase
         for made in tree_leaves(result):
             if isinstance(made, Tensor):
                 self._add(made, self._category(func, args, phase))
@@ -148,9 +144,6 @@ class MemoryLedger(OperatorWatch):
             self._most[phase] = total
             self._rising = phase, str(func)
         return result
-
-    def _phase_now(self) -> Phase:
-        return "backward" if in_backward() else self.phase
 
     def _category(self, func: Any, args: Any, phase: Phase) -> Category:
         if phase == "forward" and func is CAST.default:
@@ -165,21 +158,9 @@ class MemoryLedger(OperatorWatch):
             return
 
         def freed(_: Any) -> None:
-            self._settle()
+            self.settle()
             held = self._storages.pop(key)
             self.held[held.category] -= held.bytes
 
         self._storages[key] = _Held(storage.size(), category, weakref.ref(storage, freed))
         self.held[category] += storage.size()
-
-    def _move(self, held: _Held, category: Category) -> None:
-        self.held[held.category] -= held.bytes
-        self.held[category] += held.bytes
-        held.category = category
-
-    def _settle(self) -> None:
-        """Write the peak down, if the last operation has reached one."""
-        if self._rising is None:
-            return
-        (phase, operator), self._rising = self._rising, None
-        self.peaks[phase] = Peak(phase, operator, self.microbatches_begun, dict(self.held))

@@ -1,32 +1,37 @@
 """One rank's step without values: memory, collectives and FLOPs of the whole step.
 
-FLOPs are those of matrix products and attention, the whole of its matrix: a mask is not seen.
+``python -m components.dryrun.rehearsal FOLDER RANK`` reads the recipe of a run folder and
+writes there ``role-RANK.json``. FLOPs are those of matrix products and attention, unmasked.
 
-A step of many microbatches repeats itself: with as many as a rank ever has in flight, and one
-more, it reaches its peak. Calls and FLOPs of the passes grow by the same number with every
-microbatch, those of averaging and updating do not grow: so the counts of all are known.
+With as many microbatches as a rank ever has in flight, and one more, a step reaches its peak.
+Calls and FLOPs of the passes grow by the same number with each, those after them do not.
 """
 
 import logging
+import resource
+import sys
+import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from components.config.schema.recipe import Recipe
+from components.config.schema.recipe import Recipe, read_recipe
 from components.distributed.devices import device_type
-from components.dryrun.collectives import CollectiveKind, CollectiveLedger
-from components.dryrun.kernels import device_kernels, even_load, replace_parts, update_at_once
+from components.dryrun.collectives import CollectiveKind, CollectiveLedger, sent_bytes
+from components.dryrun.kernels import device_kernels, even_load, replace_parts
 from components.dryrun.memory import MemoryLedger, OperatorWatch, Peak, Phase
 from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
 from components.profiling.counts import FORMULAS
+from components.run.folder import RunFolder
 from components.torch_internals.operators import FakeTensorMode, packet_of
 from components.versions import release_of
 
@@ -47,13 +52,7 @@ class FlopLedger(OperatorWatch):
             self.flops[name] += formula(*args, **kwargs, out_val=result)
         return result
 
-    def take(self) -> Counter[str]:
-        """Hand over the counts, and begin anew."""
-        taken, self.flops = self.flops, Counter()
-        return taken
 
-
-K = TypeVar("K")
 # Before this torch a schedule of so many microbatches begins with a message to each neighbour.
 _GREETS_BEFORE = (2, 13)
 
@@ -73,13 +72,6 @@ class StepRehearsal:
     flops: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Counts:
-    calls: Counter[CollectiveKind]
-    bytes: Counter[CollectiveKind]
-    flops: Counter[str]
-
-
 def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
     """Take two steps as ``rank`` of the recipe's world; the process needs no device."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
@@ -95,7 +87,8 @@ def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
         replace_parts(module, on_device)
         optimizer = module.configure_optimizers()
         if on_device != "cpu":
-            update_at_once(optimizer)
+            for group in optimizer.param_groups:
+                group["foreach"] = True  # the update that torch chooses on a GPU
         module.train_dataloader()
         with ExitStack() as modes:
             modes.enter_context(fake)
@@ -109,43 +102,53 @@ def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
 def _observe(module: FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
     """Take a first step unseen, as short as it may be, and watch the second.
 
-    The first makes the optimizer's state, and DTensor asks fake tensors of global size for the
-    shapes of every operator that it meets for the first time.
+    The first makes the optimizer's state, and DTensor asks for the shapes of new operators.
     """
     greets = release_of(torch.__version__) < _GREETS_BEFORE
     first = count if greets else min(module.recipe.parallelism.pipeline, count)
     module.training_step(empty_batch(module.recipe, first))
     flops = modes.enter_context(FlopLedger())
     calls = modes.enter_context(CollectiveLedger(module.mesh))
-    memory = modes.enter_context(MemoryLedger(parameters_of(module)))
-    memory.name("weights", (weight for _, weight in module.named_weights()))
-    memory.name("optimizer", _tensors(module.engine.optimizer.state.values()))
-    passes = []
+    weights = [weight for _, weight in module.named_weights()]
+    optimizer = module.engine.optimizer
+    updated = [one for group in optimizer.param_groups for one in group["params"]]
+    memory = modes.enter_context(MemoryLedger([*weights, *updated]))
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    memory.name("weights", weights)
+    memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
+    counters: tuple[Counter[Any], ...] = (calls.calls, calls.bytes, flops.flops)
+    within: list[Counter[Any]] = []
 
-    def on_passes(begin: bool) -> None:
-        memory.phase = "forward" if begin else "reduction"
-        passes.append(_taken(calls, flops))
+    run = module.microbatches.run
 
-    module.on_passes = on_passes
+    def run_watched(batch: Tensor, scale: float) -> None:
+        for counter in counters:
+            counter.clear()
+        memory.phase = "forward"
+        run(batch, scale)
+        memory.phase = "reduction"
+        for counter in counters:
+            within.append(counter.copy())
+            counter.clear()
+
+    modes.enter_context(patch.object(module.microbatches, "run", run_watched))
     _follow(module, memory)
     memory.begin()
     module.training_step(empty_batch(module.recipe, count))
-    memory.end()
-    within, after = passes[1], _taken(calls, flops)
+    memory.settle()
     whole = module.recipe.derived.microbatches_per_step
+    continued = [
+        _continued(passes, after, count, whole)
+        for passes, after in zip(within, counters, strict=True)
+    ]
     return StepRehearsal(
         microbatches=whole,
         rehearsed=count,
         peaks=memory.peaks,
-        calls=_continued(within.calls, after.calls, count, whole),
-        bytes=_continued(within.bytes, after.bytes, count, whole),
-        flops=_continued(within.flops, after.flops, count, whole),
+        calls=continued[0],
+        bytes=continued[1],
+        flops=continued[2],
     )
-
-
-def _taken(calls: CollectiveLedger, flops: FlopLedger) -> _Counts:
-    counted, sent = calls.take()
-    return _Counts(counted, sent, flops.take())
 
 
 def microbatches_to_rehearse(recipe: Recipe) -> int:
@@ -174,30 +177,20 @@ def _follow(module: FakeRank, memory: MemoryLedger) -> None:
     def updates(*_: Any) -> None:
         memory.phase = "update"
 
-    def found(weight: Tensor) -> None:
-        if weight.grad is not None:
-            memory.name("gradients", [weight.grad])
+    def has_gradient(weight: Any) -> None:
+        memory.name("gradients", [] if weight.grad is None else [weight.grad])
 
+    weight: Any
     for _, weight in module.named_weights():
-        hooked: Any = weight
-        hooked.register_post_accumulate_grad_hook(found)
+        weight.register_post_accumulate_grad_hook(has_gradient)
     for decoder in module.decoders:
         decoder.register_forward_pre_hook(goes_forward, prepend=True)
     module.engine.optimizer.register_step_pre_hook(updates)
 
 
-def parameters_of(module: FakeRank) -> list[Tensor]:
-    """List what may have a gradient: weights, and what the optimizer updates of them."""
-    weights = [weight for _, weight in module.named_weights()]
-    groups = module.engine.optimizer.param_groups
-    return [*weights, *chain.from_iterable(group["params"] for group in groups)]
-
-
-def _tensors(states: Iterable[dict[str, Any]]) -> Iterator[Tensor]:
-    return (value for state in states for value in state.values() if isinstance(value, Tensor))
-
-
-def _continued(within: Counter[K], after: Counter[K], count: int, whole: int) -> dict[K, int]:
+def _continued(
+    within: Counter[Any], after: Counter[Any], count: int, whole: int
+) -> dict[Any, int]:
     """Let the counts within the passes grow with the microbatches; those after do not."""
     found = Counter(after)
     for kind, counted in within.items():
@@ -205,3 +198,38 @@ def _continued(within: Counter[K], after: Counter[K], count: int, whole: int) ->
         assert rest == 0, f"{kind} does not grow evenly with the microbatches"
         found[kind] += each * whole
     return dict(found)
+
+
+def as_json(found: StepRehearsal) -> dict[str, Any]:
+    """Return plain numbers, in bytes and FLOPs of one step."""
+    return {
+        "microbatches": found.microbatches,
+        "rehearsed_microbatches": found.rehearsed,
+        "peaks": {
+            phase: {**asdict(peak), "bytes": peak.bytes} for phase, peak in found.peaks.items()
+        },
+        "collectives": [
+            {
+                **kind._asdict(),
+                "count": count,
+                "bytes": found.bytes[kind],
+                "sent_bytes": round(sent_bytes(kind, found.bytes[kind])),
+            }
+            for kind, count in found.calls.items()
+        ],
+        "flops": found.flops,
+    }
+
+
+def main(words: Sequence[str]) -> None:
+    """Rehearse and write ``role-RANK.json``."""
+    folder, rank = RunFolder(Path(words[0])), int(words[1])
+    began = time.perf_counter()
+    found = as_json(rehearse(read_recipe(folder.recipe), rank))
+    found["seconds"] = time.perf_counter() - began
+    found["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    folder.write_json(f"role-{rank}.json", found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """A rank of a world that does not exist: a fake process group, tensors without values."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,9 +35,8 @@ def fake_world(rank: int, ranks: int) -> Iterator[None]:
 class Answers(OperatorWatch):
     """Answer who asks a fake tensor for a number: one, or yes.
 
-    One step asks for a microbatch's number, which seeds dropout; for the norm, which must be
-    finite; and for what the ranks agreed on. Torch's pipelines ask whether all stages know the
-    shapes of their messages: so they do.
+    A step asks for a microbatch's number, the norm, and what ranks agreed on; torch's pipelines
+    ask whether all stages know the shapes of their messages.
     """
 
     @override
@@ -49,14 +48,10 @@ class Answers(OperatorWatch):
 
 
 class NoBatches(StepBatches):
-    """Stand for samples that nobody reads."""
+    """Stand for samples that nobody reads: a dry run makes its batches itself."""
 
     def __init__(self) -> None:
         pass
-
-    @override
-    def __getitem__(self, step: int) -> Tensor:
-        raise AssertionError("a dry run makes its batches itself")
 
     @override
     def sample_ids(self, step: int) -> list[Any]:
@@ -86,30 +81,13 @@ def empty_batch(recipe: Recipe, microbatches: int) -> Tensor:
     return torch.empty(microbatches, sequences, length + 1, dtype=torch.int64)
 
 
-class _Announced:
-    """Say when the passes of a step begin and when they have ended."""
-
-    def __init__(self, inner: Microbatches, say: Callable[[bool], None]) -> None:
-        self._inner, self._say = inner, say
-
-    def run(self, batch: Tensor, scale: float) -> None:
-        self._say(True)
-        self._inner.run(batch, scale)
-        self._say(False)
-
-    def evaluate(self, rows: Tensor) -> Tensor | None:
-        return self._inner.evaluate(rows)
-
-
 class FakeRank(Pretraining):
-    """The module of a run, its weights in ``fake``, on the mesh of the default group.
+    """The module of a run, its weights in ``fake``, on the mesh of the default group."""
 
-    ``on_passes`` is called with whether they begin or have ended.
-    """
+    microbatches: Microbatches
 
     def __init__(self, *, recipe: Recipe, fake: FakeTensorMode) -> None:
         super().__init__(recipe=recipe, batches=lambda _: NoBatches(), eod_id=0)
-        self.on_passes: Callable[[bool], None] = lambda begin: None
         self._fake = fake
         self.trainer = trainer_of(recipe)
 
@@ -129,4 +107,5 @@ class FakeRank(Pretraining):
 
     @override
     def make_microbatches(self) -> Microbatches:
-        return _Announced(super().make_microbatches(), lambda begin: self.on_passes(begin))
+        self.microbatches = super().make_microbatches()
+        return self.microbatches

@@ -50,7 +50,7 @@ class EnergyReading:
         return self.joules / JOULES_PER_KWH if self.counted_seconds else None
 
     def as_json(self) -> dict[str, float | None]:
-        """Give it as data; joules that nothing counted are null, not 0."""
+        """Return the tree for JSON; joules that nothing counted are null, not 0."""
         return {
             "joules": self.joules if self.counted_seconds else None,
             "counted_seconds": self.counted_seconds,
@@ -110,11 +110,6 @@ class FileCounter:
     longest_seconds: float
 
     def read(self) -> float:
-        """Return the joules that are on the counter.
-
-        Raises:
-            NoCounterError: the file cannot be read, or holds no number.
-        """
         return read_joules(self.file)
 
 
@@ -141,13 +136,11 @@ class Meter:
     """
 
     def __init__(self, *, counters: Sequence[EnergyCounter], units: int, now: float) -> None:
-        self._counters = counters
-        self._units = units
+        self._counters, self._units = counters, units
         self._longest = min((one.longest_seconds for one in counters), default=math.inf)
         self._began = self._at = now
         self._before = self._readings()
-        self._joules = 0.0
-        self._seconds = 0.0
+        self._joules = self._seconds = 0.0
 
     def count(self, now: float) -> EnergyReading:
         """Read the counters, and tell what they have counted since the meter was made."""

@@ -17,12 +17,7 @@ read it.
 import math
 from pathlib import Path
 
-from components.energy.counters import (
-    MOST_WATTS,
-    FileCounter,
-    NoCounterError,
-    read_joules,
-)
+from components.energy.counters import MOST_WATTS, FileCounter, NoCounterError, read_joules
 
 try:
     import pynvml
@@ -39,8 +34,7 @@ class NvidiaCounter:
         NoCounterError: NVML or its binding is absent, or does not count this GPU alone.
     """
 
-    range_joules = math.inf
-    longest_seconds = math.inf
+    range_joules = longest_seconds = math.inf
 
     def __init__(self, *, uuid: str) -> None:
         if pynvml is None:
@@ -56,11 +50,6 @@ class NvidiaCounter:
         self.read()
 
     def read(self) -> float:
-        """Return the joules that are on the counter.
-
-        Raises:
-            NoCounterError: NVML does not tell.
-        """
         try:
             return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * MILLI
         except pynvml.NVMLError as error:
@@ -118,16 +107,12 @@ def host_counters(sysfs: Path) -> list[FileCounter]:
     ]
     if not zones:
         raise NoCounterError(f"no RAPL below {sysfs}/class/powercap")
-    counters = [_counter(zone) for zone in zones]
-    for counter in counters:
+    counters = []
+    for zone in zones:
+        joules = read_joules(zone / "max_energy_range_uj")
+        counter = FileCounter(
+            file=zone / "energy_uj", range_joules=joules, longest_seconds=joules / MOST_WATTS
+        )
         counter.read()
+        counters.append(counter)
     return counters
-
-
-def _counter(zone: Path) -> FileCounter:
-    range_joules = read_joules(zone / "max_energy_range_uj")
-    return FileCounter(
-        file=zone / "energy_uj",
-        range_joules=range_joules,
-        longest_seconds=range_joules / MOST_WATTS,
-    )

@@ -1,8 +1,4 @@
-"""DeepSpeed's ZeRO as the engine of a run: its `initialize` around our decoder and optimizer.
-
-Lightning keeps the loop and our strategy the process group. Only runs that ask for
-``parallelism.engine=deepspeed`` import this file and its neighbours.
-"""
+"""DeepSpeed's ZeRO as the engine of a run, around our decoder and optimizer."""
 
 import logging
 import math
@@ -19,7 +15,6 @@ from components.checkpoint.state import Read
 from components.config.schema.recipe import Recipe
 from components.distributed.pipeline import Compute
 from components.distributed.weight_shards import WeightShard
-from components.engine.deepspeed_state import deepspeed_config
 from components.engine.mesh_engine import Judge, NamedTensors
 from components.errors import RecipeError
 from components.model.decoder import Decoder
@@ -32,13 +27,10 @@ class DeepSpeedEngine:
     """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
 
     In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
-    the model computes with are themselves in that dtype, as DeepSpeed's users expect, and so is
-    what adds them up without a matrix product (the residual stream); the mesh engine keeps
-    these in float32. The float32 weights that the optimizer updates start from the same values
-    as the mesh engine's, unrounded.
-
-    From ZeRO 1 on a norm that is not finite skips the step in any precision. Every rank's
-    device holds the whole model once, at the start.
+    the model computes with are themselves in that dtype, and so is the residual stream, which
+    the mesh engine keeps in float32; the float32 weights that the optimizer updates start from
+    the same values. From ZeRO 1 on a norm that is not finite skips the step in any precision.
+    Every rank's device holds the whole model once, at the start.
 
     Raises:
         RecipeError: a precision that DeepSpeed has not, or not on this device.
@@ -60,8 +52,10 @@ class DeepSpeedEngine:
         self.optimizer = make_optimizer(parameters=list(named.items()))
         rounds = compute_dtype != torch.float32
         exact = {name: weight.detach().cpu() for name, weight in named.items() if rounds}
-        config = deepspeed_config(recipe, str(compute_dtype).removeprefix("torch."))
         deepspeed = _import_deepspeed(device)
+        from components.engine.deepspeed_state import EngineState, deepspeed_config
+
+        config = deepspeed_config(recipe, str(compute_dtype).removeprefix("torch."))
         _check_device(deepspeed, compute_dtype)
         self._engine, *_ = deepspeed.initialize(
             model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
@@ -71,8 +65,6 @@ class DeepSpeedEngine:
             # backward pass; the whole decoder's does.
             for places in decoder.positions.parameters():
                 deepspeed.zero.register_external_parameter(decoder, places)
-        from components.engine.deepspeed_state import EngineState
-
         self._zero = recipe.parallelism.zero
         self._state = EngineState(self._engine, self.optimizer, named)
         for name, weight in exact.items():
@@ -180,7 +172,7 @@ class DeepSpeedEngine:
             self._scaler.last_overflow_iter = -1
 
     def _expect(self, microbatches: int) -> None:
-        """Say how many microbatches this step has: a batch may ramp up."""
+        """Describe how many microbatches this step has: a batch may ramp up."""
         engine = self._engine
         size = engine.train_micro_batch_size_per_gpu() * engine.dp_world_size
         engine.set_train_batch_size(microbatches * size)

@@ -1,10 +1,7 @@
 """DeepSpeed's configuration (its JSON), and its state by the model's own names and shapes.
 
-The table of which recipe key gives which of DeepSpeed's is in docs/deepspeed.md.
-
-ZeRO keeps float32 weights and the optimizer's state in flat pieces over the ranks; DeepSpeed's
-calls assemble or change one weight's part at a time. Without ZeRO both lie with the model. The
-names are those of `ShardState`, so that either engine goes on from the other's checkpoints.
+docs/deepspeed.md says which recipe key gives which of DeepSpeed's. The names of the state are
+those of `ShardState`: either engine goes on from the other's checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,10 +36,7 @@ _PERSISTENT_WIDTHS = 10
 
 
 def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
-    """Write what `deepspeed.initialize` is given; ``compute`` is what ``auto`` stands for.
-
-    The batch is the one after a ramp-up: the engine sets the number of microbatches, the
-    learning rate and the limit of the norm anew for every step.
+    """Return what `deepspeed.initialize` is given; ``compute`` is what ``auto`` stands for.
 
     Raises:
         RecipeError: a precision that DeepSpeed has not.
@@ -129,7 +123,7 @@ class EngineState:
             whole = {f"model.{name}": self._weight(weight)}
             for key, piece in self._state_of(weight).items():
                 # A counter is shared by all weights of a piece, which a file has no way to say.
-                value = self._assembled(weight, key) if _is_alike(piece) else piece.clone()
+                value = self._whole_state(weight, key) if _is_alike(piece) else piece.clone()
                 whole[f"optimizer.state.{name}.{key}"] = value
             if place % ranks == rank:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
@@ -174,7 +168,7 @@ class EngineState:
         whole: Tensor = safe_get_full_fp32_param(weight).view(_shape(weight))
         return whole
 
-    def _assembled(self, weight: nn.Parameter, key: str) -> Tensor:
+    def _whole_state(self, weight: nn.Parameter, key: str) -> Tensor:
         if self._zero == 0:
             return rows_of(self._state_of(weight)[key])
         whole: Tensor = safe_get_full_optimizer_state(weight, key)

@@ -1,4 +1,4 @@
-"""From a step's microbatches to updated weights: what the loop asks of whoever does it."""
+"""Engines: what the loop asks of one, the one on our mesh, and making what a recipe names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -7,24 +7,35 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from components.build import build
 from components.checkpoint.state import Read, ShardState
+from components.config.schema.recipe import Recipe
 from components.distributed.data import DataParallel
+from components.distributed.devices import compute_dtype
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import Microbatches, sum_tied_gradients
+from components.distributed.pipeline import (
+    Accumulation,
+    Compute,
+    Microbatches,
+    Pipeline,
+    sum_tied_gradients,
+)
 from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
+from components.model.decoder import Decoder
+from components.model.routing import RoutingTally
 from components.optim.loss_scale import LossScale
 
 NamedTensors = Iterator[tuple[str, Tensor]]
-# Takes this rank's share of the squared norm, if the engine knows it before it updates, and
-# returns the global norm of the gradients, or None where the step must not be taken.
+# Takes this rank's share of the squared norm, where known before the update, and returns the
+# global norm of the gradients, or None where the step must not be taken.
 Judge = Callable[[Tensor | None], Tensor | None]
 
 
 class Engine(Protocol):
     """Average, clip and update over all ranks; every method is called by all of them.
 
-    ``on_gradients``, where set, is called in each step when all gradients are averaged and
-    before they are clipped; only then does `gradients` have something to give.
+    ``on_gradients``, where set, is called in each step between averaging and clipping, and only
+    then does `gradients` have something to give.
     """
 
     optimizer: torch.optim.Optimizer
@@ -44,9 +55,8 @@ class Engine(Protocol):
         """Take one step and return the global norm before clipping, a float64 scalar.
 
         ``batch`` is this rank's (microbatches, sequences, length + 1). All ranks ask ``judge``
-        once, before anything is updated; where it gives None, weights, optimizer and loss
-        scale stay as they were, and so does this. A norm that is not finite leaves the weights
-        as they are where losses are scaled.
+        once, before anything is updated; where it gives None, all stays as it was. A norm that
+        is not finite leaves the weights as they are where losses are scaled.
         """
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
@@ -75,7 +85,7 @@ class Engine(Protocol):
 
 
 class MeshEngine:
-    """Do it with our own mesh: shards, torch's optimizers, any axis."""
+    """Train on our own mesh: weight shards, torch's optimizers, any axis."""
 
     def __init__(
         self,
@@ -105,7 +115,7 @@ class MeshEngine:
     def step(
         self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
     ) -> Tensor | None:
-        shards = self._data_parallel.shards
+        shards = self.shards
         self._data_parallel.zero_grad()
         self._microbatches.run(batch, self.scale / len(batch))
         self._data_parallel.reduce()
@@ -120,20 +130,27 @@ class MeshEngine:
         clip(shards, norm, norm_limit)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self._update(norm)
+        overflow = self._loss_scale is not None and not torch.isfinite(norm).item()
+        if not overflow:
+            self.optimizer.step()
+            self._data_parallel.spread()
+        if self._loss_scale is not None:
+            self._loss_scale.update(overflow=overflow)
         return norm
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
         return self._microbatches.evaluate(rows)
 
     def weights(self) -> NamedTensors:
-        for shard in self._data_parallel.shards:
-            yield shard.name, _whole(shard.weight.detach())
+        for shard in self.shards:
+            weight = shard.weight.detach()
+            yield shard.name, weight.full_tensor() if isinstance(weight, DTensor) else weight
 
     def gradients(self) -> NamedTensors:
-        for shard in self._data_parallel.shards:
+        for shard in self.shards:
             assert shard.parameter.grad is not None
-            yield shard.name, _whole(shard.whole(shard.parameter.grad))
+            rows = shard.whole(shard.parameter.grad)
+            yield shard.name, rows.full_tensor() if isinstance(rows, DTensor) else rows
 
     def tensors(self) -> dict[str, Tensor]:
         return self._state.tensors()
@@ -142,12 +159,8 @@ class MeshEngine:
         self._state.fill(read)
 
     def unsound(self) -> list[str]:
-        return [
-            shard.name
-            for shard in self._data_parallel.shards
-            if shard.parameter.grad is not None
-            and not torch.isfinite(shard.parameter.grad).all().item()
-        ]
+        found = [(shard.name, shard.parameter.grad) for shard in self.shards]
+        return [name for name, x in found if x is not None and not torch.isfinite(x).all()]
 
     def scale_state(self) -> Mapping[str, Any] | None:
         return None if self._loss_scale is None else self._loss_scale.state_dict()
@@ -156,14 +169,81 @@ class MeshEngine:
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state)
 
-    def _update(self, norm: Tensor) -> None:
-        overflow = self._loss_scale is not None and not torch.isfinite(norm).item()
-        if not overflow:
-            self.optimizer.step()
-            self._data_parallel.spread()
-        if self._loss_scale is not None:
-            self._loss_scale.update(overflow=overflow)
+
+def make_engine(
+    recipe: Recipe,
+    mesh: Mesh,
+    decoders: Sequence[Decoder],
+    *,
+    tied: tuple[str, ...],
+    compute: Compute,
+    make_microbatches: Callable[[], Microbatches],
+    device: torch.device,
+) -> Engine:
+    """Make the engine; ``tied`` names the weights of which another stage has a copy.
+
+    Raises:
+        RecipeError: a precision that DeepSpeed has not, or not on this device.
+    """
+    make_optimizer = build(recipe.optimizer, "optimizer")
+    precision = recipe.precision
+    dtype = compute_dtype(precision.compute, device)
+    if recipe.parallelism.engine == "deepspeed":
+        from components.engine.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(
+            recipe=recipe,
+            decoder=decoders[0],
+            compute=compute,
+            make_optimizer=make_optimizer,
+            compute_dtype=dtype,
+            device=device,
+        )
+    parallel = DataParallel(
+        (pair for decoder in decoders for pair in decoder.named_parameters()),
+        mesh,
+        zero=recipe.parallelism.zero,
+        accumulate_dtype=compute_dtype(precision.accumulate, device),
+        reduce_dtype=compute_dtype(precision.reduce, device),
+        tied=tied,
+        expert_divisor=recipe.parallelism.expert_divisor,
+    )
+    scaling, loss_scale = precision.loss_scale, None
+    # Only float16 has fewer exponents than float32.
+    if dtype == torch.float16 and not isinstance(scaling, str):
+        loss_scale = LossScale(**scaling.model_dump())
+    updated = [(shard.name, shard.parameter) for shard in parallel.shards]
+    return MeshEngine(
+        mesh=mesh,
+        data_parallel=parallel,
+        microbatches=make_microbatches(),
+        optimizer=make_optimizer(parameters=updated),
+        loss_scale=loss_scale,
+    )
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def make_microbatches(
+    recipe: Recipe,
+    mesh: Mesh,
+    decoders: Sequence[Decoder],
+    *,
+    compute: Compute,
+    device: torch.device,
+) -> Microbatches:
+    """Make what runs a step's passes over this rank's stages."""
+    degrees, length = recipe.parallelism, recipe.budget.sequence_length
+    if degrees.pipeline == 1:
+        return Accumulation(decoders[0], compute)
+    sequences, experts = degrees.microbatch_sequences, recipe.shape.mlp.num_experts
+    slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
+    return Pipeline(
+        decoders,
+        mesh,
+        compute=compute,
+        schedule=degrees.schedule,
+        tokens_shape=(sequences, length),
+        hidden_shape=(sequences, length // slices, recipe.shape.dim),
+        carried=RoutingTally.numbers(experts) if experts else 0,
+        dtype=compute_dtype(recipe.precision.compute, device),
+        device=device,
+    )

@@ -1,9 +1,8 @@
 """Microbatch forward: one microbatch through one stage, whatever calls it, and its seconds.
 
-A rank's own seconds on a CPU are those that the thread was running: one that waits in a
-collective sleeps. On other devices they are taken from the device's own clock around each
-microbatch's forward pass: what ranks of a tensor, context or expert group wait for one another
-is in it, so those look alike; what pipeline and data ranks wait for is not.
+A rank's own seconds are those that the thread was running on a CPU, and on other devices those
+of each microbatch's forward pass by the device's clock: what ranks of a tensor, context or
+expert group wait for one another is in it, what pipeline and data ranks wait for is not.
 """
 
 import time
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.config.schema.recipe import Recipe
-from components.distributed.context import SequencePart, mean_over_parts, part_seed
+from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype
 from components.distributed.dropout_streams import stream_seed
 from components.distributed.experts import figures_of, take_tally
@@ -57,10 +56,7 @@ class OwnTime:
 
 
 class StageCompute:
-    """Compute microbatches of a recipe on this rank, and note what came out of a step's.
-
-    ``eod_id`` ends a document where the recipe parts packed ones.
-    """
+    """Compute microbatches of a recipe on this rank, and keep a step's figures."""
 
     def __init__(
         self, *, recipe: Recipe, mesh: Mesh, device: torch.device, eod_id: int
@@ -96,12 +92,13 @@ class StageCompute:
         Routers' sums travel beside hidden states.
         """
         is_last, part = decoder.final_norm is not None, self._part
+        masked = self._recipe.data.document_mask
         self.take(number)
         torch.manual_seed(self.dropout_seed("embedding"))
         with self.own_time.measured(), autocast_to(self._dtype, self._device):
             result: Tensor = decoder(
                 inputs[0] if inputs[0].is_floating_point() else part.take(inputs[0]),
-                documents=self._documents(rows[:, :-1]),
+                documents=number_documents(rows[:, :-1], self._eod_id) if masked else None,
                 targets=part.take(rows[:, 1:]) if is_last else None,
             )
             if not decoder.training:
@@ -117,10 +114,7 @@ class StageCompute:
 
     @property
     def losses(self) -> Tensor:
-        """The losses of the step's microbatches; none without the last stage.
-
-        The context ranks of a sequence must all ask: a loss is the mean over their parts.
-        """
+        """The losses of the step's microbatches; all context ranks of a sequence must ask."""
         if not self._figures:
             return torch.zeros(0)
         losses = torch.stack([figures[0] for figures in self._figures])
@@ -146,14 +140,10 @@ class StageCompute:
         """
         place = (self._recipe.budget.seed, self._step, self._microbatch, part)
         seed = int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())
-        seed = part_seed(seed, self._mesh.axis("context"))
+        context = self._mesh.axis("context")  # each rank drops of its own tokens
+        seed = stream_seed(seed, context, sequence_parallel=context.size() > 1)
         sliced = self._recipe.parallelism.sequence_parallel
         return stream_seed(seed, self._mesh.axis("tensor"), sequence_parallel=sliced)
-
-    def _documents(self, tokens: Tensor) -> Tensor | None:
-        if not self._recipe.data.document_mask:
-            return None
-        return number_documents(tokens, self._eod_id)
 
 
 def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
@@ -163,11 +153,7 @@ def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
 
 
 def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Compute in the recipe's dtype; weights, gradients and state stay float32.
-
-    Nothing is remembered: a pass casts each weight once, and a cache would hold the casts
-    of layers that are to be recomputed until the last one is through.
-    """
+    """Compute in the recipe's dtype; a cache would hold casts of layers to be recomputed."""
     exact = dtype in {torch.float32, torch.float64}
     return torch.autocast(
         device.type,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from components.build import build
 from components.config.rules.engine import FLOAT8
@@ -22,8 +22,7 @@ from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage
 from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
-from components.model.checkpointing import checkpoint_activations
-from components.model.compiling import compile_layers
+from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
 from components.model.float8 import float8_layers
 from components.model.initialization import draw_rows, initial_stds
@@ -32,7 +31,11 @@ from components.torch_internals.distributed import StridedShard
 
 @torch.no_grad()
 def draw_weights(decoder: Decoder, *, seed: int) -> None:
-    """Draw the values that `initialize` gives the whole model, where this rank holds them."""
+    """Overwrite this rank's part of every parameter by its initial values.
+
+    Weights are drawn, norms' weights are 1, biases and the padding row 0. Only a wrapper that
+    changes names changes the values.
+    """
     for name, weight, std in initial_stds(decoder):
         here = local(weight)
         if std is None:
@@ -50,7 +53,10 @@ def draw_weights(decoder: Decoder, *, seed: int) -> None:
             )
             assert len(drawn) == len(rows) * width, "a rank's rows lie together"
             here.copy_(drawn[:, columns].view(here.shape))
-    _zero_padding_row(decoder)
+    row = decoder.initialization.padding_row
+    for module in decoder.modules():
+        if row is not None and isinstance(module, nn.Embedding):
+            local(module.weight)[held(module.weight, 0) == row] = 0.0
 
 
 @torch.no_grad()
@@ -64,45 +70,26 @@ def copy_weights(decoder: Decoder, whole: Mapping[str, Tensor]) -> None:
 
 
 def held(weight: Tensor, dim: int) -> Tensor:
-    """List which indices of one dimension lie on this rank.
-
-    Torch is asked to part the indices as it parted the weight, strided shards included.
-    """
+    """List which indices of one dimension lie on this rank, parted as the weight is."""
     indices = torch.arange(weight.shape[dim])
     if not isinstance(weight, DTensor):
         return indices
-    placements = [
-        _along_first(placement) if _is_along(placement, dim, weight.dim()) else Replicate()
-        for placement in weight.placements
-    ]
+    placements: list[Placement] = []
+    for placement in weight.placements:
+        if isinstance(placement, StridedShard) and placement.dim % weight.dim() == dim:
+            placements.append(StridedShard(0, split_factor=placement.split_factor))
+        elif isinstance(placement, Shard) and placement.dim % weight.dim() == dim:
+            placements.append(Shard(0))
+        else:
+            placements.append(Replicate())
     indices = indices.to(weight.device_mesh.device_type)
     parted = distribute_tensor(indices, weight.device_mesh, placements, src_data_rank=None)
     return parted.to_local().cpu()
 
 
-def _is_along(placement: object, dim: int, dims: int) -> bool:
-    return isinstance(placement, Shard | StridedShard) and placement.dim % dims == dim
-
-
-def _along_first(placement: object) -> Shard | StridedShard:
-    if isinstance(placement, StridedShard):
-        return StridedShard(0, split_factor=placement.split_factor)
-    return Shard(0)
-
-
-def _zero_padding_row(decoder: Decoder) -> None:
-    row = decoder.initialization.padding_row
-    for module in decoder.modules():
-        if row is not None and isinstance(module, nn.Embedding):
-            local(module.weight)[held(module.weight, 0) == row] = 0.0
-
-
 @dataclass(frozen=True)
 class RankModel:
-    """The stages of one rank, in the order that a microbatch meets them, and their layers.
-
-    ``tied`` names the weights of which another stage has a copy.
-    """
+    """The stages of one rank, their layers, and the weights of which another has a copy."""
 
     stages: list[Decoder]
     layers: list[range]
@@ -130,9 +117,8 @@ def build_rank_model(
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
-        compile_layers(
-            decoder, recipe.parallelism.compile, recompute=recipe.parallelism.recompute
-        )
+        degrees = recipe.parallelism
+        compile_layers(decoder, degrees.compile, recompute=degrees.recompute)
     return model
 
 
@@ -144,10 +130,7 @@ def parallelize_model(
     reduce_dtype: torch.dtype,
     device_kind: str,
 ) -> RankModel:
-    """Build on ``meta``, cut and split; what is left has shapes and no memory.
-
-    ``device_kind`` is where it will compute.
-    """
+    """Build on ``meta``, cut and split, to compute on ``device_kind``."""
     degrees = recipe.parallelism
     stages, ranges, tied = [], [], False
     for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
@@ -189,7 +172,7 @@ def _ends(recipe: Recipe, layers: range) -> dict[str, bool]:
 
 
 def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
-    """Draw the weights, or take them from a Hugging Face folder, a stage at a time."""
+    """Draw the weights, or read a Hugging Face folder."""
     folder = recipe.model["init_from"]
     if folder == "none":
         draw_weights(decoder, seed=recipe.budget.seed)

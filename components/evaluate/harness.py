@@ -8,10 +8,11 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from jinja2 import TemplateError
@@ -21,7 +22,7 @@ from components.config.targets import nearest
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.evaluate.record import Tree, versions
+from components.evaluate.held_out import Tree, versions
 from components.json_file import open_regular, parse_json
 
 PACKAGE = "lm_eval"
@@ -32,18 +33,17 @@ _CODE_KEY = "auto_map"  # of a folder's JSON files: names Python files beside th
 class LmEvalTask:
     """A task by its configuration, or without one by its name among those of lm-eval.
 
-    ``files`` are what the configuration was read from and reads; ``known`` are other names to
-    offer where there is none of this.
+    ``files`` are what the configuration was read from and reads; ``known``, names to offer.
     """
 
     name: str
     config: Mapping[str, Any] | None = None
     files: tuple[Path, ...] = ()
-    known: tuple[str, ...] = field(default=())
+    known: tuple[str, ...] = ()
 
 
 def check_installed() -> None:
-    """Say what is missing before anything is exported.
+    """Describe what is missing before anything is exported.
 
     Raises:
         RecipeError: lm-eval is not installed.
@@ -56,71 +56,72 @@ def check_installed() -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Harness:
-    """Ask tasks of the model in ``folder``; ``compute`` is the recipe's, or the folder's own.
+def ask_tasks(
+    folder: Path, tasks: Sequence[LmEvalTask], *, compute: str | None, most_rows: int
+) -> Tree:
+    """Return lm-eval's figures by task, of the model in ``folder``.
 
-    ``most_rows`` requests are computed at once.
+    ``compute`` is the recipe's dtype, or without one the folder's own; ``most_rows`` requests
+    are computed at once.
+
+    Raises:
+        RecipeError: no folder of Hugging Face, a folder with code, an unknown task or metric,
+            or a task whose data are not at hand.
     """
-
-    folder: Path
-    compute: str | None
-    most_rows: int
-
-    def ask(self, tasks: Sequence[LmEvalTask]) -> Tree:
-        """Give lm-eval's figures by task.
-
-        Raises:
-            RecipeError: no folder of Hugging Face, a folder with code, an unknown task or
-                metric, or a task whose data are not at hand.
-        """
-        _check_folder(self.folder)
-        with (
-            contextlib.redirect_stdout(sys.stderr),
-            _sandboxed_templates(),
-            tempfile.TemporaryDirectory() as aside,
-        ):
-            manager = _manager(tasks)
-            loaded = [one for task in tasks for one in _load(task, manager, Path(aside))]
-            found = self._evaluate(loaded, manager)
-        of = {task.name: task for task in tasks}
-        return {
-            name: {
-                "metrics": _figures(figures),
-                "samples": found["n-samples"][name]["effective"],
-                "num_fewshot": found["n-shot"][name],
-                "version": found["versions"][name],
-                "sha256": {one.name: record_file(one).sha256 for one in _files(of, name)},
-                "versions": versions("transformers", "lm-eval", "datasets"),
-            }
-            for name, figures in found["results"].items()
-            if name in found["n-samples"]  # the others are groups
+    _check_folder(folder)
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as aside:
+        found = _evaluate(folder, tasks, compute, most_rows, Path(aside))
+    files = {task.name: task.files for task in tasks}  # a group that was asked has none
+    return {
+        name: {
+            "metrics": _figures(figures),
+            "samples": found["n-samples"][name]["effective"],
+            "num_fewshot": found["n-shot"][name],
+            "version": found["versions"][name],
+            "sha256": {one.name: record_file(one).sha256 for one in files.get(name, ())},
+            "versions": versions("transformers", "lm-eval", "datasets"),
         }
+        for name, figures in found["results"].items()
+        if name in found["n-samples"]  # the others are groups
+    }
 
-    def _evaluate(self, tasks: list[Any], manager: Any) -> Tree:
-        from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
+def _evaluate(
+    folder: Path, tasks: Sequence[LmEvalTask], compute: str | None, most_rows: int, aside: Path
+) -> Tree:
+    """Load the tasks and the model, and ask; no template reaches Python's attributes.
+
+    lm-eval itself renders them unguarded.
+    """
+    from lm_eval import simple_evaluate, utils
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    guarded = SandboxedEnvironment(
+        undefined=utils.env.undefined,
+        keep_trailing_newline=utils.env.keep_trailing_newline,
+    )
+    guarded.filters.update(utils.env.filters)
+    with patch.object(utils, "env", guarded):
+        # What lm-eval ships are thousands of files: they are indexed only for a task of theirs.
+        manager = TaskManager(include_defaults=any(task.config is None for task in tasks))
+        loaded = [one for task in tasks for one in _load(task, manager, aside)]
         device = torch.device(device_type("auto"))
-        dtype = "auto" if self.compute is None else compute_dtype(self.compute, device)
+        dtype = "auto" if compute is None else compute_dtype(compute, device)
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model: Any = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=dtype, use_safetensors=True, **safe
+            folder, dtype=dtype, use_safetensors=True, **safe
         )
         lm = HFLM(
             pretrained=model.to(device),
-            tokenizer=AutoTokenizer.from_pretrained(self.folder, **safe),
-            batch_size=self.most_rows,
+            tokenizer=AutoTokenizer.from_pretrained(folder, **safe),
+            batch_size=most_rows,
         )
-        found = simple_evaluate(model=lm, tasks=tasks, task_manager=manager, log_samples=False)
-        assert found is not None, "one process is the first rank"
-        tree: Tree = found
-        return tree
-
-
-def _files(tasks: Mapping[str, LmEvalTask], name: str) -> tuple[Path, ...]:
-    return tasks[name].files if name in tasks else ()  # a task of a group that was asked
+        found = simple_evaluate(model=lm, tasks=loaded, task_manager=manager, log_samples=False)
+    assert found is not None, "one process is the first rank"
+    tree: Tree = found
+    return tree
 
 
 def _figures(found: Mapping[str, Any]) -> Tree:
@@ -133,60 +134,26 @@ def _figures(found: Mapping[str, Any]) -> Tree:
 
 
 def _check_folder(folder: Path) -> None:
-    """Hold that the folder is a model of a class that transformers has, and no code.
-
-    Raises:
-        RecipeError: it is not.
-    """
+    """Check that the folder is a model of a class that transformers has, and no code."""
     if not (folder / "config.json").is_file():
         remedy = "action=export writes such a folder"
         raise RecipeError("file", f"{folder} has no config.json: no exported folder", remedy)
     for file in sorted(folder.glob("*.json")):
-        if _CODE_KEY in _keys(file):
+        try:
+            with open_regular(file) as stream:
+                tree = parse_json(stream.read(), finite=False)
+        except (OSError, ValueError) as error:
+            problem = f"cannot be read: {error}"
+            raise RecipeError(str(file), problem, "export again") from None
+        if isinstance(tree, dict) and _CODE_KEY in tree:
             problem = f"names Python files under {_CODE_KEY}, and code of a folder is never run"
             raise RecipeError(str(file), problem, "use a folder without it")
 
 
-def _keys(file: Path) -> Iterator[str]:
-    try:
-        with open_regular(file) as stream:
-            tree = parse_json(stream.read(), finite=False)
-    except (OSError, ValueError) as error:
-        raise RecipeError(str(file), f"cannot be read: {error}", "export again") from None
-    return iter(tree if isinstance(tree, dict) else ())
-
-
-@contextlib.contextmanager
-def _sandboxed_templates() -> Iterator[None]:
-    """Let no template of a task reach Python's attributes; lm-eval renders them unguarded."""
-    from lm_eval import utils
-
-    before = utils.env
-    guarded = SandboxedEnvironment(
-        undefined=before.undefined, keep_trailing_newline=before.keep_trailing_newline
-    )
-    guarded.filters.update(before.filters)
-    utils.env = guarded
-    try:
-        yield
-    finally:
-        utils.env = before
-
-
-def _manager(tasks: Sequence[LmEvalTask]) -> Any:
-    """Index what lm-eval ships, thousands of files, only if a task is among it."""
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_defaults=any(task.config is None for task in tasks))
-
-
 def _load(task: LmEvalTask, manager: Any, aside: Path) -> list[Any]:
-    """Build a task, which reads its data and renders its first sample; a group is one too.
+    """Build a task, or a group, which reads its data and renders its first sample.
 
     What `datasets` makes of a task's own files lies in ``aside``.
-
-    Raises:
-        RecipeError: it is unknown, its data are not at hand, or lm-eval cannot use it.
     """
     spec: Any = task.name
     if task.config is not None:

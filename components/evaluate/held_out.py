@@ -1,14 +1,21 @@
-"""The held-out text of a run, source by source, judged as training judges it."""
+"""Loss of one checkpoint on held-out text, as training judges it, and the file of all answers.
+
+``evaluation/tokens-....json`` of a run folder has a section for each question that was asked of
+the checkpoint; asked again, its section is replaced and the others stay.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from sys import maxsize
+from typing import Any
 
 import torch
 
 from components.checkpoint.loading import CheckpointChoice
+from components.checkpoint.metadata import Marker
 from components.config.schema.recipe import Recipe
 from components.convert.reading import load_weights
 from components.data.manifest import Manifest, SourceRecord
@@ -16,9 +23,56 @@ from components.data.samples import HeldOutWindows
 from components.data.token_file import TokenFileRecord
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.evaluate.record import Tree, versions
 from components.evaluate.text_loss import Judge, LossTally, read_text_bytes
+from components.report.measurements import EVALUATE_AGAIN
 from components.run.folder import RunFolder
+from components.run.provenance import describe_environment
+from components.run.records import read_checked
+from components.run.reported import EvaluationRecord
+
+Tree = dict[str, Any]
+_FOLDER = "evaluation"
+_FORMAT = 1
+_CONVENTIONS = {
+    "loss": "nats a predicted token, mean",
+    "perplexity": "exp(loss), a token of this tokenizer",
+    "bits_per_byte": "summed loss / ln 2 / bytes of normalized UTF-8 text",
+    "tokens": "ends of documents are predicted and counted; windows of sequence_length, packed",
+    "documents": "those of which a token was predicted",
+    "vocabulary": "rows added for training are in the softmax, as in training",
+}
+_COLLECTED = ("texts", "tasks")  # an entry each, and each is asked for by itself
+
+
+def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tree:
+    """Put ``section`` into the file of this checkpoint, and return all that it holds."""
+    name = f"{_FOLDER}/{marker.name}.json"
+    file = folder.path / name
+    file.parent.mkdir(exist_ok=True)
+    before: Tree = {}
+    if file.exists():
+        before = read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
+    after = before | {
+        "format": _FORMAT,
+        "checkpoint": marker.name,
+        "step": marker.progress.step,
+        "tokens_trained": marker.progress.tokens,
+        "recipe": recipe.name,
+        "scale": recipe.scale.name,
+        "fingerprint": recipe.fingerprint(),
+        "conventions": _CONVENTIONS,
+    }
+    for key, value in section.items():
+        after[key] = before.get(key, {}) | value if key in _COLLECTED else value
+    folder.write_json(name, after)
+    return after
+
+
+def versions(*packages: str) -> Tree:
+    """Name the commit and the packages that computed something."""
+    found = describe_environment([])
+    kept = {key: found[key] for key in ("commit", "dirty", "python")}
+    return kept | {name: version(name) for name in ("torch", *packages)}
 
 
 def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:

@@ -24,7 +24,7 @@ from components.convert.tokenizer import open_engine, open_pieces
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
 from components.data.unigram import FILE_NAME as UNIGRAM
 from components.engine.microbatch_forward import autocast_to, number_documents
-from components.train.callbacks.held_out import same_length
+from components.train.callbacks.metrics_logger import same_length
 
 _SPACE = "\u2581"  # SentencePiece's mark for it
 
@@ -66,9 +66,9 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
+    texts = [pieces.id_to_piece(index).replace(_SPACE, " ") for index in ids]
     return np.array([
-        1 if pieces.is_byte(index) else _length(pieces.id_to_piece(index).replace(_SPACE, " "))
-        for index in ids
+        1 if pieces.is_byte(index) else len(texts[index].encode()) for index in ids
     ])
 
 
@@ -77,21 +77,13 @@ def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
     engine = open_engine(file)
     added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
     lengths = {index: len(piece) for piece, index in engine.get_vocab().items()}
-    lengths |= {index: _length(text) for index, text in added.items()}
+    lengths |= {index: len(text.encode()) for index, text in added.items()}
     return np.array([lengths[index] for index in range(len(lengths))])
-
-
-def _length(text: str) -> int:
-    return len(text.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossTally:
-    """What was predicted, and at what loss: sums, so that those of several texts add up.
-
-    ``documents`` are those of which a token was predicted; ``text_bytes`` is ``None`` where
-    nobody can count them.
-    """
+    """Sums of what was predicted, and at what loss; ``text_bytes`` is ``None`` if unknown."""
 
     nats: float = 0.0
     tokens: int = 0
@@ -123,10 +115,9 @@ class LossTally:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Take the loss as training takes its held-out loss.
+    """Take the loss as training does, ``most_rows`` windows of one length at once.
 
-    ``parts_documents`` keeps attention within a document; ``most_rows`` windows of one length
-    are computed at once.
+    ``parts_documents`` keeps attention within a document.
     """
 
     decoder: nn.Module
@@ -149,18 +140,14 @@ class Judge:
         return total + begun
 
     def _tally(self, rows: Tensor) -> LossTally:
-        targets = rows[:, 1:]
-        text = self.text_bytes
+        targets, tokens = rows[:, 1:], rows.to(self.device)
+        inputs = tokens[:, :-1]
+        documents = number_documents(inputs, self.eod_id) if self.parts_documents else None
+        with autocast_to(self.dtype, self.device):
+            loss: Tensor = self.decoder(inputs, documents=documents, targets=tokens[:, 1:])
         return LossTally(
-            nats=self._mean_loss(rows.to(self.device)) * targets.numel(),
+            nats=loss.item() * targets.numel(),
             tokens=targets.numel(),
-            text_bytes=None if text is None else text.of(rows.numpy()),
+            text_bytes=None if self.text_bytes is None else self.text_bytes.of(rows.numpy()),
             documents=int((targets == self.eod_id).sum()),
         )
-
-    def _mean_loss(self, rows: Tensor) -> float:
-        tokens = rows[:, :-1]
-        documents = number_documents(tokens, self.eod_id) if self.parts_documents else None
-        with autocast_to(self.dtype, self.device):
-            loss: Tensor = self.decoder(tokens, documents=documents, targets=rows[:, 1:])
-        return loss.item()

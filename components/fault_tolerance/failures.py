@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.fault_tolerance.hang import WAITING
 from components.json_file import MOST_BYTES, open_regular, parse_json
 
+WAITING = "waits for other ranks in "  # what a rank says that hangs in a collective
 _BROUGHT_DOWN = re.compile(
     r"Connection closed|Connection reset|Broken pipe|ncclRemoteError|remote process exited|"
     rf"{WAITING}"
 )
+
+FIRST_FAILURE = "first_failure.json"  # below the run's folder ``ranks``, by the agent
 
 # The exit status of a rank that could write no error, and of its agent: a user has to mend it.
 MENDABLE = 2
@@ -36,12 +38,7 @@ class RankError:
     @property
     def is_own(self) -> bool:
         """Whether it is more than the loss of another rank, or the wait for one."""
-        return not is_brought_down(self.message)
-
-
-def is_brought_down(message: str) -> bool:
-    """Tell an error that another rank's end or silence brings about."""
-    return bool(_BROUGHT_DOWN.search(message))
+        return not _BROUGHT_DOWN.search(self.message)
 
 
 def error_file(ranks: Path, rank: int) -> Path:
@@ -52,26 +49,23 @@ def error_file(ranks: Path, rank: int) -> Path:
 def read_errors(ranks: Path) -> list[RankError]:
     """Read all error files, the rank's own errors first, the earliest of them foremost."""
     errors = [
-        RankError(
-            rank=int(file.stem.partition("-")[2]),
-            message=message_of(file),
-            at=file.stat().st_mtime_ns,
-        )
-        for file in _error_files(ranks)
+        RankError(rank=rank, message=message_of(file), at=file.stat().st_mtime_ns)
+        for rank, file in _error_files(ranks)
     ]
     return sorted(errors, key=lambda error: (not error.is_own, error.at))
 
 
 def forget_errors(ranks: Path) -> None:
     """Remove all error files: those who read them have told what they say."""
-    for file in _error_files(ranks):
+    for _, file in _error_files(ranks):
         file.unlink(missing_ok=True)
 
 
-def _error_files(ranks: Path) -> Iterator[Path]:
+def _error_files(ranks: Path) -> Iterator[tuple[int, Path]]:
     for file in ranks.glob("error-*.json"):
-        if file.stem.partition("-")[2].isdecimal() and not file.is_dir():
-            yield file
+        rank = file.stem.removeprefix("error-")
+        if rank.isdecimal() and not file.is_dir():
+            yield int(rank), file
 
 
 def message_of(file: Path) -> str:
@@ -89,7 +83,7 @@ def message_of(file: Path) -> str:
 
 
 def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[int]]:
-    """Say why a world of ``ranks`` ended, and which of them left no word.
+    """Describe why a world of ``ranks`` ended, and which of them left no word.
 
     A rank that was killed leaves none, nor does one that its launcher ended. Where all that is
     told is the loss of others, those that left no word are what began it.
@@ -113,8 +107,7 @@ def raise_again(ranks: Path, *, since: int) -> None:
         RecipeError: that error.
     """
     errors = [error for error in read_errors(ranks) if error.at >= since]
-    found = recipe_error(errors[0].message) if errors else None
-    if found is not None:
+    if errors and (found := recipe_error(errors[0].message)):
         raise found
 
 

@@ -1,6 +1,8 @@
-"""Faults for fault injection: a function each, named like its `fault`.
+"""Fault injection: what a run does about a fault is seen before a machine asks for it.
 
-`fault_injection` fires them between steps. Torch is imported by those that need it alone.
+A fault strikes one rank before one step, once in the life of a run: it is noted in the run
+folder first, so that a restart, or a run that went back, does not meet it again. Each fault is
+a function named like its `fault`; torch is imported by those that need it alone.
 """
 
 import ctypes
@@ -10,30 +12,80 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.checkpoint.metadata import newest_checkpoint
 from components.errors import RecipeError
+from components.run.event_log import ClockReading, EventLog
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from components.config.schema import guards
-    from components.fault_tolerance.fault_injection import Reach
+    from components.config.schema import monitoring
 
 _LONG_SECONDS = 1_000_000
 _MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's needs
 
 
-def kill(fault: "guards.Kill", reach: "Reach") -> None:
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What a fault may touch of its rank.
+
+    ``batch`` is what the rank reads in the step, (microbatches, sequences, length + 1);
+    ``stages`` are its parts of the model, ``checkpoints`` the folder that the run saves into.
+    """
+
+    checkpoints: Path
+    batch: "Tensor"
+    stages: "Sequence[nn.Module]"
+
+
+class FaultInjector:
+    """Fire the faults of a recipe, those of this ``rank``.
+
+    Each rank writes to the journal itself, since the first may be the one that is struck.
+    """
+
+    def __init__(
+        self, *, faults: "Sequence[monitoring.Fault]", folder: Path, rank: int
+    ) -> None:
+        self._faults = [fault for fault in faults if fault.rank == rank]
+        self._folder = folder
+        self._journal = EventLog(file=folder / "journal.jsonl", writes=True, retry_seconds=0.0)
+
+    def before_step(self, progress: ClockReading, reach: Reach) -> None:
+        """Fire what is due before the step after ``progress``."""
+        for fault in self._faults:
+            if fault.step == progress.step + 1 and self._is_first_time(fault):
+                evidence = fault.model_dump(mode="json")
+                cause = f"{fault.fault} was asked for"
+                self._journal.note("rehearsal", progress, cause, evidence)
+                globals()[fault.fault](fault, reach)
+
+    def _is_first_time(self, fault: "monitoring.Fault") -> bool:
+        """Note the fault on disk; whoever finds the note there leaves it be."""
+        folder = self._folder / "rehearsed"
+        folder.mkdir(exist_ok=True)
+        note = folder / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
+        try:
+            descriptor = os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        os.fsync(descriptor)
+        os.close(descriptor)
+        return True
+
+
+def kill(fault: "monitoring.Kill", reach: Reach) -> None:
     """End this process by a signal that none can catch, as when its node is lost."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hang(fault: "guards.HangFault", reach: "Reach") -> None:
+def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
     """Sleep for days, or wait for ever without giving other threads of Python a turn.
 
     What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends
@@ -46,7 +98,7 @@ def hang(fault: "guards.HangFault", reach: "Reach") -> None:
         library.pthread_mutex_lock(mutex)
 
 
-def nan(fault: "guards.Nan", reach: "Reach") -> None:
+def nan(fault: "monitoring.Nan", reach: Reach) -> None:
     """Let the next pass through the rank's first stage come out as NaN."""
 
     def spoil(stage: "nn.Module", inputs: Any, output: "Tensor") -> "Tensor":
@@ -56,7 +108,7 @@ def nan(fault: "guards.Nan", reach: "Reach") -> None:
     handle = reach.stages[0].register_forward_hook(spoil)
 
 
-def slow_rank(fault: "guards.SlowRank", reach: "Reach") -> None:
+def slow_rank(fault: "monitoring.SlowRank", reach: Reach) -> None:
     """Burn time in every forward pass of the rank's first stage, as a device too hot does."""
     passes = fault.steps * len(reach.batch)
 
@@ -72,7 +124,7 @@ def slow_rank(fault: "guards.SlowRank", reach: "Reach") -> None:
     handle = reach.stages[0].register_forward_pre_hook(burn)
 
 
-def bit_flip(fault: "guards.BitFlip", reach: "Reach") -> None:
+def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
     """Flip a bit of the first number of the rank's first weight matrix."""
     import torch
     from torch.distributed.tensor import DTensor
@@ -85,7 +137,7 @@ def bit_flip(fault: "guards.BitFlip", reach: "Reach") -> None:
         bits ^= 1 << fault.bit if fault.bit < 31 else -(1 << 31)
 
 
-def spike(fault: "guards.Spike", reach: "Reach") -> None:
+def spike(fault: "monitoring.Spike", reach: Reach) -> None:
     """Put the largest id of the step's batch, a rare one, in the place of all.
 
     Repeated n-grams in web text made OLMo's gradients leap (arXiv 2501.00656).
@@ -93,7 +145,7 @@ def spike(fault: "guards.Spike", reach: "Reach") -> None:
     reach.batch.fill_(reach.batch.max())
 
 
-def truncated_checkpoint(fault: "guards.TruncatedCheckpoint", reach: "Reach") -> None:
+def truncated_checkpoint(fault: "monitoring.TruncatedCheckpoint", reach: Reach) -> None:
     """Cut the newest checkpoint; only a run that goes back or starts again reads it.
 
     Raises:
@@ -102,12 +154,12 @@ def truncated_checkpoint(fault: "guards.TruncatedCheckpoint", reach: "Reach") ->
     truncate_newest(reach.checkpoints)
 
 
-def files_gone(fault: "guards.FilesGone", reach: "Reach") -> None:
+def files_gone(fault: "monitoring.FilesGone", reach: Reach) -> None:
     """Hide the checkpoints' folder; it comes back whatever becomes of this rank."""
     take_away(reach.checkpoints, fault.seconds)
 
 
-def full_disk(fault: "guards.FullDisk", reach: "Reach") -> None:
+def full_disk(fault: "monitoring.FullDisk", reach: Reach) -> None:
     """Limit this process's files: small ones can be written, checkpoints cannot for a while."""
     full = ExitStack()
     full.enter_context(fill_up(fault.free_bytes))
@@ -146,8 +198,7 @@ def fill_up(most_bytes: int) -> Iterator[None]:
 def take_away(folder: Path, seconds: float) -> None:
     """Let a folder be gone for so long, as when its file system is.
 
-    Another process puts it back, which outlives this one as a server does: a shell in the
-    background of a shell, so that nobody here waits for it.
+    A shell in the background of a shell puts it back: it outlives this process.
     """
     hidden = folder.with_name(f".{folder.name}-taken-away")
     folder.rename(hidden)

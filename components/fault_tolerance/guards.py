@@ -4,8 +4,7 @@ Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers, chapter 3: mean an
 deviation would follow the very spikes that they are to find; half of a window may be spikes
 before its median does.
 
-Nothing here knows of tensors or ranks. All ranks judge the same figures, sums over all of them,
-by the same state, so they come to the same verdict without asking each other.
+All ranks judge the same figures by the same state, so they agree without asking each other.
 """
 
 import math
@@ -15,10 +14,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from components.config.schema.guards import Action, Rule, SpikeRule
-from components.config.schema.guards import GuardSection as Rules
+from components.config.schema.monitoring import Action, Rule, SpikeRule
+from components.config.schema.monitoring import GuardSection as Rules
 from components.errors import RecipeError
 
+Window = tuple[int, int]
 # Of normal numbers the MAD is this part of the standard deviation: the third quartile.
 NORMAL_MAD = 0.6744897501960817
 
@@ -34,9 +34,6 @@ def deviations(value: float, window: Sequence[float]) -> float:
     if spread:
         return (value - middle) / spread
     return math.copysign(math.inf, value - middle) if value != middle else 0.0
-
-
-Window = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +65,21 @@ class StepGuard:
         """Find the first rule that the step breaks; the norm is None where nobody knows it."""
         figures = {"loss": loss, "gradient_norm": gradient_norm}
         bad = {
-            name: value for name, value in figures.items() if self._is_no_number(name, value)
+            name: value
+            for name, value in figures.items()
+            if not (value is None or math.isfinite(value))
+            and not (self._scales_loss and name == "gradient_norm")
         }
         if bad:
             rule = self._rules.non_finite
             if isinstance(rule, str):
                 return None
             what = " and ".join(name.replace("_", " ") for name in bad)
-            evidence = {name: str(value) for name, value in bad.items()}
             return StepVerdict(
                 rule="non_finite",
                 action=rule.action,
                 cause=f"{what} not finite",
-                evidence=evidence,
+                evidence={name: str(value) for name, value in bad.items()},
             )
         for name, value in figures.items():
             rule = getattr(self._rules, f"{name}_spike")
@@ -138,22 +137,14 @@ class StepGuard:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take such a state."""
-        self._load_figures(state)
+        self.go_back(state)
         self._faults = defaultdict(list, {n: list(at) for n, at in state["faults"].items()})
         self._lowered = [(until, factor) for until, factor in state["lowered"]]
         self.skipped = [(first, count) for first, count in state["skipped"]]
 
     def go_back(self, state: Mapping[str, Any]) -> None:
         """Take the figures of a checkpoint; what was learnt since is kept."""
-        self._load_figures(state)
-
-    def _load_figures(self, state: Mapping[str, Any]) -> None:
         self._figures = {name: list(values) for name, values in state["figures"].items()}
-
-    def _is_no_number(self, name: str, value: float | None) -> bool:
-        if value is None or math.isfinite(value):
-            return False
-        return not (self._scales_loss and name == "gradient_norm")
 
     def _judge_spike(self, name: str, value: float, rule: SpikeRule) -> StepVerdict | None:
         window = self._figures[name][-rule.window_steps :]

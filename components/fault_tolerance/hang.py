@@ -1,15 +1,16 @@
 """A process that makes no progress ends itself, and says before where it stood.
 
-Whoever works says before each piece of work how long it may take. When that time is over a
-thread of this process writes down every thread's stack and the last collectives, and ends it.
-A thread of Python needs the interpreter's lock. Where the lock is held as well (a call into C
-that never returns) a timer of `faulthandler`, which is a thread in C and needs no lock, writes
-the stacks and ends the process a moment later.
+When a piece of work is over its time a thread writes every thread's stack and the last
+collectives, and ends the process. Where a call into C holds the interpreter's lock a timer of
+`faulthandler`, a thread in C, writes the stacks and ends it a moment later. The collectives are
+in torch's flight recorder, a ring in memory, for NCCL and gloo alike:
+https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 """
 
 import faulthandler
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -18,15 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import torch.distributed as dist
+
+from components.distributed import collectives
+from components.fault_tolerance.failures import WAITING
 from components.run.event_log import node_name
 from components.terminal import say
+from components.torch_internals.distributed import flight_record
 
 HUNG = 4  # the exit status of a process that its watchdog ended
 HELD = "held.txt"
-WAITING = "waits for other ranks in "
 # After the limit. Who waits for others ends last: its launcher should see first the rank that
 # they wait for. What the thread writes may wait for a file system: it, too, has a limit.
 CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.8
+
+_GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
+_TORCH = str(Path(_GROUPS_OF_TORCH).parent)
 
 Collectives = Callable[[], tuple[str | None, dict[str, Any]]]
 
@@ -114,7 +122,7 @@ class HangWatch:
             work = self._work
         # Whatever the lines below wait for, a file system that is gone too, this process ends.
         faulthandler.dump_traceback_later(LAST_SECONDS, file=self._held, exit=True)
-        waits_in, collectives = self._collectives()
+        waits_in, recorded = self._collectives()
         report = HangState(
             rank=self._rank,
             node=node_name(os.environ),
@@ -123,24 +131,20 @@ class HangWatch:
             file=self._folder / work.name.replace(" ", "-") / f"rank-{self._rank}.json",
         )
         say(str(report))
-        _write(report, collectives)
+        tree = {
+            "rank": report.rank,
+            "node": report.node,
+            "work": work.name,
+            "limit_seconds": work.seconds,
+            "waits_in": waits_in,
+            "stacks": stacks(),
+            "collectives": recorded,
+        }
+        report.file.parent.mkdir(exist_ok=True)
+        report.file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
         self._on_hang(report)
         time.sleep(CULPRIT_SECONDS if waits_in is None else WAITING_SECONDS)
         os._exit(HUNG)
-
-
-def _write(report: HangState, collectives: dict[str, Any]) -> None:
-    tree = {
-        "rank": report.rank,
-        "node": report.node,
-        "work": report.work.name,
-        "limit_seconds": report.work.seconds,
-        "waits_in": report.waits_in,
-        "stacks": stacks(),
-        "collectives": collectives,
-    }
-    report.file.parent.mkdir(exist_ok=True)
-    report.file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
 
 
 def stacks() -> list[str]:
@@ -149,3 +153,43 @@ def stacks() -> list[str]:
         faulthandler.dump_traceback(stream)
         stream.seek(0)
         return stream.read().splitlines()
+
+
+def record_collectives(entries: int) -> None:
+    """Keep the last ``entries`` of each rank, unless the environment says how many.
+
+    It is asked before the first process group is made.
+    """
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(entries))
+
+
+def last_collectives() -> tuple[str | None, dict[str, Any]]:
+    """Return the collective that this rank waits in, if any, and all that are recorded.
+
+    What is started is not always waited for: a receive that a pipeline has posted is not. On a
+    CPU, where the thread that waits is the one that called, its stack tells. On other devices
+    the host waits elsewhere.
+    """
+    nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+    recorded: dict[str, Any] = json.loads(flight_record(of_nccl=nccl))
+    active = [entry for entry in recorded.get("entries", []) if not entry["retired"]]
+    if not active:
+        return None, recorded
+    waits = dist.get_backend() != "gloo" or _main_thread_waits()
+    return (str(active[-1]["profiling_name"]) if waits else None), recorded
+
+
+def _main_thread_waits() -> bool:
+    """Return whether the main thread has last called torch's code for groups, or such a wait.
+
+    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher. What was
+    started to be waited for later is waited for in `exchange`.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is not None and frame.f_code.co_filename == collectives.__file__:
+        return True
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code.co_filename.startswith(_GROUPS_OF_TORCH):
+            return True
+        frame = frame.f_back
+    return False

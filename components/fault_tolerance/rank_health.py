@@ -2,6 +2,7 @@
 
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -22,10 +23,7 @@ _PARTS = 3  # of what a meter tells
 
 @dataclass(frozen=True)
 class RankReport:
-    """Of each rank the median seconds that a step computed, and the bytes that it holds.
-
-    Of all ranks together what each of their meters has counted.
-    """
+    """Of each rank the median seconds of a step, and its bytes; of all what meters counted."""
 
     seconds: Sequence[float]
     memory_bytes: Sequence[float]
@@ -113,14 +111,15 @@ def slow_ranks(
     ``seconds`` of computing and the kind of work, a pipeline stage, are given for each rank.
     The median bears that almost half of the ranks are slow; of two the faster one counts.
     """
-    found = []
-    for rank, (mine, kind) in enumerate(zip(seconds, alike, strict=True)):
-        usual = median_low(
-            other for other, its in zip(seconds, alike, strict=True) if its == kind
-        )
-        if usual > 0 and mine >= ratio * usual:
-            found.append(Slow(rank=rank, seconds=mine, ratio=mine / usual))
-    return found
+    by_kind: dict[Hashable, list[float]] = defaultdict(list)
+    for kind, mine in zip(alike, seconds, strict=True):
+        by_kind[kind].append(mine)
+    usual = {kind: median_low(values) for kind, values in by_kind.items()}
+    return [
+        Slow(rank=rank, seconds=mine, ratio=mine / usual[kind])
+        for rank, (mine, kind) in enumerate(zip(seconds, alike, strict=True))
+        if usual[kind] > 0 and mine >= ratio * usual[kind]
+    ]
 
 
 class Growth:

@@ -7,14 +7,14 @@ must share must have equal sums.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from components.distributed.collectives import all_gather
 from components.distributed.mesh import Mesh
@@ -49,47 +49,43 @@ def bit_sum(tensor: Tensor) -> Tensor:
 def compare_replicas(shards: Sequence[WeightShard], mesh: Mesh) -> list[ReplicaDifference]:
     """Compare what ranks must share; all ranks call this, and those that share agree.
 
-    Over the ranks of a family where every rank has the whole weight, over those with the same
+    Over all ranks that hold a weight where each has the whole of it, over those with the same
     rows where the engine divides them; over tensor ranks what these do not divide.
     """
     if not shards:
         return []
     sums = torch.stack([bit_sum(local(shard.weight)) for shard in shards])
     found: dict[tuple[str, tuple[int, ...]], None] = {}
-    for family in (mesh.dense, mesh.experts):
-        mine = [place for place, shard in enumerate(shards) if shard.family is family]
-        whole = [place for place in mine if not _is_divided(shards[place], family.pieces)]
+    for param_mesh in (mesh.dense, mesh.experts):
+        mine = [place for place, shard in enumerate(shards) if shard.param_mesh is param_mesh]
+        whole = [place for place in mine if not _is_divided(shards[place], param_mesh.shard)]
         divided = [place for place in mine if place not in set(whole)]
-        for places, group in ((whole, family.copies), (divided, family.others)):
+        for places, group in ((whole, param_mesh.grad_sync), (divided, param_mesh.replicate)):
             found |= dict.fromkeys(_compare(shards, sums, places, group))
     tensor = mesh.axis("tensor")
-    kept = [place for place, shard in enumerate(shards) if _is_replicated(shard, tensor)]
+    kept = [
+        place
+        for place, shard in enumerate(shards)
+        if all(name != "tensor" or one.is_replicate() for name, one in _placements(shard))
+    ]
     found |= dict.fromkeys(_compare(shards, sums, kept, tensor))
     return [ReplicaDifference(weight=weight, ranks=ranks) for weight, ranks in found]
 
 
 def _is_divided(shard: WeightShard, pieces: DeviceMesh) -> bool:
     """Whether the model's own weight, not what is updated of it, is in pieces: ZeRO 3."""
-    weight = shard.weight
     names = set(pieces.mesh_dim_names or ())
-    return (
-        isinstance(weight, DTensor)
-        and pieces.size() > 1
-        and any(
-            name in names and not isinstance(placement, Replicate)
-            for name, placement in zip(
-                weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True
-            )
-        )
+    return pieces.size() > 1 and any(
+        name in names and not isinstance(placement, Replicate)
+        for name, placement in _placements(shard)
     )
 
 
-def _is_replicated(shard: WeightShard, tensor: DeviceMesh) -> bool:
+def _placements(shard: WeightShard) -> Iterator[tuple[str, Placement]]:
+    """Yield each axis of a weight's mesh, and how the weight lies on it."""
     weight = shard.weight
-    if not isinstance(weight, DTensor):
-        return True
-    placed = zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True)
-    return all(name != "tensor" or placement.is_replicate() for name, placement in placed)
+    if isinstance(weight, DTensor):
+        yield from zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True)
 
 
 def _compare(

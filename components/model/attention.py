@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from components.errors import RecipeError
 from components.model.compiling import compile_for
-from components.model.linear import Linear, ResidualLinear
 from components.model.masks import ForwardScope
+from components.model.products import Linear, ResidualLinear
 from components.ranges import BelowOne
 
 
@@ -21,20 +21,15 @@ class Attention(nn.Module):
     """Attend to all earlier tokens; several query heads share a key and a value head.
 
     Grouping is https://arxiv.org/abs/2305.13245, section 2.2: query head ``i`` reads group
-    ``i // (num_heads / num_kv_heads)``. The number of heads at hand is read off the
-    projections' outputs, so that a rank may hold some of the heads, from ``first_head`` on.
-
-    ``qk_norm`` normalizes queries and keys over their whole projected width, before the split
-    into heads and the rotation (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
+    ``i // (num_heads / num_kv_heads)``. A rank may hold some heads, from ``first_head`` on.
+    ``qk_norm`` normalizes queries and keys over their whole projected width, before they are
+    turned (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
-    multiplied them back inside the softmax, to keep float16 scores in range (Megatron's
-    query-key layer scaling). The softmax here reads float32 scores, where the two cancel:
-    nothing is computed differently.
+    multiplied them back in the softmax (Megatron); in float32 scores, as here, the two cancel.
 
     Raises:
-        RecipeError: the groups do not divide the heads, ``dropout`` is no fraction, or
-            ``backend`` is ``flex``, which cannot drop weights, and ``dropout`` asks for it.
+        RecipeError: the groups do not divide the heads.
     """
 
     def __init__(
@@ -51,7 +46,13 @@ class Attention(nn.Module):
         backend: Literal["auto", "sdpa", "flex"],
     ) -> None:
         super().__init__()
-        _check_groups(num_heads, num_kv_heads)
+        if num_heads % num_kv_heads:
+            divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
+            raise RecipeError(
+                "model.attention.num_kv_heads",
+                f"{num_kv_heads} does not divide num_heads = {num_heads}",
+                f"choose one of {', '.join(map(str, divisors))}",
+            )
         query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -89,8 +90,7 @@ class AttentionCore(nn.Module):
     """Mix values by the softmax of scaled scores; no parameters, so it is easily replaced.
 
     ``auto`` is torch's scaled dot product, except on CUDA where positions or documents shape
-    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask. On an
-    Intel GPU, where it needs a Triton of Intel's, it is used only if the recipe names it.
+    the scores and nothing is dropped: there ``flex_attention`` spares the dense mask.
 
     Raises:
         RecipeError: ``flex`` with dropout, or in training on a CPU.
@@ -173,13 +173,3 @@ def compiled_flex(*, trains: bool) -> Callable[..., Tensor]:
         dynamic=not trains,
         remedy="use sdpa, and tell us the recipe",
     )
-
-
-def _check_groups(num_heads: int, num_kv_heads: int) -> None:
-    if num_heads % num_kv_heads:
-        divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-        raise RecipeError(
-            "model.attention.num_kv_heads",
-            f"{num_kv_heads} does not divide num_heads = {num_heads}",
-            f"choose one of {', '.join(map(str, divisors))}",
-        )

@@ -1,21 +1,13 @@
-"""torch.compile for layers: graphs made for few shapes, and an error at torch's limit.
+"""Activation checkpointing, and torch.compile, for the layers of a built model.
 
-Left to itself torch runs a function without its compiler for good once it was compiled for
-eight sets of shapes, and only warns of it. Here that is an error.
-
-Only a layer's own computation is compiled, once for all layers of one shape: how long it takes
-does not depend on the depth. What is hung on a layer stays outside: shards that are gathered,
-activations computed again, seeds of dropout. So do experts over several ranks, whose exchanges
-are as long as the routing makes them; experts of one place are part of the graph, however the
-tokens fall on them. A part of a layer that is computed again is a graph of its own.
-
-Graphs are for training, whose batches have one shape. What asks for no gradients runs without
-them: held-out windows are of any length, and each length would be another graph.
+Only a layer's own computation is compiled, once for all layers of one shape; what is hung on it
+stays outside, as do experts over several ranks or without grouped products, whose shapes depend
+on the routing. Graphs are for training: held-out windows are of any length.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -23,10 +15,11 @@ import torch
 from torch import nn
 
 from components.errors import RecipeError
-from components.model.checkpointing import recomputed_parts
+from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
 from components.torch_internals.autograd import (
     RecompileLimitHit,
+    checkpoint,
     fail_at_recompile_limit,
     recompile_limit,
 )
@@ -62,6 +55,49 @@ def compile_for(
     return call
 
 
+# The parts of a layer, under the attributes that hold them.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attention",),
+    "mlp": ("mlp",),
+    "norms": ("attention_norm", "mlp_norm"),
+}
+
+
+def checkpoint_activations(
+    model: nn.Module, parts: Literal["none", "full"] | Sequence[str]
+) -> None:
+    """Keep only the inputs of whole layers (``full``), or of the named parts of each layer.
+
+    Hooks do it, so parameters keep their names; dropout drops the same again. Call it after the
+    model is cut into stages, before ``fully_shard``.
+
+    Raises:
+        RecipeError: a part that no layer has, or one named twice.
+    """
+    key = "parallelism.recompute"
+    for part in [] if isinstance(parts, str) else parts:
+        if part not in _PARTS:
+            known = ", ".join(_PARTS)
+            problem = f"{part!r} is no part of a layer"
+            raise RecipeError(key, problem, f"use none, full, or some of {known}")
+        if list(parts).count(part) > 1:
+            raise RecipeError(key, f"{part!r} is named twice", "name each part once")
+    for layer in cast("Any", model).layers.values():
+        for module in recomputed_parts(layer, parts):
+            checkpoint(module)
+
+
+def recomputed_parts(
+    layer: nn.Module, parts: Literal["none", "full"] | Sequence[str]
+) -> list[nn.Module]:
+    """List what of a layer is computed again: the layer, or parts of it."""
+    if parts == "none":
+        return []
+    if parts == "full":
+        return [layer]
+    return [getattr(layer, name) for part in parts for name in _PARTS[part]]
+
+
 _KEY = "parallelism.compile"
 _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
 
@@ -74,12 +110,9 @@ def compile_layers(
 ) -> None:
     """Compile each layer at its first call in training, for the shapes of that call.
 
-    ``recompute`` is what `checkpoint_activations` was given.
-
     Raises:
-        RecipeError: there is no C++ compiler, without which torch's has no kernels; this torch
-            cannot compile float64; or, in a later forward pass, layers of one kind come in more
-            shapes than torch compiles.
+        RecipeError: no C++ compiler is here, or this torch cannot compile float64; in a later
+            forward pass, layers of one kind come in more shapes than torch compiles.
     """
     if parts == "none":
         return
@@ -129,12 +162,13 @@ def _compile(module: nn.Module) -> None:
 
 
 def _stays_eager(experts: Experts) -> bool:
-    """Whether experts are spread over ranks, or computed by the formula's loop."""
-    return type(experts.mixture) is not Mixture or experts.mixture.path == "loop"
+    """Whether experts are spread over ranks, or computed one after the other."""
+    grouped = has_grouped_kernel(experts.up.weight.device.type)
+    return type(experts.mixture) is not Mixture or experts.mixture.path == "loop" or not grouped
 
 
 def _end_graph_at(module: nn.Module) -> None:
-    """Let a graph end where ``module`` is called, hooks and all, and another begin after it."""
+    """Let a graph end where ``module`` is called, hooks and all."""
     disable: Callable[..., Any] = torch.compiler.disable
     module.forward = disable(module.forward)
     module.register_forward_pre_hook(_in_no_graph, prepend=True)

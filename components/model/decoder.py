@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.initialization import Normal
-from components.model.linear import Head, Readout
+from components.model.loss import Head, Readout
 from components.model.masks import ForwardScope
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
@@ -62,27 +62,20 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Predict each next token from all before it.
 
-    Under autocast the residual stream has the products' precision, as in Megatron: all that is
-    kept of it, or sent between ranks, takes half the bytes.
+    Under autocast the residual stream has the products' precision, as in Megatron.
 
     ``embedding``, ``embedding_norm``, ``final_norm``, ``head`` and any of the ``layers`` may be
     taken away (set to ``None``, deleted by their key) to make a pipeline stage of the rest;
     ``positions`` too where they have parameters, which belong to the embedding. A tied last
     stage keeps the embedding, whose rows are its head.
 
-    ``documents``, where given, number the document of each token; a token then attends to its
-    own document only. Without them attention crosses the borders of packed documents.
-
-    ``places`` says where in its sequence each of so many tokens stands. They may be set to be
-    a part of a longer sequence, where attention is replaced by one that knows the rest;
-    ``documents`` are then those of the whole sequence.
-
-    ``init_from`` names the folder of weights that a run begins with, or is ``none``;
-    like ``initialization`` it is kept for whoever fills the parameters.
+    ``documents``, where given, number the document of each token of the whole sequence; a token
+    then attends to its own document only. ``places`` says where in it the tokens at hand stand.
+    ``init_from`` names the folder of weights that a run begins with, or is ``none``.
 
     Raises:
-        RecipeError: fewer rows than tokens, no layer, a padding row that does not exist,
-            heads that the positions refuse, or ``dropout`` that is no fraction.
+        RecipeError: fewer rows than tokens, no layer, a padding row that does not exist, or
+            heads that the positions refuse.
     """
 
     embedding: nn.Embedding | None

@@ -1,8 +1,7 @@
-"""The arithmetic of a mixture of experts: the formula, and all experts at once.
+"""The arithmetic of a mixture of experts: `loop` is the formula and the reference.
 
-`loop` is the formula, expert by expert, and the reference for the other ways, which sort the
-pairs (token, expert) by expert once. `grouped_products` then asks the host nothing: three
-grouped products do all experts. `expert_chunks` has the third way.
+The other two sort the pairs (token, expert) by expert once. `grouped_products` asks the host
+nothing: three grouped products do all experts. `sorted_products` multiplies expert by expert.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, split_with_sizes
 
 from components.model.mlp import Activation
 from components.torch_internals.operators import has_kernel
@@ -49,37 +48,99 @@ def loop(
         rows, places = (experts == expert).nonzero(as_tuple=True)
         widened = tokens[rows] @ up[expert].T
         if gate is None:
-            inner = activation.forward(widened)
+            inner = activation(widened)
         else:
-            inner = activation.forward(tokens[rows] @ gate[expert].T) * widened
+            inner = activation(tokens[rows] @ gate[expert].T) * widened
         outputs = (inner @ down[expert].T) * weights[rows, places, None]
         mixed = mixed.index_add(0, rows, outputs.to(mixed.dtype))
     return mixed
 
 
 def grouped_products(
-    tokens: Float[Tensor, "tokens dim"],
-    weights: Float[Tensor, "tokens top_k"],
-    experts: Int[Tensor, "tokens top_k"],
-    matrices: Matrices,
-) -> Float[Tensor, "tokens dim"]:
-    """Mix all experts at once by grouped products over the pairs sorted by expert.
-
-    The weight goes in before the last product, where a row is narrower than after it.
-    """
-    gate, up, down, activation, parts = matrices
-    order = Order.of(experts, num_experts=len(up), parts=parts)
+    tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
+) -> Tensor:
+    """Mix all experts at once by grouped products over the pairs sorted by expert."""
+    order = Order.of(experts, num_experts=len(matrices.up), parts=matrices.parts)
     if not len(order.pairs):  # a grouped product wants a row
         return loop(tokens, weights, experts, matrices)
     ends = order.counts.cumsum(0, dtype=torch.int32)
-    rows = spread(tokens, order)
-    widened = F.grouped_mm(rows, up.mT, offs=ends)
-    if gate is None:
-        inner = activation.forward(widened)
-    else:
-        inner = activation.forward(F.grouped_mm(rows, gate.mT, offs=ends)) * widened
+
+    def multiply(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
+        return [F.grouped_mm(rows, stack.mT, offs=ends) for stack in stacks]
+
+    return _mix_sorted(tokens, weights, matrices, order, multiply)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads counts on the host
+def sorted_products(
+    tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
+) -> Tensor:
+    """Mix the experts one after the other over the pairs sorted by expert."""
+    order = Order.of(experts, num_experts=len(matrices.up), parts=matrices.parts)
+    order = order._replace(is_whole=False)  # sums in the order of experts
+    counts = on_host(order.counts, even=dealt(len(order.pairs), len(matrices.up)))
+
+    def multiply(rows: Tensor, *stacks: Tensor) -> Sequence[Tensor]:
+        apply: Callable[..., tuple[Tensor, ...]] = _ExpertProducts.apply
+        return apply(rows, counts, *stacks)
+
+    return _mix_sorted(tokens, weights, matrices, order, multiply)
+
+
+def _mix_sorted(
+    tokens: Tensor,
+    weights: Tensor,
+    matrices: Matrices,
+    order: "Order",
+    multiply: "Callable[..., Sequence[Tensor]]",
+) -> Tensor:
+    """Mix by products over sorted pairs; the weight goes in where a row is narrower."""
+    gate, up, down, activation, _ = matrices
+    widened = multiply(spread(tokens, order), *([up] if gate is None else [gate, up]))
+    inner = activation(widened[0])
+    if gate is not None:
+        inner = inner * widened[1]
     inner = inner * weights.flatten().index_select(0, order.pairs)[:, None]
-    return summed(F.grouped_mm(inner, down.mT, offs=ends), order, len(tokens))
+    return summed(multiply(inner, down)[0], order, len(tokens))
+
+
+class _ExpertProducts(torch.autograd.Function):
+    """Multiply each expert's rows by its matrix of every stack: ``rows @ matrix.T``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, counts: list[int], *stacks: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(rows, *stacks)
+        ctx.counts = counts
+        results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
+        for stack, result in zip(stacks, results, strict=True):
+            parts = split_with_sizes(result, counts)
+            _multiply(split_with_sizes(rows, counts), stack.mT.unbind(), out=parts)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *stacks = ctx.saved_tensors
+        counts, of_rows = ctx.counts, torch.zeros_like(rows)
+        by_expert = split_with_sizes(rows, counts)
+        of_stacks = [torch.empty_like(stack) for stack in stacks]
+        for gradient, stack, of_stack in zip(upstream, stacks, of_stacks, strict=True):
+            # An expert without rows gets zeros: a product over no terms.
+            columns = split_with_sizes(gradient.T, counts, 1)
+            _multiply(columns, by_expert, out=of_stack.unbind())
+            parts = split_with_sizes(of_rows, counts), split_with_sizes(gradient, counts)
+            for of_part, part, matrix in zip(*parts, stack, strict=True):
+                of_part.addmm_(part, matrix)
+        return of_rows, None, *of_stacks
+
+
+def _multiply(
+    rows: Sequence[Tensor], matrices: Sequence[Tensor], *, out: Sequence[Tensor]
+) -> None:
+    """Multiply each expert's rows by its matrix."""
+    for given, matrix, result in zip(rows, matrices, out, strict=True):
+        torch.mm(given, matrix, out=result)
 
 
 # A graph asks once, when it is made.

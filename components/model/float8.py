@@ -9,9 +9,8 @@ of a linear map two are in e4m3 (4 bits of exponent, 3 of mantissa, https://arxi
 
 This is torchao's ``rowwise_with_gw_hp``, of its three the most accurate by its own words:
 https://docs.pytorch.org/ao/main/api_reference/generated/torchao.float8.Float8LinearRecipeName.html
-It is also the only one whose every scale belongs to one token or to a whole weight. The others
-take scales over all tokens of a microbatch, so that what is computed would depend on how a
-batch is cut and dealt to ranks.
+It is also the only one that takes no scale over all tokens of a microbatch, which would depend
+on how a batch is cut and dealt to ranks.
 
 Embedding, head, norms, attention's core, routers and experts are not touched.
 """

@@ -1,21 +1,23 @@
 """Initial values that depend on the seed and the parameter alone, never on the layout.
 
 A weight is drawn in blocks of rows, each from a generator of its own whose seed is a hash of
-(seed, global parameter name, block). Any rank can so draw the rows it holds, without the rest,
-and every layout starts from the same numbers. All drawing is done in float32 on the CPU: other
-devices have other generators.
+(seed, global parameter name, block), so any rank can draw the rows it holds without the rest.
+All drawing is done in float32 on the CPU: other devices have other generators.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from components.ranges import NonNegative
+
+if TYPE_CHECKING:
+    from components.model.decoder import Decoder
 
 _BLOCK_ROWS = 1_024
 
@@ -43,35 +45,7 @@ class Normal:
         return self.std
 
 
-@runtime_checkable
-class Initializable(Protocol):
-    """A model that says how it starts; ``num_layers`` counts the whole model, not a stage."""
-
-    num_layers: int
-    initialization: Normal
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
-
-
-def initialize(model: Initializable, *, seed: int) -> None:
-    """Overwrite every parameter: weights drawn, norm weights 1, biases 0, padding row 0.
-
-    Call it before anything wraps the model: a wrapper that changes names changes the values.
-    The model may come from ``meta`` through ``to_empty``.
-    """
-    with torch.no_grad():
-        for name, parameter, std in initial_stds(model):
-            if std is None:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                _draw_into(parameter, name, seed=seed, std=std)
-        row = model.initialization.padding_row
-        for _, module in model.named_modules():
-            if row is not None and isinstance(module, nn.Embedding):
-                module.weight[row] = 0.0
-
-
-def initial_stds(model: Initializable) -> Iterator[tuple[str, nn.Parameter, float | None]]:
+def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | None]]:
     """List each parameter under its global name; ``None`` stands for a constant (vectors)."""
     for prefix, module in model.named_modules():
         std = model.initialization.std_of(module, num_layers=model.num_layers)
@@ -95,23 +69,10 @@ def draw_rows(
         part = drawn[first - first_row : last - first_row]
         # Always the whole block: a generator's values depend on how many it makes.
         whole = part if (first, last) == (start, end) else drawn.new_empty(end - start, columns)
-        whole.normal_(std=std, generator=_generator(name, block, seed))
+        digest = hashlib.blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
+        # Signed, since that is what `manual_seed` takes in full.
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, signed=True))
+        whole.normal_(std=std, generator=generator)
         if whole is not part:
             part.copy_(whole[first - start : last - start])
     return drawn
-
-
-def _draw_into(parameter: Tensor, name: str, *, seed: int, std: float) -> None:
-    flat = parameter.view(-1, parameter.shape[-1])
-    for first in range(0, len(flat), _BLOCK_ROWS):
-        last = min(first + _BLOCK_ROWS, len(flat))
-        flat[first:last] = draw_rows(
-            name, parameter.shape, first_row=first, last_row=last, seed=seed, std=std
-        )
-
-
-def _generator(name: str, block: int, seed: int) -> torch.Generator:
-    key = f"{seed}/{name}/{block}".encode()
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    # Signed, since that is what `manual_seed` takes in full.
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, signed=True))

@@ -1,10 +1,8 @@
 """Head and mean cross-entropy in one, so that the logits of all tokens never exist at once.
 
-For 4,096 tokens and 250,880 rows, float32 logits take 4.1 GB, torch's loss keeps as much again
-until the backward pass, and the gradient is a third. Here a block of tokens goes all the way,
-from its logits to its share of both gradients, before the next block begins: three products of
-matrices, as many as the plain way has, and the backward pass only scales what is there.
-The softmax within a block goes by rows that fit a cache.
+A block of tokens goes all the way, from its logits to its share of both gradients, before the
+next block begins: three products of matrices, as many as the plain way has, and the backward
+pass only scales what is there. The softmax within a block goes by rows that fit a cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,18 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from components.model.products import as_given, product, product_dtype, product_into
+from components.model.products import as_given, linear, product, product_dtype, product_into
 from components.torch_internals.autograd import keeps_graph
 
 
 class Blocks(NamedTuple):
-    """Tokens in a block: enough to make a product efficient, more where the rows are few.
-
-    ``chunk_elements`` are the logits that the softmax touches at a time: what a cache holds, or
-    what keeps a device busy.
-    """
+    """Least tokens of a block's product, and the logits that the softmax touches at a time."""
 
     least_tokens: int
     chunk_elements: int
@@ -65,23 +59,17 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
-    Rows added to the vocabulary for training take part in the sum like any other, as in
-    Megatron, so that training drives them down; no target ever names them. The result can be
-    differentiated once, or again where the graph is kept. Where ``weight`` holds only some of
-    the rows, ``softmax`` asks whoever has the others, and the gradient of ``hidden`` is what
-    these rows contribute to it.
+    Rows added to the vocabulary for training take part like any other, as in Megatron. The
+    result can be differentiated once, or again where the graph is kept. Where ``weight`` holds
+    only some of the rows, ``softmax`` asks whoever has the others.
     """
+    apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
     # Cast here, once: inside, every block would cast the weight anew.
     precision = product_dtype(hidden)
     with as_given(hidden):
-        return _apply(hidden.to(precision), weight.to(precision), targets, softmax)
-
-
-def _apply(hidden: Tensor, weight: Tensor, targets: Tensor, softmax: Softmax) -> Tensor:
-    differentiable = torch.is_grad_enabled()
-    wanted = tuple(differentiable and tensor.requires_grad for tensor in (hidden, weight))
-    apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted, softmax)
+        hidden, weight = hidden.to(precision), weight.to(precision)
+        wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
+        return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted, softmax)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -111,10 +99,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients after the products: a 4,096th underflows in float16.
-
-        It is done in place, unless the graph is kept for a second pass, as pipeline schedules
-        do that take the gradients of activations and of weights apart.
+        """Scale the gradients, in place unless the graph is kept for a second pass.
 
         Raises:
             RuntimeError: called again where the graph was not kept.
@@ -148,3 +133,33 @@ def chunks(logits: Float[Tensor, "tokens rows"]) -> Iterator[slice]:
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, length, size))
+
+
+class Readout(nn.Module):
+    """Compare hidden states with a vocabulary's rows; given targets, return the loss."""
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch seq dim"],
+        weight: Float[Tensor, "rows dim"],
+        targets: Int[Tensor, "batch seq"] | None,
+    ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
+        if targets is None:
+            return linear(hidden, weight)
+        return linear_cross_entropy(hidden, weight, targets)
+
+
+class Head(nn.Linear):
+    """Map hidden states to logits, or, given targets, to their mean cross-entropy."""
+
+    def __init__(self, *, dim: int, rows: int) -> None:
+        super().__init__(dim, rows, bias=False)
+        self.readout = Readout()
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch seq dim"],
+        targets: Int[Tensor, "batch seq"] | None = None,
+    ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
+        result: Tensor = self.readout(hidden, self.weight, targets)
+        return result

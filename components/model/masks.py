@@ -28,11 +28,9 @@ class QueryBlock(NamedTuple):
 
 
 class ForwardScope:
-    """Hand the layers of one forward pass what they share.
+    """What the layers of one forward pass share; a plain class, like ``Placement``.
 
-    The tokens at hand, whose places ``placement`` knows, may be a part of the sequence;
-    ``documents`` number the document of each of its places. A plain class on purpose, as
-    ``Placement`` is.
+    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part.
     """
 
     def __init__(

@@ -1,36 +1,20 @@
-"""The feed-forward part of a layer (MLP), plain or gated; activations and their derivatives."""
+"""The feed-forward part of a layer (MLP), plain or gated, and its activations."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from components.model.linear import Linear, ResidualLinear
+from components.model.products import Linear, ResidualLinear
 
-
-class Activation(NamedTuple):
-    """Hold a function and, for passes backward written by hand, its derivative.
-
-    ``name`` finds it again in `ACTIVATIONS`: operators take strings, not functions.
-    """
-
-    name: str
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]  # (gradient, input) -> gradient
-
-
+Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": Activation("silu", F.silu, torch.ops.aten.silu_backward),
-    "gelu": Activation("gelu", F.gelu, torch.ops.aten.gelu_backward),
-    "gelu_tanh": Activation(  # what Megatron's fused GELU computes
-        "gelu_tanh",
-        partial(F.gelu, approximate="tanh"),
-        partial(torch.ops.aten.gelu_backward, approximate="tanh"),
-    ),
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # what Megatron's fused GELU computes
 }
 
 
@@ -51,7 +35,7 @@ class MLP(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[activation].forward
+        self.activation = ACTIVATIONS[activation]
         self.gate = Linear(dim, ffn_dim, bias=bias) if gated else None
         self.up = Linear(dim, ffn_dim, bias=bias)
         self.down = ResidualLinear(ffn_dim, dim, bias=bias)

@@ -9,13 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.expert_chunks import chunked_products
-from components.model.expert_operator import chunked_operator
 from components.model.expert_products import (
     Matrices,
     grouped_products,
     has_grouped_kernel,
     loop,
+    sorted_products,
 )
 from components.model.mlp import ACTIVATIONS
 from components.model.products import product_dtype
@@ -50,12 +49,9 @@ class Experts(nn.Module):
 
     https://arxiv.org/abs/2101.03961, section 2, with several experts a token as in
     https://arxiv.org/abs/1701.06538, section 2. In training ``routing`` keeps what the router
-    did in the last forward pass until `auxiliary_terms` takes it; a forward pass that
-    activation checkpointing repeats leaves no trace.
-
-    ``renormalize`` makes a token's weights sum to 1; ``routing: uniform`` forces a perfect
-    balance, for measuring speed; ``auxiliary_scope`` says whether the balance is asked of
-    each layer or of all layers pooled.
+    did in the last forward pass until `take_rows` takes it; a forward pass that activation
+    checkpointing repeats leaves no trace. ``renormalize`` makes a token's weights sum to 1;
+    ``routing: uniform`` forces a perfect balance, for measuring speed.
 
     Raises:
         RecipeError: more experts a token than there are.
@@ -80,7 +76,12 @@ class Experts(nn.Module):
         path: Literal["auto", "grouped", "loop"],
     ) -> None:
         super().__init__()
-        _check(num_experts, top_k)
+        if not 1 <= top_k <= num_experts:
+            raise RecipeError(
+                "model.mlp.top_k",
+                f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
+                f"choose 1 to {num_experts}",
+            )
         self.top_k = top_k
         self.renormalize = renormalize
         self.uniform = routing == "uniform"
@@ -154,24 +155,24 @@ class Mixture(nn.Module):
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
         """Mix each token's experts, summed in float32 or finer."""
-        return self._path(tokens)(tokens, weights, experts, matrices)
+        mixed: Tensor = self._path(tokens)(tokens, weights, experts, matrices)
+        return mixed
 
-    def _path(self, tokens: Tensor) -> Callable[..., Tensor]:
+    def _path(self, tokens: Tensor) -> Any:
         if self.path == "loop":
             return loop
         if tokens.dtype == torch.bfloat16 and self._has_kernel(tokens):
-            return grouped_products  # what torch's kernel does not take, it loops over
-        return chunked_operator if torch.compiler.is_compiling() else chunked_products
+            return grouped_products
+        return sorted_products
 
     def _has_kernel(self, tokens: Tensor) -> bool:
         return has_grouped_kernel(tokens.device.type)
 
 
 def repeats_forward() -> bool:
-    """Whether a backward pass is running, which computes this forward pass a second time.
+    """Whether a backward pass computes this forward pass again, whose routing is not kept.
 
-    Its routing must not be kept: tokens would count twice, activations stay alive. What is
-    compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
+    What is compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
     """
     return in_backward()
 
@@ -209,40 +210,3 @@ def take_rows(layers: Sequence[Experts]) -> Float[Tensor, "layers numbers"] | No
         "the router's graph is lost: use checkpointing with use_reentrant=False"
     )
     return torch.stack([routing.row() for routing in records])
-
-
-def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Take the routing of the last forward pass: the loss to add, and the load to report.
-
-    The loss is ``auxiliary_loss * balance + z_loss * z``. The balance is that of all layers
-    pooled (``auxiliary_scope: model``) or the sum of the layers' own (``layer``); the z-loss is
-    summed over the layers. Ask once after each microbatch's forward pass and before its
-    backward pass. A model without experts, or one that is not training, adds 0.
-
-    The load holds ``expert_fraction`` (layers, experts), the fraction of the tokens that
-    reach an expert; ``largest_over_mean``, that of the least balanced layer; and the two
-    losses before their coefficients.
-    """
-    layers = expert_layers(model)
-    rows = take_rows(layers)
-    if rows is None:
-        return torch.zeros(()), {}
-    assert len({(x.auxiliary_loss, x.auxiliary_scope, x.z_loss) for x in layers}) == 1
-    tally = RoutingTally.of(rows)
-    pooled = layers[0].auxiliary_scope == "model"
-    balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
-    return layers[0].penalty(tally), {
-        "expert_fraction": torch.stack([x.counts / x.tokens for x in map(Routing.of, rows)]),
-        "largest_over_mean": tally.largest_over_mean,
-        "balance_loss": balance.detach(),
-        "z_loss": tally.z_loss.detach(),
-    }
-
-
-def _check(num_experts: int, top_k: int) -> None:
-    if not 1 <= top_k <= num_experts:
-        raise RecipeError(
-            "model.mlp.top_k",
-            f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
-            f"choose 1 to {num_experts}",
-        )

@@ -15,8 +15,7 @@ class Norm(nn.Module):
 
     RMSNorm is https://arxiv.org/abs/1910.07467, equation 4, with ``eps`` added to the mean
     square; LayerNorm is https://arxiv.org/abs/1607.06450. Both are torch's own kernels, which
-    take sums in float32 and give the precision that came in: autocast, which would widen what
-    goes in and comes out, is kept off.
+    take sums in float32 and give the precision that came in, without autocast.
 
     Raises:
         RecipeError: a bias without centering, which no kernel and no published model has.

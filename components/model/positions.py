@@ -1,9 +1,4 @@
-"""How a decoder learns where a token stands.
-
-A positions part is called once per forward pass with the places of the tokens; the
-``Placement`` that it returns says what to do with embeddings, queries and keys, and scores. The
-decoder tells every kind of positions the same three sizes, and each takes what it needs.
-"""
+"""Positions: what a token's place does to embeddings, queries and keys, and scores."""
 
 import math
 
@@ -38,11 +33,8 @@ class Placement:
     """What positions do to one forward pass; what a kind of positions does not do is ``None``.
 
     ``embedded`` is added to the embeddings, ``rotation`` turns queries and keys, and a score
-    falls by its head's slope for every place that the key lies behind the query.
-
-    A plain class on purpose: ``fully_shard`` casts every tensor that it finds in a layer's
-    arguments, in dataclasses and tuples too, to the parameters' precision, and would round
-    float32 sines and cosines to the 8 bits of bfloat16.
+    falls by its head's slope for every place that the key lies behind the query. A plain class:
+    ``fully_shard`` would cast the tensors of dataclasses and tuples to bfloat16.
     """
 
     def __init__(
@@ -60,7 +52,7 @@ class Placement:
 
 
 class Positions(nn.Module):
-    """Place the tokens by their order alone: causal attention is all that tells them apart."""
+    """Place the tokens by their order alone; other kinds say what else a place does."""
 
     def __init__(self, *, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -115,11 +107,7 @@ class Alibi(Positions):
 
 
 class Learned(Positions):
-    """Add a trained vector for each absolute place to the embeddings.
-
-    The vectors are parameters of the first pipeline stage: where a stage has no embedding, set
-    its ``positions`` to ``None`` as well.
-    """
+    """Add a trained vector for each absolute place to the embeddings."""
 
     def __init__(self, *, dim: int, num_heads: int, head_dim: int, num_positions: int) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)

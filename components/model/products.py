@@ -1,9 +1,8 @@
-"""Matrix products: autocast's precision, and the faster of torch's two CPU libraries.
+"""Linear maps and matrix products, in autocast's precision, by the faster CPU library.
 
 Torch asks MKL for float32 products, which has AVX-512 kernels for Intel's processors alone and
-half the rate on others. oneDNN has them for all. It is asked for plain float32 matrices on a
-processor with AVX-512; all else (float64, autocast, devices, DTensors, shapes without numbers)
-goes torch's usual way. Sums are taken in another order, and nothing else differs.
+half the rate on others. oneDNN, which has them for all, is asked for plain float32 matrices on
+a processor with AVX-512. Sums are taken in another order, and nothing else differs.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from components.torch_internals.autograd import will_run
 from components.torch_internals.operators import linear_by_onednn
@@ -71,6 +71,20 @@ def linear(
     return mapped
 
 
+class Linear(nn.Linear):
+    """Map as torch's own does, by the library that is fast on this processor."""
+
+    @override
+    def forward(self, input: Float[Tensor, "*batch depth"]) -> Float[Tensor, "*batch rows"]:
+        return linear(input, self.weight, self.bias)
+
+
+class ResidualLinear(Linear):
+    """Map a branch back onto the residual stream; initialization finds it by its mark."""
+
+    writes_residual = True
+
+
 def product(
     left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
 ) -> Float[Tensor, "rows columns"]:
@@ -122,10 +136,9 @@ class _Linear(torch.autograd.Function):
 
 
 def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
-    """Say of each argument whether this pass wants its gradient; what is no tensor comes last.
+    """Return for each argument whether this pass wants its gradient.
 
-    Schedules without a bubble ask for the gradients of activations and of weights apart. Torch
-    tells its own operators; of one in Python ``needs_input_grad`` says what has a gradient.
+    Schedules without a bubble ask for the gradients of activations and of weights apart.
     """
     has: tuple[bool, ...] = ctx.needs_input_grad
     if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses
@@ -137,7 +150,7 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
 
 
 def _of_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
-    """Take ``gradient.T @ inputs``; the left side is turned in memory, so be it the lesser."""
+    """Compute ``gradient.T @ inputs``; the left side, turned in memory, is the lesser one."""
     if gradient.shape[1] <= inputs.shape[1]:
         return _by_onednn(gradient.T, inputs.T)
     return _by_onednn(inputs.T, gradient.T).T.contiguous()

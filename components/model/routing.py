@@ -1,8 +1,7 @@
 """Which experts a token goes to, and the terms that keep the experts evenly loaded.
 
-No token is dropped and no expert has a capacity. Tokens are counted over the microbatch at
-hand. What a router did is a few numbers an expert, which add up: layers are pooled by adding
-them, the parts of a sequence too, and a stage of a pipeline hands its sums to the next one.
+No token is dropped and no expert has a capacity. What a router did with a microbatch is a few
+numbers an expert, which add up over layers, parts of a sequence and pipeline stages.
 """
 
 from dataclasses import dataclass

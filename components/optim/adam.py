@@ -14,10 +14,8 @@ class Adam(torch.optim.Adam):
     """Update by Adam, https://arxiv.org/abs/1412.6980, algorithm 1, with an L2 term.
 
     The decay is part of the gradient, ``g + weight_decay * w``, and passes through both
-    moments: Adam's own scaling undoes most of it, unlike in AdamW. ``decay: matrices`` spares
-    norms and biases. A parameter that comes under two names is updated once. ``clip_norm``
-    bounds the gradients' global norm from ``clip_after_tokens`` on; the train step applies it,
-    before the decay enters.
+    moments. ``decay: matrices`` spares norms and biases. The train step bounds the gradients'
+    global norm by ``clip_norm`` from ``clip_after_tokens`` on, before the decay enters.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """AdamW as pre-training uses it: two groups, decayed and not; decay before or after."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,16 +13,6 @@ from components.torch_internals.operators import multiply_
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu"})
 
 
-class TorchArguments(TypedDict):
-    """What torch's own ``Adam`` and ``AdamW`` are constructed from."""
-
-    params: list[dict[str, Any]]
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    fused: bool
-
-
 def torch_arguments(
     parameters: Iterable[tuple[str, nn.Parameter]],
     decay: Literal["matrices", "all"],
@@ -32,38 +22,27 @@ def torch_arguments(
     beta1: float,
     beta2: float,
     eps: float,
-) -> TorchArguments:
-    """Put a recipe's values as torch wants them.
+) -> dict[str, Any]:
+    """Put a recipe's values as torch's own ``Adam`` and ``AdamW`` want them.
 
     The group of the decayed parameters has the settings ``decayed``; in the other they are 0.
-    """
-    # Second names dropped, in the order given: a tied matrix is updated once.
-    unique = list({id(parameter): parameter for _, parameter in parameters}.values())
-    return TorchArguments(
-        params=_split_by_decay(unique, decay, decayed),
-        lr=lr,
-        betas=(beta1, beta2),
-        eps=eps,
-        fused=all(parameter.device.type in _FUSED_DEVICES for parameter in unique),
-    )
-
-
-def _split_by_decay(
-    parameters: Sequence[nn.Parameter],
-    decay: Literal["matrices", "all"],
-    decayed: Mapping[str, float],
-) -> list[dict[str, Any]]:
-    """Divide the parameters into decayed and spared ones.
-
     ``matrices`` spares parameters of one dimension (norms, biases) and no others, which is
     Megatron's rule. A group without parameters is left out.
     """
-    spares = {id(p) for p in parameters if decay == "matrices" and p.dim() < 2}
+    # Second names dropped, in the order given: a tied matrix is updated once.
+    unique = list({id(parameter): parameter for _, parameter in parameters}.values())
+    spared = {id(p) for p in unique if decay == "matrices" and p.dim() < 2}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) not in spares], **decayed},
-        {"params": [p for p in parameters if id(p) in spares], **dict.fromkeys(decayed, 0.0)},
+        {"params": [p for p in unique if id(p) not in spared], **decayed},
+        {"params": [p for p in unique if id(p) in spared], **dict.fromkeys(decayed, 0.0)},
     ]
-    return [group for group in groups if group["params"]]
+    return {
+        "params": [group for group in groups if group["params"]],
+        "lr": lr,
+        "betas": (beta1, beta2),
+        "eps": eps,
+        "fused": all(parameter.device.type in _FUSED_DEVICES for parameter in unique),
+    }
 
 
 class AdamW(torch.optim.AdamW):
@@ -72,9 +51,8 @@ class AdamW(torch.optim.AdamW):
     As everywhere in torch, a step decays by ``lr * weight_decay``. ``decay_order: before``
     scales the old weight and then updates it, as torch and apex do; ``after`` scales the
     updated weight, ``(w - update) * (1 - lr * weight_decay)``, as Intel's Optimus does.
-    ``decay: matrices`` spares norms and biases. A parameter that comes under two names is
-    updated once. ``clip_norm`` bounds the gradients' global norm from ``clip_after_tokens``
-    on; the train step, which knows all ranks and the clock, applies it.
+    ``decay: matrices`` spares norms and biases. The train step bounds the gradients' global
+    norm by ``clip_norm`` from ``clip_after_tokens`` on.
     """
 
     def __init__(

@@ -25,10 +25,8 @@ class LossScaleState(TypedDict):
 class LossScale:
     """Multiply the loss by ``scale``: halve it on overflow, double it after a quiet window.
 
-    A step whose gradients overflow on any rank is skipped on all, and ``update`` must hear the
-    same on all. The first ``hysteresis - 1`` overflows since the last growth leave the scale as
-    it is. At ``minimum`` further overflows change nothing, where newer releases of DeepSpeed
-    end the run.
+    ``update`` must hear the same on all ranks. The first ``hysteresis - 1`` overflows since the
+    last growth leave the scale as it is. At ``minimum`` further overflows change nothing.
 
     Raises:
         RecipeError: a scale that is not positive and finite, an initial scale below the

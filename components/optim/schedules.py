@@ -1,11 +1,9 @@
 """Learning-rate schedules: tokens seen before a step to a multiplier of the peak rate.
 
-Tokens, not steps: a recipe can change its batch without touching its schedule. Before the first
-step no token was seen, so the first step of a warm-up has the rate ``warmup_from``: 0 in
-Megatron, the smallest rate in Optimus. Megatron logs a step after it moved its clock on: the
-rate in its log line of step *i* is that of step *i + 1*, here ``schedule(tokens after i)``.
-Past its end a schedule keeps its last value, since the last step may overshoot the budget.
-What must hold between the numbers of one is in :mod:`components.config.rules.data`.
+The first step of a warm-up has the rate ``warmup_from``: 0 in Megatron, the smallest rate in
+Optimus. Megatron logs a step after it moved its clock on: the rate in its log line of step *i*
+is that of step *i + 1*. Past its end a schedule keeps its last value. What must hold between
+the numbers of one is in :mod:`components.config.rules.data`.
 """
 
 import math
@@ -67,10 +65,8 @@ class Cosine:
 class Chain:
     """Run schedules one after another, each over its own ``total_tokens``, in the order given.
 
-    A phase begins at the token at which the one before it ends, and counts from 0; weights and
-    optimizer state pass over the border as they are. A run of its own that begins at token 0
-    on the weights of an older run needs no chain: its recipe names its one phase alone, and
-    that phase counts from 0 just the same.
+    A phase begins at the token at which the one before it ends, and counts from 0. A run that
+    begins at token 0 on the weights of an older run needs no chain.
     """
 
     phases: Mapping[str, Schedule]

@@ -15,11 +15,6 @@ from torch import Tensor
 # steps of Adam, which divides by roots of tiny squares, keep 9 or more of the weights.
 LOSS_TOLERANCE = 1e-10
 TENSOR_TOLERANCE = 1e-8
-# Float32 carries 7 digits: the same sums keep 6 of a loss and 5 of a gradient's largest number.
-# Adam moves a weight whose gradient is only rounding as far as any other.
-SINGLE_LOSS_TOLERANCE = 1e-6
-SINGLE_TENSOR_TOLERANCE = 1e-5
-SINGLE_WEIGHT_TOLERANCE = 1e-3
 # A gradient that is 0 by its mathematics (a bias of keys, which the softmax cancels) is nothing
 # but rounding. Below this part of the model's largest gradient none is measured by itself.
 _SMALLEST_GRADIENT = 1e-6
@@ -36,11 +31,9 @@ class Tolerances(NamedTuple):
 
 
 DOUBLE = Tolerances(loss=LOSS_TOLERANCE, tensor=TENSOR_TOLERANCE, weight=TENSOR_TOLERANCE)
-SINGLE = Tolerances(
-    loss=SINGLE_LOSS_TOLERANCE,
-    tensor=SINGLE_TENSOR_TOLERANCE,
-    weight=SINGLE_WEIGHT_TOLERANCE,
-)
+# Float32 carries 7 digits: the same sums keep 6 of a loss and 5 of a gradient's largest number.
+# Adam moves a weight whose gradient is only rounding as far as any other.
+SINGLE = Tolerances(loss=1e-6, tensor=1e-5, weight=1e-3)
 
 
 class Largest(NamedTuple):
@@ -82,7 +75,7 @@ class Comparison:
 
     @property
     def problems(self) -> list[str]:
-        """Say what does not hold, with the parameter's or the microbatch's name."""
+        """Describe what does not hold, with the parameter's or the microbatch's name."""
         return [*self.lacking] + [
             f"{kind} of {part.where}, rank {part.rank}: differs by {part.difference:.2e}, "
             f"allowed is {part.tolerance:.0e}"
@@ -109,14 +102,13 @@ class RankRecord:
 
 def read_records(folder: Path, ranks: int) -> list[RankRecord]:
     """Load what the ranks of one run wrote."""
-    return [_read(folder, rank) for rank in range(ranks)]
-
-
-def _read(folder: Path, rank: int) -> RankRecord:
-    tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
-    losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
-    tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
-    return RankRecord(rank=rank, losses=losses, tensors=tensors, **tree)
+    records = []
+    for rank in range(ranks):
+        tree = json.loads((folder / f"rank-{rank:05d}.json").read_text("utf-8"))
+        losses = [{int(key): loss for key, loss in step.items()} for step in tree.pop("losses")]
+        tensors = load_file(folder / f"rank-{rank:05d}.safetensors")
+        records.append(RankRecord(rank=rank, losses=losses, tensors=tensors, **tree))
+    return records
 
 
 def compare(
@@ -124,9 +116,15 @@ def compare(
 ) -> Comparison:
     """Hold every rank's record against the one process's."""
     allowed = tolerances.tensor
+    steps = zip(reference.gradient_norms, *(x.gradient_norms for x in records), strict=False)
+    norms = [
+        Largest(_relative(norm - expected, expected), f"step {step}", record.rank, allowed)
+        for step, (expected, *theirs) in enumerate(steps, 1)
+        for record, norm in zip(records, theirs, strict=True)
+    ]
     return Comparison(
         loss=compare_losses(reference, records, tolerances),
-        gradient_norm=_compare_norms(reference, records, allowed),
+        gradient_norm=_worst(norms, allowed),
         gradient=_compare_tensors(reference, records, "gradient", allowed),
         weight=_compare_tensors(reference, records, "weight", tolerances.weight),
         lacking=tuple(_lacking(reference, records)),
@@ -164,24 +162,6 @@ def _steps(
         yield step + 1, reference.losses[step], together
 
 
-def _compare_norms(
-    reference: RankRecord, records: Sequence[RankRecord], allowed: float
-) -> Largest:
-    found = [
-        Largest(
-            _relative(norm - expected, expected),
-            f"step {step + 1}",
-            record.rank,
-            allowed,
-        )
-        for record in records
-        for step, (norm, expected) in enumerate(
-            zip(record.gradient_norms, reference.gradient_norms, strict=False)
-        )
-    ]
-    return _worst(found, allowed)
-
-
 def _compare_tensors(
     reference: RankRecord, records: Sequence[RankRecord], kind: str, allowed: float
 ) -> Largest:
@@ -210,7 +190,7 @@ def _compare_tensors(
 
 
 def _lacking(reference: RankRecord, records: Sequence[RankRecord]) -> Iterator[str]:
-    """Say which tensors, steps and microbatches only one side has, and which shapes differ."""
+    """Give which tensors, steps and microbatches only one side has, and which shapes differ."""
     for record in records:
         taken, steps = len(record.losses), len(reference.losses)
         if taken != steps:

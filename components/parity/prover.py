@@ -1,13 +1,9 @@
 """Prove on this machine that layouts of a recipe compute what one process computes.
 
-The same ten steps are trained twice by the real path: once by gloo ranks in the recipe's layout
-and once by a single process, which reads the same microbatches in the same order. Both compute
-in float64, where two sums of the same terms in another order agree to 13 digits, so that a
-difference is a mistake and not rounding. A second pair in float32 says what rounding does; it
-is reported and not judged.
-
-DeepSpeed has no float64. Its layouts are judged in float32, by what rounding leaves, against
-the mesh engine on one process.
+The same ten steps are trained twice by the real path: by gloo ranks in the recipe's layout, and
+by a single process that reads the same microbatches in the same order. Both compute in float64,
+where a difference is a mistake and not rounding; a second pair in float32 is only reported.
+DeepSpeed has no float64: its layouts are judged in float32 against the mesh engine.
 """
 
 import json
@@ -22,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.config.schema.recipe import Recipe, check_recipe
+from components.fault_tolerance.failures import FIRST_FAILURE
 from components.parity.compare import (
     DOUBLE,
     SINGLE,
     Comparison,
-    RankRecord,
     Tolerances,
     compare,
     compare_losses,
@@ -34,7 +30,6 @@ from components.parity.compare import (
 )
 from components.parity.data import draw_data
 from components.run.folder import create_run_folder
-from components.train.agent import FIRST_FAILURE
 from components.train.launch import ROOT
 
 RANK = ("-m", "components.parity.rank")
@@ -111,11 +106,14 @@ class Prover:
         try:
             alone = self._reference(recipe, precisions)
             together = self._run(recipe, self.program, precisions)
-            pair = _records(alone, together, recipe, judged)
-            comparison = compare(*pair, _TOLERANCES[judged])
+            ranks = recipe.cluster.ranks
+            (reference,) = read_records(alone / judged, 1)
+            records = read_records(together / judged, ranks)
+            comparison = compare(reference, records, _TOLERANCES[judged])
             if rounds:
-                pair = _records(alone, together, recipe, ROUNDED)
-                rounding = compare_losses(*pair).difference
+                (reference,) = read_records(alone / ROUNDED, 1)
+                records = read_records(together / ROUNDED, ranks)
+                rounding = compare_losses(reference, records).difference
         except RanksError as error:
             failure = str(error)
             self._say(error.log)
@@ -147,13 +145,6 @@ class Prover:
         paths = [str(home / precision) for precision in precisions]
         start_ranks([*program, *paths], ranks, home / "ranks.log")
         return home
-
-
-def _records(
-    alone: Path, together: Path, recipe: Recipe, precision: str
-) -> tuple[RankRecord, list[RankRecord]]:
-    (reference,) = read_records(alone / precision, 1)
-    return reference, read_records(together / precision, recipe.cluster.ranks)
 
 
 def on_one_process(recipe: Recipe) -> Recipe:
@@ -211,17 +202,11 @@ def start_ranks(program: Sequence[str], ranks: int, log: Path) -> None:
             _stop(process)
             signal.signal(signal.SIGTERM, before)
     if status:
-        said = log.read_text("utf-8", errors="replace") + _first_failure(logs)
+        said = log.read_text("utf-8", errors="replace")
+        if (logs / FIRST_FAILURE).exists():
+            failure = json.loads((logs / FIRST_FAILURE).read_text("utf-8"))
+            said += f"{failure['traceback']}{failure['message']}\n"
         raise RanksError(f"{status}: {_cause(said)}", said)
-
-
-def _first_failure(logs: Path) -> str:
-    """Read what brought the ranks down, if the agent found it."""
-    file = logs / FIRST_FAILURE
-    if not file.exists():
-        return ""
-    failure = json.loads(file.read_text("utf-8"))
-    return f"{failure['traceback']}{failure['message']}\n"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -29,11 +29,7 @@ STEPS = 10
 
 
 class Recorder(RunCallback):
-    """Keep the losses of every microbatch, the first step's gradients, the last weights.
-
-    A loss is kept under the position of its microbatch's first sample in the run's order,
-    which no layout changes.
-    """
+    """Keep each microbatch's loss by its first sample, first gradients and last weights."""
 
     def __init__(self, *, steps: int) -> None:
         self.losses: list[dict[int, float]] = []
@@ -87,20 +83,12 @@ def main(paths: Sequence[str]) -> None:
     """Record one run after the other: the imports are the slow part of a rank."""
     for path in paths:
         if "RANK" in os.environ:
-            _connect(path)
+            rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store, _, _ = next(rendezvous("env://", rank, ranks))
+            # Under the keys of the run before, a rank would wait for addresses of the past.
+            store = PrefixStore(path, store)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         record(RunFolder(Path(path)))
-
-
-def _connect(prefix: str) -> None:
-    """Make the process group that the strategy finds: each run has its own keys in the store.
-
-    Under the keys of the run before, a rank would wait for addresses that nobody listens at.
-    """
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, _, _ = next(rendezvous("env://", rank, ranks))
-    dist.init_process_group(
-        "gloo", store=PrefixStore(prefix, store), rank=rank, world_size=ranks
-    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ so that one of which they say nothing stays as it was.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import median
@@ -18,10 +18,9 @@ from scipy.optimize import least_squares
 
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.calibrated import CalibrationErrors, Errors, corrected
 from components.planner.job import TrainingJob
 from components.planner.memory import rank_memory
-from components.planner.software import SoftwareModel
+from components.planner.software import CalibrationErrors, Errors, SoftwareModel, corrected
 from components.planner.time import plan_time
 
 # Constants and the values that they may take: a part of something is no more than all of it,
@@ -65,7 +64,7 @@ class Fit:
 
     @property
     def helps(self) -> bool:
-        """Tell whether layouts that were not fitted to are predicted better on average."""
+        """Return whether layouts that were not fitted to are predicted better on average."""
         return self.errors.held_out.mean < self.errors.before.mean
 
 
@@ -88,7 +87,13 @@ def fit_speed(
         RecipeError: too few layouts, or the profile lacks a figure that the plan needs.
     """
     figures = _medians((one.job, one.seconds) for one in measured)
-    _check_enough(figures, SPEED)
+    needed = FEWEST * len(SPEED)
+    if len(figures) < needed:
+        raise RecipeError(
+            "calibrate",
+            f"{len(figures)} layouts were measured; {len(SPEED)} constants need {needed}",
+            "measure more layouts: other microbatches, degrees and numbers of nodes",
+        )
     return _fit(
         _Target(
             part="speed",
@@ -125,36 +130,21 @@ def _medians(pairs: Iterable[tuple[TrainingJob, float]]) -> dict[TrainingJob, fl
     return {job: median(values) for job, values in figures.items()}
 
 
-def _check_enough(figures: Mapping[TrainingJob, float], names: Collection[str]) -> None:
-    needed = FEWEST * len(names)
-    if len(figures) < needed:
-        raise RecipeError(
-            "calibrate",
-            f"{len(figures)} layouts were measured; {len(names)} constants need {needed}",
-            "measure more layouts: other microbatches, degrees and numbers of nodes",
-        )
-
-
 def _fit(target: _Target, software: SoftwareModel) -> Fit:
     """Fit to all layouts, and for the held-out errors to each half of them in turn."""
-    halves = _halves(target.figures)
+    every = tuple(target.figures)
+    # Dealt to two halves by a hash, so that neither has all of one kind.
+    ordered = sorted(every, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
+    halves = tuple(ordered[::2]), tuple(ordered[1::2])
     unseen: dict[TrainingJob, float] = {}
     for half, other in (halves, halves[::-1]):
         constants = _constants(target, half, software)
         unseen |= _errors(target, other, _with(target, software, constants))
-    constants = _constants(target, tuple(target.figures), software)
-    before = _summary(_errors(target, tuple(target.figures), software))
-    after = _errors(target, tuple(target.figures), _with(target, software, constants))
+    constants = _constants(target, every, software)
+    before = _summary(_errors(target, every, software))
+    after = _errors(target, every, _with(target, software, constants))
     errors = CalibrationErrors(before=before, fitted=_summary(after), held_out=_summary(unseen))
-    return Fit(layouts=len(target.figures), constants=constants, errors=errors)
-
-
-def _halves(
-    figures: Mapping[TrainingJob, float],
-) -> tuple[tuple[TrainingJob, ...], tuple[TrainingJob, ...]]:
-    """Deal the layouts to two halves by a hash, so that neither has all of one kind."""
-    ordered = sorted(figures, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
-    return tuple(ordered[::2]), tuple(ordered[1::2])
+    return Fit(layouts=len(every), constants=constants, errors=errors)
 
 
 def _constants(
@@ -182,10 +172,7 @@ def _constants(
 def _with(
     target: _Target, software: SoftwareModel, constants: Mapping[str, float]
 ) -> SoftwareModel:
-    empty: dict[str, float] = {}
-    speed = constants if target.part == "speed" else empty
-    memory = constants if target.part == "memory" else empty
-    return corrected(software, speed, memory)
+    return corrected(software, **{"speed": {}, "memory": {}, target.part: constants})
 
 
 def _errors(

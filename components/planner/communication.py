@@ -10,9 +10,9 @@ lets travel while other tokens are computed.
 """
 
 from dataclasses import dataclass
-from math import ceil, exp, log
+from math import ceil, exp, log, prod
 
-from components.config.schema.cluster import Hardware, Network
+from components.config.schema.cluster import Hardware, Network, NetworkLink
 from components.errors import RecipeError
 from components.planner.job import BYTES, ParallelLayout, TrainingJob
 from components.planner.software import SoftwareSpeed
@@ -20,6 +20,7 @@ from components.planner.software import SoftwareSpeed
 # Where a profile has the vendor's figure alone: what collectives of the H100 nodes reach of
 # theirs, 436 of 450 and 250 of 450 GB/s inside, 341 of 400 across two.
 ALL_REDUCE_FRACTION, ALL_GATHER_FRACTION, ACROSS_FRACTION = 0.97, 0.56, 0.85
+EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,9 @@ def group_of(layout: ParallelLayout, axis: str) -> RankGroup:
     """Find where the ranks of one axis lie; ``dense`` is data, expert and context together."""
     order = layout.rank_order
     names = ("data", "expert", "context") if axis == "dense" else (axis,)
-    size = 1
-    for name in names:
-        size *= _degree(layout, name)
-    fastest = max(order.index(name) for name in names)
-    stride = 1
-    for name in order[fastest + 1 :]:
-        stride *= _degree(layout, name)
+    faster = order[max(order.index(name) for name in names) + 1 :]
+    size = prod(getattr(layout, name) for name in names)
+    stride = prod(getattr(layout, name) for name in faster)
     return group(size, stride, layout.devices_per_node)
 
 
@@ -53,21 +50,17 @@ def group(size: int, stride: int, devices_per_node: int) -> RankGroup:
     return RankGroup(size=size, nodes=ceil(size / on_node), on_node=on_node)
 
 
-def _degree(layout: ParallelLayout, axis: str) -> int:
-    return int(getattr(layout, axis))
-
-
 def gather_bandwidth(hardware: Hardware, where: RankGroup, devices_per_node: int) -> float:
     """Return bytes a second of an all-gather or reduce-scatter, past each rank."""
-    inside, link = hardware.inside, hardware.inside.all_gather_gigabytes_per_second
-    rate = link or ALL_GATHER_FRACTION * _peak(inside.peak_gigabytes_per_second, "inside")
+    inside = hardware.inside
+    rate = inside.all_gather_gigabytes_per_second or ALL_GATHER_FRACTION * _peak(inside)
     return _limited(rate, hardware.across, where, devices_per_node)
 
 
 def reduce_bandwidth(hardware: Hardware, where: RankGroup, devices_per_node: int) -> float:
     """Return bytes a second of an all-reduce, past each rank and twice over."""
-    inside, link = hardware.inside, hardware.inside.all_reduce_gigabytes_per_second
-    rate = link or ALL_REDUCE_FRACTION * _peak(inside.peak_gigabytes_per_second, "inside")
+    inside = hardware.inside
+    rate = inside.all_reduce_gigabytes_per_second or ALL_REDUCE_FRACTION * _peak(inside)
     return _limited(rate, hardware.across, where, devices_per_node)
 
 
@@ -81,9 +74,7 @@ def _limited(inside: float, across: Network, where: RankGroup, devices: int) -> 
 def node_rate(across: Network, nodes: int, devices_per_node: int) -> float:
     """Return GB/s out of a node, between the measured numbers of nodes by powers."""
     if not across.by_nodes:
-        rate = across.all_reduce_gigabytes_per_second or ACROSS_FRACTION * _peak(
-            across.peak_gigabytes_per_second, "across"
-        )
+        rate = across.all_reduce_gigabytes_per_second or ACROSS_FRACTION * _peak(across)
         return rate * devices_per_node
     measured = sorted(across.by_nodes)
     nodes = min(max(nodes, measured[0][0]), measured[-1][0])
@@ -96,20 +87,16 @@ def node_rate(across: Network, nodes: int, devices_per_node: int) -> float:
     return exp(log(bottom) + part * log(top / bottom))
 
 
-def _peak(rate: float | None, level: str) -> float:
-    if rate is None:
+def _peak(link: NetworkLink) -> float:
+    if link.peak_gigabytes_per_second is None:
+        level = "across" if isinstance(link, Network) else "inside"
         raise RecipeError(
             f"cluster.hardware.{level}.peak_gigabytes_per_second",
             "the profile has no bandwidth of this level, measured or stated",
             "measure it with nccl-tests (all_reduce_perf -b 256M -e 256M) or oneCCL's "
             "benchmark and set all_reduce_gigabytes_per_second to the bus bandwidth",
         )
-    return rate
-
-
-def ring_elements(kind: str, size: int, elements: float) -> float:
-    """Count what each rank sends: 2 (n - 1) / n for an all-reduce, half of it otherwise."""
-    return elements * (size - 1) / size * (2 if kind == "all_reduce" else 1)
+    return link.peak_gigabytes_per_second
 
 
 def latency(hardware: Hardware, where: RankGroup) -> float:
@@ -118,9 +105,6 @@ def latency(hardware: Hardware, where: RankGroup) -> float:
         return 0.0
     further = (where.nodes - 1) * (hardware.across.latency_seconds or 0.0)
     return (hardware.inside.latency_seconds or 0.0) + further
-
-
-EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
 
 
 def tensor_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:

@@ -1,4 +1,4 @@
-"""Interruptions of a run: checkpoints, failures to expect, and the chain of jobs.
+"""Interruptions of a run: checkpoints, failures to expect, the chain of jobs.
 
 Young 1974, "A first order approximation to the optimum checkpoint interval" (Communications of
 the ACM 17, 9): a failure falls anywhere in an interval, so half of it is lost on average. Daly
@@ -143,24 +143,15 @@ def missing_rates(cluster: Cluster) -> list[RecipeError]:
     """Name the rates of the storage that nobody measured, and how to measure them."""
     storage, found = cluster.storage, []
     peak = "not measured; the file system's peak is used, as if the job had it alone"
-    for key, rate, without, flag in (
-        (
-            "write_gigabytes_per_second",
-            storage.write_gigabytes_per_second,
-            "not measured; a checkpoint takes as long as hashing it",
-            "-w",
-        ),
-        (
-            "read_gigabytes_per_second",
-            storage.read_gigabytes_per_second,
-            "not measured; a restart hashes its checkpoint as if it were at hand",
-            "-r",
-        ),
+    for key, without, flag in (
+        ("write", "not measured; a checkpoint takes as long as hashing it", "-w"),
+        ("read", "not measured; a restart hashes its checkpoint as if it were at hand", "-r"),
     ):
-        if rate is None:
+        name = f"{key}_gigabytes_per_second"
+        if getattr(storage, name) is None:
             problem = peak if storage.peak_gigabytes_per_second else without
             remedy = f"run ior {flag} -F -t 16m -b 4g with a process a device on as many nodes"
-            found.append(RecipeError(f"cluster.storage.{key}", problem, remedy))
+            found.append(RecipeError(f"cluster.storage.{name}", problem, remedy))
     return found
 
 

@@ -1,14 +1,24 @@
-"""What the planner needs to know of a run, from a recipe or from a measured row."""
+"""What the planner needs to know of a run, and on which nodes its ranks lie.
+
+Ranks fill nodes in their order. A rank's coordinates are the digits of its number in the mixed
+base of the degrees, the first axis of ``rank_order`` being the slowest, as the device mesh
+deals them.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from components.config.layout import AXES
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_AS_IN_THE_RECIPE = (
+    *("data", "data_shard", "tensor", "pipeline", "expert", "context", "zero", "expert_aware"),
+    *("expert_overlap", "sequence_parallel", "schedule", "rank_order"),
+)
 Recompute = Literal["none", "full"] | tuple[str, ...]
 
 
@@ -40,6 +50,14 @@ class ParallelLayout:
     @property
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert * self.context
+
+    def stages_of(self, rank: int) -> range:
+        """List the stages of a pipeline rank."""
+        return range(rank, len(self.layers), self.pipeline)
+
+    def layers_of(self, rank: int) -> int:
+        """Count the layers of a pipeline rank."""
+        return sum(self.layers[rank :: self.pipeline])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,56 +100,42 @@ class TrainingJob:
 
 
 def job_of(recipe: Recipe) -> TrainingJob:
-    """Read a settled recipe; what it publishes, assumes and is called stays unread."""
-    precision, shape = recipe.precision, recipe.shape
+    """Read a settled recipe; what it publishes, assumes and is called stays unread.
+
+    Bytes of each number are as our two engines hold it. On the mesh, weights, gradients and
+    state stay float32; each microbatch casts the weights for itself, and its graph keeps them
+    (`components.engine.microbatch_forward`). DeepSpeed computes with rounded weights beside its
+    own float32 copy.
+    """
+    precision, parallelism = recipe.precision, recipe.parallelism
     # No measured step stands behind float8: it is planned as what it is built upon.
     compute = "bfloat16" if precision.compute in {"auto", FLOAT8} else precision.compute
-    sizes = _sizes(recipe.parallelism.engine, compute, precision.accumulate)
+    exact = max(BYTES[compute], BYTES["float32"])
+    low = BYTES[compute] < exact
+    rounded = low and parallelism.engine != "mesh"
+    added_up_beside = rounded and precision.accumulate != compute
     return TrainingJob(
-        shape=shape,
+        shape=recipe.shape,
         layout=layout_of(
-            recipe.parallelism,
+            parallelism,
             layers=recipe.derived.layers_by_stage,
             devices_per_node=recipe.cluster.devices_per_node,
         ),
         sequence_length=recipe.budget.sequence_length,
-        microbatch_sequences=recipe.parallelism.microbatch_sequences,
+        microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=compute,
-        **sizes,
+        weight_bytes=BYTES[compute] if rounded else exact,
+        gradient_bytes=BYTES[compute] if rounded else exact,
+        accumulate_bytes=BYTES[precision.accumulate] if added_up_beside else 0,
+        master_bytes=exact if rounded else 0,
+        moment_bytes=2 * exact,
+        cast_bytes=BYTES[compute] if low and not rounded else 0,
         reduce_bytes=BYTES[precision.reduce],
-        recompute=recipe.parallelism.recompute,
+        recompute=parallelism.recompute,
         dropout=bool(recipe.model.get("dropout")),
         fused_attention=True,
     )
-
-
-def _sizes(engine: str, compute: str, accumulate: str) -> dict[str, int]:
-    """Count bytes of each number as our two engines hold it.
-
-    On the mesh, weights, gradients and state stay float32; each microbatch casts the weights
-    for itself, and its graph keeps them (`components.engine.microbatch_forward`). DeepSpeed
-    computes with rounded weights beside its own float32 copy.
-    """
-    exact = max(BYTES[compute], BYTES["float32"])
-    low = BYTES[compute] < exact
-    if engine == "mesh" or not low:
-        return {
-            "weight_bytes": exact,
-            "gradient_bytes": exact,
-            "accumulate_bytes": 0,
-            "master_bytes": 0,
-            "moment_bytes": 2 * exact,
-            "cast_bytes": BYTES[compute] if low else 0,
-        }
-    return {
-        "weight_bytes": BYTES[compute],
-        "gradient_bytes": BYTES[compute],
-        "accumulate_bytes": BYTES[accumulate] if accumulate != compute else 0,
-        "master_bytes": exact,
-        "moment_bytes": 2 * exact,
-        "cast_bytes": 0,
-    }
 
 
 def layout_of(
@@ -139,20 +143,77 @@ def layout_of(
 ) -> ParallelLayout:
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
     return ParallelLayout(
-        data=degrees.data,
-        data_shard=degrees.data_shard,
-        tensor=degrees.tensor,
-        pipeline=degrees.pipeline,
-        expert=degrees.expert,
-        context=degrees.context,
-        zero=degrees.zero,
-        expert_aware=degrees.expert_aware,
-        expert_overlap=degrees.expert_overlap,
-        sequence_parallel=degrees.sequence_parallel,
-        schedule=degrees.schedule,
+        **{name: getattr(degrees, name) for name in _AS_IN_THE_RECIPE},
         stages_per_rank=degrees.stages_per_rank if degrees.pipeline > 1 else 1,
         layers=layers,
         head_stage=len(layers) - 1,
-        rank_order=degrees.rank_order,
         devices_per_node=devices_per_node,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One rank; ``first_copy`` holds of those with the data coordinate 0."""
+
+    rank: int
+    coordinates: dict[str, int]
+
+    @property
+    def first_copy(self) -> bool:
+        return self.coordinates["data"] == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """The devices of one node, by its number."""
+
+    number: int
+    devices: tuple[Device, ...]
+
+
+def coordinates(layout: ParallelLayout, rank: int) -> dict[str, int]:
+    """Return the place of a rank on each axis."""
+    places = {}
+    for axis in reversed(layout.rank_order):
+        rank, places[axis] = divmod(rank, getattr(layout, axis))
+    return {axis: places[axis] for axis in AXES}
+
+
+def nodes_of_first_copy(layout: ParallelLayout) -> tuple[Node, ...]:
+    """List the nodes that hold ranks of the first copy; other copies may share them."""
+    per_node = layout.devices_per_node
+    numbers = sorted({rank // per_node for rank in _first_copy(layout)})
+    return tuple(
+        Node(
+            number=number,
+            devices=tuple(
+                Device(rank=rank, coordinates=coordinates(layout, rank))
+                for rank in range(number * per_node, (number + 1) * per_node)
+            ),
+        )
+        for number in numbers
+    )
+
+
+def _first_copy(layout: ParallelLayout) -> list[int]:
+    """Go through one rank in as many as there are copies, instead of through all."""
+    ranks = [0]
+    stride = 1
+    for axis in reversed(layout.rank_order):
+        degree = getattr(layout, axis)
+        if axis != "data":
+            ranks = [rank + place * stride for place in range(degree) for rank in ranks]
+        stride *= degree
+    return ranks
+
+
+def label(device: Device, layout: ParallelLayout, between: str) -> str:
+    """Write the coordinates on the axes that the layout uses, by their first letters."""
+    used = [axis for axis in AXES if getattr(layout, axis) > 1]
+    return between.join(f"{axis[0]}{device.coordinates[axis]}" for axis in used) or "all"
+
+
+def meaning(layout: ParallelLayout) -> str:
+    """Describe what the letters mean and how many of each there are."""
+    used = [axis for axis in AXES if getattr(layout, axis) > 1]
+    return ", ".join(f"{axis[0]} {axis} of {getattr(layout, axis):,}" for axis in used)

@@ -6,13 +6,13 @@ them, because the plan's formulas never prefer them: GPipe, which waits as long 
 keeps more, and tensor ranks that could be sequence parallel and are not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
 from components.config.microbatches import microbatch_sizes
-from components.config.relayout import check_mathematics
+from components.config.resolve import check_mathematics
 from components.config.rules.layout import (
     check_degrees,
     check_schedule,
@@ -66,11 +66,10 @@ class Layouts:
         shape = self._template.shape
         experts = shape.mlp.num_experts or 1
         length = self._template.budget.sequence_length
-        most_stages = shape.num_layers
         for tensor in self._values("tensor", shape.attention.num_heads):
             if not self._takes_tensor(tensor):
                 continue
-            for pipeline in self._values("pipeline", most_stages, tensor):
+            for pipeline in self._values("pipeline", shape.num_layers, tensor):
                 for expert in self._values("expert", experts, tensor * pipeline):
                     others = tensor * pipeline * expert
                     if experts % expert == 0:
@@ -105,15 +104,20 @@ class Layouts:
             return
         if not self._fits_batch(data * expert, pipeline):
             return
-        degrees: dict[str, object] = dict(
-            zip(("tensor", "pipeline", "expert", "context"), places, strict=True)
-        )
-        degrees |= {"data": data, "sequence_parallel": self._sequence_parallel(tensor, context)}
+        degrees: dict[str, object] = {
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "expert": expert,
+            "context": context,
+            "data": data,
+            "sequence_parallel": self._sequence_parallel(tensor, context),
+        }
         if "data_shard" not in self._fixed:
             degrees["data_shard"] = data * expert
         kept = self._base.schedule, self._base.stages_per_rank
         schedules = self._schedules if pipeline > 1 else (kept,)
-        for zero, (schedule, stages), again in product(self._zeros, schedules, self._again):
+        zeros = (self._base.zero,) if "zero" in self._fixed else (0, 1, 2, 3)
+        for zero, (schedule, stages), again in product(zeros, schedules, self._again):
             degrees |= {"zero": zero, "recompute": again}
             degrees |= {"schedule": schedule, "stages_per_rank": stages}
             yield self._base.model_copy(update=degrees)
@@ -132,14 +136,12 @@ class Layouts:
         return self._template.budget.sequence_length % divisor == 0
 
     @cached_property
-    def _zeros(self) -> tuple[int, ...]:
-        return (self._base.zero,) if "zero" in self._fixed else (0, 1, 2, 3)
-
-    @cached_property
     def _again(self) -> tuple[object, ...]:
         """Nothing, whole layers, or what the recipe itself recomputes."""
         base = self._base.recompute
-        return (base,) if "recompute" in self._fixed else tuple({base, "none", "full"})
+        # In a fixed order: of layouts that are equal the first is named.
+        every = dict.fromkeys(("none", "full", base))
+        return (base,) if "recompute" in self._fixed else tuple(every)
 
     @cached_property
     def _schedules(self) -> tuple[tuple[str, int], ...]:
@@ -147,7 +149,14 @@ class Layouts:
         base = self._base
         names = (base.schedule,) if "schedule" in self._fixed else SCHEDULES
         stages = (base.stages_per_rank,) if "stages_per_rank" in self._fixed else STAGES
-        return tuple(pair for pair in product(names, stages) if _is_schedule(base, *pair))
+        return tuple(
+            (name, count)
+            for name, count in product(names, stages)
+            if _holds(
+                check_schedule,
+                base.model_copy(update={"schedule": name, "stages_per_rank": count}),
+            )
+        )
 
     def _microbatches(self, degrees: Parallelism) -> tuple[int, ...]:
         key = degrees.data * degrees.expert, degrees.pipeline, degrees.schedule
@@ -166,22 +175,13 @@ class Layouts:
         """Whether the rules let a run go on with other microbatches: routers do not."""
         other = self._base.microbatch_sequences + 1
         degrees = self._base.model_copy(update={"microbatch_sequences": other})
-        return self._keeps_mathematics(self._with(degrees))
+        return _holds(check_mathematics, self._template, self._with(degrees))
 
     def _is_legal(self, degrees: Parallelism) -> bool:
         recipe = self._with(degrees)
-        try:
-            check_degrees(recipe)
-        except RecipeError:
-            return False
-        return self._keeps_mathematics(recipe)
-
-    def _keeps_mathematics(self, recipe: Recipe) -> bool:
-        try:
-            check_mathematics(self._template, recipe)
-        except RecipeError:
-            return False
-        return True
+        return _holds(check_degrees, recipe) and _holds(
+            check_mathematics, self._template, recipe
+        )
 
     @cached_property
     def _cluster(self) -> dict[str, object]:
@@ -195,11 +195,10 @@ class Layouts:
         return self._template.model_copy(update={"parallelism": degrees, **self._cluster})
 
 
-def _is_schedule(base: Parallelism, schedule: str, stages: int) -> bool:
+def _holds(check: Callable[..., None], *arguments: object) -> bool:
+    """Ask a rule."""
     try:
-        check_schedule(
-            base.model_copy(update={"schedule": schedule, "stages_per_rank": stages})
-        )
+        check(*arguments)
     except RecipeError:
         return False
     return True

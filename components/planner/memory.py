@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from components.config.schema.cluster import Hardware
-from components.planner.activations import (
+from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.layer import (
     full_layer_bytes_per_token,
     gathered_bytes_per_token,
     layer_bytes_per_token,
     microbatches_kept,
 )
-from components.planner.job import ParallelLayout, TrainingJob
 from components.planner.software import SoftwareMemory
 from components.planner.states import (
     DeviceParameters,
@@ -142,9 +142,8 @@ def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
     """Choose pipeline ranks among which the fullest is: of equal ones the first keeps most."""
     first: dict[tuple[int, bool, bool], int] = {}
     for rank in range(layout.pipeline):
-        stages = range(rank, len(layout.layers), layout.pipeline)
-        layers = sum(layout.layers[stage] for stage in stages)
-        first.setdefault((layers, rank == 0, layout.head_stage in stages), rank)
+        has_head = layout.head_stage in layout.stages_of(rank)
+        first.setdefault((layout.layers_of(rank), rank == 0, has_head), rank)
     return tuple(first.values())
 
 
@@ -157,18 +156,20 @@ def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
 def _passes(
     job: TrainingJob, rank: int, parameters: DeviceParameters, software: SoftwareMemory
 ) -> dict[str, float]:
-    layout = job.layout
-    stages = range(rank, len(layout.layers), layout.pipeline)
-    layers = sum(layout.layers[stage] for stage in stages)
+    layers, pipelined = job.layout.layers_of(rank), job.layout.pipeline > 1
+    has_head = job.layout.head_stage in job.layout.stages_of(rank)
     casts = _casts(job, rank, parameters)
     activations = _activations(job, rank, layers, software)
-    buffers = _buffers(job, software)
+    tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
+    buffers = 0.0
+    if job.layout.tensor > 1:
+        buffers = tensors * 2 * job.microbatch_tokens * job.shape.dim
     if software.own_gradients:
         buffers += _gradient(job, rank, layers, casts + activations)
     return {
         "casts": casts,
         "activations": activations * software.fragmentation,
-        "loss": _loss(job, software) if layout.head_stage in stages else 0.0,
+        "loss": _loss(job, software) if has_head else 0.0,
         "buffers": buffers,
     }
 
@@ -221,11 +222,3 @@ def _gradient(job: TrainingJob, rank: int, layers: int, kept: float) -> float:
         return within
     freed = kept / microbatches_kept(job, rank)
     return max(within, end_matrix(job) * job.gradient_bytes - freed)
-
-
-def _buffers(job: TrainingJob, software: SoftwareMemory) -> float:
-    if job.layout.tensor == 1:
-        return 0.0
-    pipelined = job.layout.pipeline > 1
-    tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
-    return tensors * 2 * job.microbatch_tokens * job.shape.dim

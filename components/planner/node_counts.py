@@ -1,7 +1,6 @@
 """How many nodes: those of the published ranks, or the fewest that end a run in time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import ceil
 
 from components.config.schema.recipe import Recipe
@@ -13,14 +12,6 @@ from components.planner.layouts import Layouts
 MOST_DEVICES = 131_072
 # Where node-days fall with more nodes, they are taken to fall by this at most.
 GAIN = 0.9
-
-
-@dataclass(frozen=True)
-class NodeCountResult:
-    """The days of a run with the best layout on so many nodes; null where none fits."""
-
-    nodes: int
-    days: float | None
 
 
 def most_nodes(cluster: Cluster) -> int:
@@ -59,48 +50,36 @@ def fewest_nodes(
     """Go up through the numbers of nodes that have a layout until a run is over in time.
 
     As twice the nodes are not much more than twice as fast, numbers that are far too small
-    are leapt over.
+    are leapt over. ``days_on`` returns nothing where no layout fits.
 
     Raises:
         RecipeError: no number of nodes reaches it; the nearest is named.
     """
-    tried: list[NodeCountResult] = []
-    nodes, most = 1, most_nodes(template.cluster)
+    cluster = template.cluster
+    days: dict[int, float] = {}
+    nodes, most = 1, most_nodes(cluster)
     while nodes <= most:
-        days = days_on(nodes) if has_layout(template, nodes, fixed) else None
-        if days is not None and days <= within_days:
-            return nodes
-        tried.append(NodeCountResult(nodes, days))
-        if days is not None and _is_flat(tried):
-            break
-        spent = min((one.nodes * one.days for one in tried if one.days), default=0.0)
-        nodes = max(nodes + 1, ceil(GAIN * spent / within_days))
-    raise _unreached(tried, within_days, template.cluster)
-
-
-def _is_flat(tried: list[NodeCountResult]) -> bool:
-    """Whether eight times the nodes of the quickest so far were no quicker."""
-    timed = [one for one in tried if one.days is not None]
-    quickest = min(timed, key=lambda one: one.days or 0.0)
-    return tried[-1].nodes >= 8 * quickest.nodes
-
-
-def _unreached(
-    tried: list[NodeCountResult], within_days: float, cluster: Cluster
-) -> RecipeError:
-    timed = [one for one in tried if one.days is not None]
-    if not timed:
-        return RecipeError(
+        found = days_on(nodes) if has_layout(template, nodes, fixed) else None
+        if found is not None:
+            if found <= within_days:
+                return nodes
+            days[nodes] = found
+            if nodes >= 8 * min(days, key=days.__getitem__):
+                break  # eight times the nodes of the quickest are no quicker
+        node_days = min((count * each for count, each in days.items()), default=0.0)
+        nodes = max(nodes + 1, ceil(GAIN * node_days / within_days))
+    if not days:
+        raise RecipeError(
             "within_days",
             f"{within_days:g}: no layout fits any number of nodes of {cluster.name} up to "
-            f"{most_nodes(cluster):,}",
+            f"{most:,}",
             "name fewer parallelism.* keys, or choose a cluster with more memory a device",
         )
-    quickest = min(timed, key=lambda one: one.days or 0.0)
-    return RecipeError(
+    quickest = min(days, key=days.__getitem__)
+    raise RecipeError(
         "within_days",
         f"{within_days:g}: no number of nodes of {cluster.name} gets there, as more nodes wait "
-        f"longer for each other; the quickest found takes {quickest.days:.3g} days on "
-        f"{quickest.nodes:,} nodes",
-        f"set within_days={ceil(quickest.days or 0.0)}, or lower budget.total_tokens",
+        f"longer for each other; the quickest found takes {days[quickest]:.3g} days on "
+        f"{quickest:,} nodes",
+        f"set within_days={ceil(days[quickest])}, or lower budget.total_tokens",
     )

@@ -5,13 +5,18 @@ from dataclasses import dataclass, replace
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.planner.calibrated import Calibration, calibration_of
 from components.planner.cost import Bill, bill
 from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
 from components.planner.rates import Rates, rates
-from components.planner.run_time import plan_course
-from components.planner.software import OURS, SoftwareModel, read_software
+from components.planner.run_time import Course, plan_course
+from components.planner.software import (
+    OURS,
+    Calibration,
+    SoftwareModel,
+    calibration_of,
+    read_software,
+)
 from components.planner.time import StepTime, plan_time
 
 # Nine of ten measured steps lie within a third of the prediction on up to 16 nodes whose links
@@ -33,15 +38,16 @@ class Plan:
     software: SoftwareModel
     calibration: Calibration | None
     memory: Memory
-    time: StepTime | None
-    rates: Rates | None
-    bill: Bill | None
     missing: tuple[RecipeError, ...]
     is_guess: bool
+    time: StepTime | None = None
+    course: Course | None = None
+    rates: Rates | None = None
+    bill: Bill | None = None
 
     @property
     def error_fraction(self) -> float:
-        """Say by how much a step may be off: nine of ten measured ones were closer."""
+        """Describe by how much a step may be off: nine of ten measured ones were closer."""
         if self.calibration is not None:
             return self.calibration.time_error.held_out.p90
         return ERROR_FRACTION * (MISSING_FACTOR if self.is_guess else 1.0)
@@ -62,16 +68,13 @@ def plan_recipe(recipe: Recipe) -> Plan:
         )
     job, calibration = job_of(recipe), calibration_of(recipe.cluster)
     software = calibration.software() if calibration else read_software(OURS)
-    missing = missing_figures(hardware, job)
+    missing = _missing_figures(hardware, job)
     plan = Plan(
         job=job,
         hardware=hardware,
         software=software,
         calibration=calibration,
         memory=plan_memory(job, hardware, software.memory),
-        time=None,
-        rates=None,
-        bill=None,
         missing=missing,
         is_guess=bool(missing),
     )
@@ -83,13 +86,14 @@ def plan_recipe(recipe: Recipe) -> Plan:
     return replace(
         plan,
         time=time,
+        course=course,
         rates=rates(job, hardware, time.total),
         bill=bill(course=course, cluster=recipe.cluster, hardware=hardware),
         missing=(*missing, *course.missing),
     )
 
 
-def missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError, ...]:
+def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError, ...]:
     """Name the figures that the plan went on without, and how to measure each."""
     path, layout = "cluster.hardware", job.layout
     found = []

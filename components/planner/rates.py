@@ -9,13 +9,13 @@ computed twice to ``full`` (Korthikanti et al. 2022, arXiv 2205.05198, section 6
 hardware FLOPs). Peaks are the vendor's for dense products.
 """
 
-from dataclasses import dataclass
+from pydantic import BaseModel
 
 from components.config.batch_ramp import FlopsPerToken
 from components.config.schema.cluster import Hardware
 from components.config.shape import ModelShape
 from components.planner.job import TrainingJob
-from components.planner.products import layer_products
+from components.planner.layer import layer_products
 from components.planner.time import again_fraction
 
 
@@ -36,7 +36,7 @@ def flops_by_convention(
     flops = FlopsPerToken.of(shape, sequence_length)
     once = (flops.full - flops.causal) / 6  # L h s
     again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
-    logged = megatron_logged(shape, sequence_length)
+    logged = _megatron_logged(shape, sequence_length)
     return {
         "full": flops.full,
         "causal": flops.causal,
@@ -48,7 +48,7 @@ def flops_by_convention(
     }
 
 
-def megatron_logged(shape: ModelShape, sequence_length: int) -> float:
+def _megatron_logged(shape: ModelShape, sequence_length: int) -> float:
     """Return c L h^2 (1 + s / 6 h + V / 16 L h) of a forward pass: c is 24, 32 with a gate."""
     layers, dim = shape.num_layers, shape.dim
     factor = 32 if shape.mlp.gated else 24
@@ -56,30 +56,18 @@ def megatron_logged(shape: ModelShape, sequence_length: int) -> float:
     return factor * layers * dim**2 * ends
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
+class Rates(BaseModel, frozen=True):
     """Tokens a second, and the same as TFLOP/s a device and as parts of the peak."""
 
     tokens_per_second: float
     tokens_per_second_per_device: float
-    tflops_full: float
-    tflops_causal: float
-    tflops_hardware: float
-    peak_teraflops: float
-    tflops_by_convention: dict[str, float]
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_per_device": self.tokens_per_second_per_device,
-            "tflops_per_device_full": self.tflops_full,
-            "tflops_per_device_causal": self.tflops_causal,
-            "tflops_per_device_hardware": self.tflops_hardware,
-            "tflops_per_device_by_convention": self.tflops_by_convention,
-            "mfu_full": self.tflops_full / self.peak_teraflops,
-            "mfu_causal": self.tflops_causal / self.peak_teraflops,
-            "hfu": self.tflops_hardware / self.peak_teraflops,
-        }
+    tflops_per_device_full: float
+    tflops_per_device_causal: float
+    tflops_per_device_hardware: float
+    tflops_per_device_by_convention: dict[str, float]
+    mfu_full: float
+    mfu_causal: float
+    hfu: float
 
 
 def rates(job: TrainingJob, hardware: Hardware, step_seconds: float) -> Rates:
@@ -87,18 +75,26 @@ def rates(job: TrainingJob, hardware: Hardware, step_seconds: float) -> Rates:
     flops = FlopsPerToken.of(job.shape, job.sequence_length)
     counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
     device = job.tokens_per_step / step_seconds / job.layout.ranks
+    full, causal, hardware_rate = (
+        each * device / 1e12 for each in (flops.full, flops.causal, _hardware_flops(job, flops))
+    )
+    peak = hardware.peak_teraflops[job.compute]
     return Rates(
         tokens_per_second=device * job.layout.ranks,
         tokens_per_second_per_device=device,
-        tflops_full=flops.full * device / 1e12,
-        tflops_causal=flops.causal * device / 1e12,
-        tflops_hardware=hardware_flops(job, flops) * device / 1e12,
-        peak_teraflops=hardware.peak_teraflops[job.compute],
-        tflops_by_convention={name: count * device / 1e12 for name, count in counted.items()},
+        tflops_per_device_full=full,
+        tflops_per_device_causal=causal,
+        tflops_per_device_hardware=hardware_rate,
+        tflops_per_device_by_convention={
+            name: count * device / 1e12 for name, count in counted.items()
+        },
+        mfu_full=full / peak,
+        mfu_causal=causal / peak,
+        hfu=hardware_rate / peak,
     )
 
 
-def hardware_flops(job: TrainingJob, flops: FlopsPerToken) -> float:
+def _hardware_flops(job: TrainingJob, flops: FlopsPerToken) -> float:
     """Add the forward pass of what is recomputed; attention counts in full."""
     products, attention = again_fraction(job)
     forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor

@@ -1,18 +1,13 @@
-"""Run time: the course of a whole run, its batch sizes, and all that it stops for.
-
-Useful seconds are those of steps that count. Beside them a run stands still for checkpoints and
-evaluations, does again what failures lost, and starts one job after another.
-"""
+"""Run time: the course of a whole run, its batch sizes, and all that it stops for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.planner.evaluation import evaluation_seconds
 from components.planner.interruptions import (
+    HOUR,
     CheckpointTime,
     FailureTime,
     JobChain,
@@ -26,7 +21,7 @@ from components.planner.interruptions import (
 )
 from components.planner.job import TrainingJob
 from components.planner.software import SoftwareModel, SoftwareRun, SoftwareSpeed
-from components.planner.time import StepTime, plan_time
+from components.planner.time import StepTime, evaluation_seconds, plan_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +77,9 @@ def steps_seconds(
     for stretch in run:
         # The recipe's rules let only batches through that divide into whole microbatches.
         count = job.microbatches * stretch.tokens_per_step // job.tokens_per_step
-        is_full = count == job.microbatches
-        fewer = replace(job, microbatches=count)
-        step = full if is_full else plan_time(fewer, hardware, speed)
+        step = full
+        if count != job.microbatches:
+            step = plan_time(replace(job, microbatches=count), hardware, speed)
         total += stretch.steps * step.total
     return total
 
@@ -151,31 +146,38 @@ def plan_course(
 ) -> Course:
     """Predict the course of the whole token budget from the time of one full step."""
     assert software.run is not None, "our own program's figures have them"
-    cluster = recipe.cluster
-    work = plan_work(recipe, job, step, hardware, software, software.run)
-    start_up = start_up_seconds(software.run, cluster.ranks)
+    cluster, run = recipe.cluster, software.run
+    work = _work(recipe, job, step, hardware, software.speed, run)
+    saving = work.saving
+    start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
     missing = missing_rates(cluster)
     failures = best = best_tokens = None
     hours = cluster.failures.node_hours_between
     if hours is None:
-        missing.append(_unknown_failures())
+        missing.append(_UNKNOWN_FAILURES)
     else:
         between = mean_seconds_between(hours, cluster.nodes)
         # More often than one is written the next would only wait.
-        best = max(best_interval(stall=work.saving.stall, between=between), work.saving.whole)
+        best = max(best_interval(stall=saving.stall, between=between), saving.whole)
         best_tokens = round(best * job.tokens_per_step / step.total)
         failures = expected_failures(
             work=work.seconds,
             interval=work.interval,
             # One that is not yet whole is lost too: the work since the one before it.
-            restart=start_up + work.saving.read + work.saving.behind,
+            restart=start_up + saving.read + saving.behind,
             between=between,
         )
         if failures is None:
             missing.append(_never_ends(between, best_tokens))
-    chain = plan_chain(work, failures, start_up, cluster)
+    chain = chain_of(
+        work.seconds + (failures.total if failures else 0.0),
+        longest_queue(cluster),
+        start_up=start_up,
+        write=saving.whole,  # the end of a job waits for it
+        read=saving.read,
+    )
     if chain is None:
-        missing.append(_too_short_jobs(start_up + work.saving.read + work.saving.whole))
+        missing.append(_too_short_jobs(start_up + saving.read + saving.whole))
     return Course(
         work=work,
         start_up=start_up,
@@ -187,65 +189,42 @@ def plan_course(
     )
 
 
-def plan_work(
+def _work(
     recipe: Recipe,
     job: TrainingJob,
     step: StepTime,
     hardware: Hardware,
-    software: SoftwareModel,
+    speed: SoftwareSpeed,
     run: SoftwareRun,
 ) -> UninterruptedRun:
     """Add up all steps, and count the checkpoints and evaluations between them."""
-    parts, cadence = tuple(stretches(recipe)), recipe.evaluation
+    parts, checkpoint, cadence = tuple(stretches(recipe)), recipe.checkpoint, recipe.evaluation
+    asynchronous, windows = checkpoint.asynchronous, cadence.max_windows_per_source
+    sources = len(recipe.data.names)
     return UninterruptedRun(
         steps=sum(part.steps for part in parts),
-        useful=steps_seconds(parts, job, step, hardware, software.speed),
-        saving=checkpoint_time(
-            job, recipe.cluster, run, asynchronous=recipe.checkpoint.asynchronous
-        ),
-        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
+        useful=steps_seconds(parts, job, step, hardware, speed),
+        saving=checkpoint_time(job, recipe.cluster, run, asynchronous=asynchronous),
+        checkpoints=crossings(parts, checkpoint.every_tokens),
         evaluation=evaluation_seconds(
-            job,
-            hardware,
-            software.speed,
-            sources=len(recipe.data.names),
-            windows_per_source=cadence.max_windows_per_source,
+            job, hardware, speed, sources=sources, windows_per_source=windows
         ),
         evaluations=1 + crossings(parts, cadence.every_tokens),  # one before the first step
     )
 
 
-def plan_chain(
-    work: UninterruptedRun, failures: FailureTime | None, start_up: float, cluster: Cluster
-) -> JobChain | None:
-    """Cut work and what failures add into the jobs of the longest queue."""
-    return chain_of(
-        work.seconds + (failures.total if failures else 0.0),
-        longest_queue(cluster),
-        start_up=start_up,
-        write=work.saving.whole,  # the end of a job waits for it
-        read=work.saving.read,
-    )
-
-
-def start_up_seconds(run: SoftwareRun, ranks: int) -> float:
-    """Return the time from a job's start to its first step: it grows with the ranks."""
-    return run.start_up_seconds + run.start_up_rank_seconds * ranks
-
-
-def _unknown_failures() -> RecipeError:
-    return RecipeError(
-        "cluster.failures.node_hours_between",
-        "no source says how often nodes fail; no failure is counted",
-        "divide the node-hours of your jobs of some months by how many of them a node ended "
-        "(sacct -s NODE_FAIL, or the site's own records)",
-    )
+_UNKNOWN_FAILURES = RecipeError(
+    "cluster.failures.node_hours_between",
+    "no source says how often nodes fail; no failure is counted",
+    "divide the node-hours of your jobs of some months by how many of them a node ended "
+    "(sacct -s NODE_FAIL, or the site's own records)",
+)
 
 
 def _never_ends(between: float, best_tokens: int) -> RecipeError:
     return RecipeError(
         "checkpoint.every_tokens",
-        f"a failure comes every {between / 3_600:.3g} h and costs longer than that: the run "
+        f"a failure comes every {between / HOUR:.3g} h and costs longer than that: the run "
         "never ends, and no failure is counted",
         f"checkpoint.every_tokens={best_tokens} loses least",
     )
@@ -254,7 +233,7 @@ def _never_ends(between: float, best_tokens: int) -> RecipeError:
 def _too_short_jobs(overhead: float) -> RecipeError:
     return RecipeError(
         "cluster.queues",
-        f"starting, reading and writing a checkpoint take {overhead / 3_600:.3g} h, as long as "
+        f"starting, reading and writing a checkpoint take {overhead / HOUR:.3g} h, as long as "
         "a job may run; no chain of jobs is counted",
         "choose a number of nodes whose queue allows longer jobs",
     )

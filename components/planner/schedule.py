@@ -26,11 +26,6 @@ def bubble_fraction(*, schedule: str, pipeline: int, microbatches: int, stages: 
     return fraction / (3 * stages) if schedule == "zero_bubble" else fraction
 
 
-def naive_bubble(pipeline: int) -> float:
-    """One microbatch at a time: p - 1 (Ultra-Scale Playbook, "Splitting layers")."""
-    return float(pipeline - 1)
-
-
 Kind = Literal["forward", "backward", "weights"]
 
 
@@ -59,11 +54,11 @@ def orders(
     2401.10241, section 3), with 1F1B's warm-up and each weight gradient later by the rank.
     """
     if schedule == "gpipe":
-        numbers = range(microbatches)
         return tuple(
-            (
-                *(Action("forward", rank, number) for number in numbers),
-                *(Action("backward", rank, number) for number in numbers),
+            tuple(
+                Action(kind, rank, number)
+                for kind in ("forward", "backward")
+                for number in range(microbatches)
             )
             for rank in range(pipeline)
         )

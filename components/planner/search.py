@@ -5,31 +5,31 @@ those that fit, the passes alone are a bound from below on a step: the rest of t
 in the order of this bound, until no layout that is left can be among the best.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from heapq import nsmallest
 from operator import attrgetter
 from time import perf_counter
+from typing import Any, TypeVar
 
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.config.stages import Balance, stage_layers
+from components.config.shape import Balance, stage_layers
 from components.errors import RecipeError
-from components.planner.calibrated import software_of
 from components.planner.job import TrainingJob, job_of, layout_of
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
 from components.planner.memory import (
-    TIGHT_FRACTION,
     Moments,
     Verdict,
     deciding_ranks,
     pass_bytes,
     usable_bytes,
+    verdict_of,
 )
+from components.planner.software import software_of
 from components.planner.states import (
-    DeviceParameters,
     States,
     earlier_gradients,
     rank_parameters,
@@ -42,6 +42,7 @@ from components.planner.time import StepTime, busy_seconds, passes_seconds, step
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.
 TIGHT_RISK = 7 / 6
 BEST = 10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +147,7 @@ class Prices:
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
         self._devices = template.cluster.devices_per_node
-        self._held: dict[object, tuple[tuple[int, ...], list[DeviceParameters]]] = {}
-        self._shared: dict[object, list[tuple[States, float]]] = {}
-        self._passes: dict[object, tuple[float, ...]] = {}
-        self._busy: dict[object, tuple[float, ...]] = {}
+        self._known: dict[object, Any] = {}
         self._layers = cache(self._count_layers)
         self.usable = usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
@@ -158,8 +156,7 @@ class Prices:
         """Yield the layouts that fit; larger microbatches than one that does not are left."""
         base = self.job(family.degrees, 1)
         ranks, held = self._states(base)
-        base_bytes = self._software.memory.base_bytes
-        least = max(state.total for state, _ in held) + base_bytes
+        least = max(state.total for state, _ in held) + self._software.memory.base_bytes
         if least > self.usable:
             self._remember(family.degrees, family.sizes[0], least)
             return
@@ -170,7 +167,10 @@ class Prices:
             if peak > self.usable:
                 self._remember(family.degrees, size, peak)
                 return
-            yield self._bounded(job, family.degrees, peak)
+            verdict = verdict_of(peak, self.usable)
+            busy = self._busy_seconds(job)
+            bound = weighed(sum(passes_seconds(job, busy)), verdict)
+            yield _Fitting(bound, job, busy, family.degrees, peak, verdict)
 
     def best(self, found: list[_Fitting]) -> list[LayoutChoice]:
         """Add what the bound leaves out, until no other can be among the best."""
@@ -178,24 +178,16 @@ class Prices:
         for one in sorted(found, key=attrgetter("bound")):
             if len(best) >= BEST and one.bound > best[-1].cost:
                 break
-            best = self._keep([*best, self._choice(one)])
+            size = {"microbatch_sequences": one.job.microbatch_sequences}
+            choice = LayoutChoice(
+                degrees=one.degrees.model_copy(update=size),
+                job=one.job,
+                peak=one.peak,
+                verdict=one.verdict,
+                time=step_time(one.job, one.busy, self._hardware, self._software.speed),
+            )
+            best = self._keep([*best, choice])
         return best
-
-    def _bounded(self, job: TrainingJob, degrees: Parallelism, peak: float) -> _Fitting:
-        verdict: Verdict = "fits" if peak <= TIGHT_FRACTION * self.usable else "tight"
-        busy = self._busy_seconds(job)
-        bound = weighed(sum(passes_seconds(job, busy)), verdict)
-        return _Fitting(bound, job, busy, degrees, peak, verdict)
-
-    def _choice(self, one: _Fitting) -> LayoutChoice:
-        size = {"microbatch_sequences": one.job.microbatch_sequences}
-        return LayoutChoice(
-            degrees=one.degrees.model_copy(update=size),
-            job=one.job,
-            peak=one.peak,
-            verdict=one.verdict,
-            time=step_time(one.job, one.busy, self._hardware, self._software.speed),
-        )
 
     def _remember(self, degrees: Parallelism, size: int, peak: float) -> None:
         if self.nearest is None or peak < self.nearest[1]:
@@ -218,21 +210,23 @@ class Prices:
         cut = stage_layers(self._base.shape.num_layers, stages, balance)
         return tuple(len(layers) for layers in cut)
 
+    def _once(self, key: object, compute: Callable[[], T]) -> T:
+        """Compute what layouts of the same ``key`` share."""
+        if key not in self._known:
+            self._known[key] = compute()
+        found: T = self._known[key]
+        return found
+
     def _states(self, job: TrainingJob) -> tuple[tuple[int, ...], list[tuple[States, float]]]:
         """Return the deciding ranks, and of each its state and what its step adds."""
-        layout = job.layout
+        layout, software = job.layout, self._software.memory
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
-        if cut not in self._held:
-            ranks = deciding_ranks(layout)
-            self._held[cut] = ranks, [rank_parameters(job, rank) for rank in ranks]
-        shared = *cut, layout.context, layout.data_shard, layout.zero
-        ranks, held = self._held[cut]
-        if shared not in self._shared:
-            software = self._software.memory
-            self._shared[shared] = [
-                (states(job, one), step_bytes(job, one, software)) for one in held
-            ]
-        return ranks, self._shared[shared]
+        ranks = self._once(("ranks", cut), lambda: deciding_ranks(layout))
+        held = self._once(("held", cut), lambda: [rank_parameters(job, rank) for rank in ranks])
+        shared = "states", cut, layout.context, layout.data_shard, layout.zero
+        return ranks, self._once(
+            shared, lambda: [(states(job, one), step_bytes(job, one, software)) for one in held]
+        )
 
     def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
         software, (state, step) = self._software.memory, held
@@ -241,33 +235,30 @@ class Prices:
         return moments.peak(state, software.base_bytes)
 
     def _pass_bytes(self, job: TrainingJob, ranks: tuple[int, ...]) -> tuple[float, ...]:
-        key = _pass_key(job)
-        if key not in self._passes:
-            software = self._software.memory
-            self._passes[key] = tuple(pass_bytes(job, rank, software) for rank in ranks)
-        return self._passes[key]
+        # 1F1B keeps as many microbatches as it has ranks, however many there are.
+        schedule = job.layout.schedule
+        count = 0 if schedule == "1f1b" else job.microbatches
+        key = "passes", schedule, count, *_shared_key(job)
+        software = self._software.memory
+        return self._once(key, lambda: tuple(pass_bytes(job, one, software) for one in ranks))
 
     def _busy_seconds(self, job: TrainingJob) -> tuple[float, ...]:
-        key = job.layout.data, *_shared_key(job)
-        if key not in self._busy:
-            seconds = busy_seconds(job, self._hardware, self._software.speed)
-            self._busy[key] = tuple(seconds)
-        return self._busy[key]
+        key = "busy", job.layout.data, *_shared_key(job)
+        speed = self._software.speed
+        return self._once(key, lambda: tuple(busy_seconds(job, self._hardware, speed)))
 
     def _keep(self, choices: list[LayoutChoice]) -> list[LayoutChoice]:
         """Sort; of layouts that cost the same, keep the one that is most like the recipe's."""
+
+        def strangeness(choice: LayoutChoice) -> tuple[int, float]:
+            before, after = self._kept, choice.degrees
+            changed = [key for key in SEARCHED if getattr(before, key) != getattr(after, key)]
+            return len(changed), choice.peak
+
         different: dict[float, LayoutChoice] = {}
-        for choice in sorted(choices, key=self._strangeness):
+        for choice in sorted(choices, key=strangeness):
             different.setdefault(round(choice.cost, 9), choice)
         return nsmallest(BEST, different.values(), key=lambda one: one.cost)
-
-    def _strangeness(self, choice: LayoutChoice) -> tuple[int, float]:
-        return len(changes(self._kept, choice.degrees)), choice.peak
-
-
-def changes(before: Parallelism, after: Parallelism) -> tuple[str, ...]:
-    """Name the searched keys whose values differ."""
-    return tuple(key for key in SEARCHED if getattr(before, key) != getattr(after, key))
 
 
 def _shared_key(job: TrainingJob) -> tuple[object, ...]:
@@ -278,9 +269,3 @@ def _shared_key(job: TrainingJob) -> tuple[object, ...]:
         *(layout.sequence_parallel, layout.stages_per_rank),
         *(job.microbatch_sequences, job.recompute),
     )
-
-
-def _pass_key(job: TrainingJob) -> tuple[object, ...]:
-    """Add what says how many microbatches a rank keeps: 1F1B has as many as it has ranks."""
-    schedule = job.layout.schedule
-    return schedule, 0 if schedule == "1f1b" else job.microbatches, *_shared_key(job)

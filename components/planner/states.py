@@ -6,6 +6,8 @@ Ultra-Scale Playbook (Tazi et al. 2025, "ZeRO") adds 4 bytes where gradients add
 """
 
 from dataclasses import dataclass
+from operator import add
+from typing import NamedTuple
 
 from components.planner.job import TrainingJob
 from components.planner.software import SoftwareMemory
@@ -49,8 +51,7 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
 
 def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
     """Add up the parameters of all stages of one pipeline rank."""
-    layout = job.layout
-    counts = [held(job, s) for s in range(rank, len(layout.layers), layout.pipeline)]
+    counts = [held(job, stage) for stage in job.layout.stages_of(rank)]
     return DeviceParameters(
         dense=sum(count.dense for count in counts),
         expert=sum(count.expert for count in counts),
@@ -61,14 +62,10 @@ def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
 
 def _ends(job: TrainingJob, stage: int) -> float:
     """Count the embedding on the first stage and the head on its own."""
-    shape, layout = job.shape, job.layout
-    matrix = end_matrix(job)
-    count = 0.0
-    if stage == 0:
-        count += matrix + shape.position_parameters
-    alone = layout.head_stage == 0 and shape.tied_embeddings
-    if stage == layout.head_stage and not alone:
-        count += matrix
+    shape, head = job.shape, job.layout.head_stage
+    count = end_matrix(job) + shape.position_parameters if stage == 0 else 0.0
+    if stage == head and not (head == 0 and shape.tied_embeddings):
+        count += end_matrix(job)
     return count
 
 
@@ -84,8 +81,7 @@ def largest_in_layer(job: TrainingJob) -> float:
     return experts * shape.mlp.ffn_dim * shape.dim / layout.tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
+class States(NamedTuple):
     """Bytes on one device."""
 
     weights: float
@@ -95,15 +91,7 @@ class States:
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.master + self.optimizer
-
-    def plus(self, other: "States") -> "States":
-        return States(
-            weights=self.weights + other.weights,
-            gradients=self.gradients + other.gradients,
-            master=self.master + other.master,
-            optimizer=self.optimizer + other.optimizer,
-        )
+        return sum(self)
 
 
 def states(job: TrainingJob, parameters: DeviceParameters) -> States:
@@ -118,7 +106,8 @@ def states(job: TrainingJob, parameters: DeviceParameters) -> States:
     of_dense = layout.data_shard if layout.expert_aware else of_experts
     # Context ranks hold equal weights and share their state as data ranks do.
     dense = sharded(job, parameters.dense, of_dense * layout.context)
-    return dense.plus(sharded(job, parameters.expert, of_experts * layout.context))
+    experts = sharded(job, parameters.expert, of_experts * layout.context)
+    return States(*map(add, dense, experts))
 
 
 def sharded(job: TrainingJob, parameters: float, ranks: int) -> States:

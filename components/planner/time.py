@@ -1,14 +1,14 @@
-"""Seconds of one optimizer step, by part.
+"""Seconds of one optimizer step, by part, and of one evaluation.
 
 Every microbatch takes the longer of what the device computes and what the host can start. The
 slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import ceil
 
 from components.config.schema.cluster import Hardware
-from components.errors import RecipeError
 from components.planner.communication import (
     context_seconds,
     expert_seconds,
@@ -18,14 +18,7 @@ from components.planner.communication import (
     tensor_seconds,
 )
 from components.planner.job import TrainingJob
-from components.planner.products import (
-    attention_seconds,
-    head_product,
-    head_traffic_seconds,
-    layer_products,
-    product_seconds,
-    traffic_seconds,
-)
+from components.planner.layer import head_seconds, layer_products, layer_seconds
 from components.planner.schedule import bubble_fraction
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters, states
@@ -45,12 +38,7 @@ class StepTime:
         return self.microbatches + self.bubble + self.reduction + self.optimizer
 
     def parts(self) -> dict[str, float]:
-        return {
-            "microbatches_seconds": self.microbatches,
-            "bubble_seconds": self.bubble,
-            "reduction_seconds": self.reduction,
-            "optimizer_seconds": self.optimizer,
-        }
+        return {f"{name}_seconds": value for name, value in asdict(self).items()}
 
 
 def plan_time(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
@@ -66,18 +54,13 @@ def step_time(
     job: TrainingJob, busy: Sequence[float], hardware: Hardware, speed: SoftwareSpeed
 ) -> StepTime:
     """Predict one step from what a microbatch keeps each pipeline rank busy."""
-    layout = job.layout
     microbatches, bubble = passes_seconds(job, busy)
+    ends = {0, job.layout.pipeline - 1}
     return StepTime(
         microbatches=microbatches,
         bubble=bubble,
-        reduction=max(
-            reduction_seconds(job, rank, hardware, speed, busy[rank])
-            for rank in {0, layout.pipeline - 1}
-        ),
-        optimizer=max(
-            optimizer_seconds(job, rank, hardware, speed) for rank in {0, layout.pipeline - 1}
-        ),
+        reduction=max(_reduction_seconds(job, r, hardware, speed, busy[r]) for r in ends),
+        optimizer=max(_optimizer_seconds(job, rank, hardware, speed) for rank in ends),
     )
 
 
@@ -99,35 +82,12 @@ def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> 
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
     layout, known, busy = job.layout, dict[tuple[int, int, bool], float](), []
     for rank in range(layout.pipeline):
-        stages = range(rank, len(layout.layers), layout.pipeline)
-        layers = sum(layout.layers[stage] for stage in stages)
-        kind = (layers, len(stages), layout.head_stage in stages)
+        stages = layout.stages_of(rank)
+        kind = (layout.layers_of(rank), len(stages), layout.head_stage in stages)
         if kind not in known:
             known[kind] = rank_seconds(job, rank, hardware, speed)
         busy.append(known[kind])
     return busy
-
-
-def reached_teraflops(job: TrainingJob, hardware: Hardware) -> float:
-    """Return what large products reach in the recipe's type.
-
-    Raises:
-        RecipeError: the device does not compute in this type, or nobody has measured it.
-    """
-    if job.compute not in hardware.peak_teraflops:
-        raise RecipeError(
-            "precision.compute",
-            f"the profile of {hardware.device} states no peak in {job.compute}",
-            f"choose one of {', '.join(hardware.peak_teraflops)}, or add the data sheet's",
-        )
-    if job.compute not in hardware.gemm_teraflops:
-        raise RecipeError(
-            f"cluster.hardware.gemm_teraflops.{job.compute}",
-            f"the profile of {hardware.device} has no measured product in {job.compute}",
-            "time torch.mm of two 8,192 x 8,192 matrices on all devices of a node, "
-            "and set 1.0995 / seconds",
-        )
-    return hardware.gemm_teraflops[job.compute]
 
 
 def rank_seconds(
@@ -135,11 +95,11 @@ def rank_seconds(
 ) -> float:
     """Take one microbatch forward and backward through the stages of one rank."""
     layout = job.layout
-    stages = range(rank, len(layout.layers), layout.pipeline)
-    layers = sum(layout.layers[stage] for stage in stages)
-    device = layers * _layer_seconds(job, hardware, speed)
+    stages, layers = layout.stages_of(rank), layout.layers_of(rank)
+    device = layers * sum(layer_parts(job, hardware, speed).values())
     if layout.head_stage in stages:
-        device += _head_seconds(job, hardware, speed)
+        product, traffic = head_seconds(job, hardware, speed)
+        device += 3 * product + traffic
     messages = 2 * speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
     return max(device, layers * host_seconds(job, speed)) + messages
 
@@ -154,26 +114,16 @@ def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     return seconds
 
 
-def _layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    return sum(layer_parts(job, hardware, speed).values())
-
-
 def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
     """Name what a layer's passes consist of, forward once and backward twice, in seconds."""
-    teraflops, units = reached_teraflops(job, hardware), hardware.compute_units
-    products = layer_products(job)
-    inner = product_seconds(products, teraflops, speed, units)
-    experts = product_seconds(products[2:], teraflops, speed, units)
-    core = attention_seconds(job, teraflops, hardware, speed)
-    again = again_fraction(job)
+    again, layer = again_fraction(job), layer_seconds(job, hardware, speed)
     return {
-        "products": 3 * inner + 3 * core,
-        "recomputation": again[0] * inner + again[1] * core,
-        "memory traffic": traffic_seconds(job, hardware, speed)
-        * (1 + (again[0] + again[1]) / 6),
+        "products": 3 * layer.products + 3 * layer.attention,
+        "recomputation": again[0] * layer.products + again[1] * layer.attention,
+        "memory traffic": layer.traffic * (1 + (again[0] + again[1]) / 6),
         "tensor collectives": tensor_seconds(job, hardware, speed) * (1 + again[0] / 3),
-        "expert collectives": expert_seconds(job, hardware, experts)
-        + expert_seconds(job, hardware, 2 * experts),
+        "expert collectives": expert_seconds(job, hardware, layer.experts)
+        + expert_seconds(job, hardware, 2 * layer.experts),
         "context collectives": context_seconds(job, hardware) * (2 + again[1]),
     }
 
@@ -187,32 +137,24 @@ def again_fraction(job: TrainingJob) -> tuple[float, float]:
     products = layer_products(job)
     total = sum(product.flops for product in products)
     attention = sum(product.flops for product in products[:2]) / total
-    parts = (attention if "attention" in job.recompute else 0.0) + (
-        1 - attention if "mlp" in job.recompute else 0.0
-    )
-    return parts, 1.0 if "attention" in job.recompute else 0.0
+    has_attention, has_mlp = "attention" in job.recompute, "mlp" in job.recompute
+    return has_attention * attention + has_mlp * (1 - attention), float(has_attention)
 
 
-def _head_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> float:
-    rate = reached_teraflops(job, hardware)
-    product = product_seconds((head_product(job),), rate, speed, hardware.compute_units)
-    return 3 * product + head_traffic_seconds(job, hardware, speed)
-
-
-def reduction_seconds(
+def _reduction_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed, microbatch: float
 ) -> float:
     """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
     layout, parameters = job.layout, rank_parameters(job, rank)
     where = group_of(layout, "dense")
     seconds = 0.0
-    if where.size > 1:
-        rate = reduce_bandwidth(hardware, where, layout.devices_per_node)
-        seconds += reduced_bytes(job, parameters.dense, where.size) / rate
-    experts = group_of(layout, "data")
-    if parameters.expert and experts.size > 1:
-        rate = reduce_bandwidth(hardware, experts, layout.devices_per_node)
-        seconds += reduced_bytes(job, parameters.expert, experts.size) / rate
+    for ranks, count in (
+        (where, parameters.dense),
+        (group_of(layout, "data"), parameters.expert),
+    ):
+        if count and ranks.size > 1:
+            rate = reduce_bandwidth(hardware, ranks, layout.devices_per_node)
+            seconds += reduced_bytes(job, count, ranks.size) / rate
     seconds *= speed.reduced_fraction
     if layout.zero == 0:
         seconds = max(seconds - speed.hides_reduction * microbatch * 2 / 3, 0.0)
@@ -234,10 +176,62 @@ def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
     return parameters * each * (size - 1) / size
 
 
-def optimizer_seconds(
+def _optimizer_seconds(
     job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
     """Read and write the state of this rank once, ``step_traffic`` times over."""
     state = states(job, rank_parameters(job, rank))
     moved = 2 * (state.master + state.optimizer) + state.gradients + state.weights
     return speed.step_traffic * moved / (hardware.memory_gigabytes_per_second * 1e9)
+
+
+def evaluation_seconds(
+    job: TrainingJob,
+    hardware: Hardware,
+    speed: SoftwareSpeed,
+    *,
+    sources: int,
+    windows_per_source: int,
+) -> float:
+    """Predict one held-out evaluation (`components.train.callbacks.metrics_logger`).
+
+    Every source is read on its own: its windows in batches of a microbatch's sequences, which
+    the data ranks take in turns. One with less text has fewer windows than this counts.
+    """
+    layout = job.layout
+    batches = ceil(windows_per_source / job.microbatch_sequences)
+    turns = ceil(batches / (layout.data * layout.expert))
+    stages = [forward_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
+    # A rank with one stage takes its next turn while the ranks after it work on this one; with
+    # several it waits until its last stage has been reached.
+    overlaps = layout.stages_per_rank == 1
+    further = max(stages) if overlaps else sum(stages)
+    return sources * (sum(stages) + (turns - 1) * further)
+
+
+def forward_seconds(
+    job: TrainingJob, rank: int, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
+    """Take one microbatch forward through the stages of one rank.
+
+    Of what a training step counts for both passes, memory traffic and the host's work are
+    a third, collectives of tensor ranks a half.
+    """
+    layout = job.layout
+    stages, layers = layout.stages_of(rank), layout.layers_of(rank)
+    each = layer_seconds(job, hardware, speed)
+    layer = (
+        each.products
+        + each.attention
+        + each.traffic / 3
+        + tensor_seconds(job, hardware, speed) / 2
+        + expert_seconds(job, hardware, each.experts)
+        + context_seconds(job, hardware)
+    )
+    device = layers * layer
+    if layout.head_stage in stages:
+        product, traffic = head_seconds(job, hardware, speed)
+        device += product
+        device += traffic / 3
+    messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
+    return max(device, layers * host_seconds(job, speed) / 3) + messages

@@ -27,7 +27,15 @@ _SHOWN = 3
 def check_packages(folder: RunFolder, parts: Sequence[str]) -> NodeFinding:
     """Compare versions; what the run was made without may be here all the same."""
     expected, where = expected_versions(folder, parts)
-    other = list(_differences(expected))
+    here = {
+        name: platform.python_version() if name == "python" else version_of(name)
+        for name in expected
+    }
+    other = [
+        f"{name} {here[name]}, not {wanted}"
+        for name, wanted in expected.items()
+        if here[name] != wanted
+    ]
     shown = ", ".join(other[:_SHOWN]) + (f" and {len(other) - _SHOWN} more" * (len(other) > 3))
     return NodeFinding(
         check="packages",
@@ -64,21 +72,13 @@ def expected_versions(folder: RunFolder, parts: Sequence[str]) -> tuple[dict[str
     if (folder.path / "software.json").exists():
         software = folder.read("software.json", Packages)
         made = {"python": software.python, **software.packages}
-        other = set(_asked_by_others(parts))
-        kept = {
-            name: version
-            for name, version in made.items()
-            if version != ABSENT and name not in other
-        }
-        return kept, "software.json"
+        # What no rank of this run imports, an environment for it need not have.
+        others = required([part for part in RECORDED if part not in parts])
+        absent = {name for name, version in made.items() if version == ABSENT}
+        idle = absent | set(others) - set(required(parts))
+        return {name: made[name] for name in made if name not in idle}, "software.json"
     pinned = {key: version for part in parts for key, version in _pins(part).items()}
     return {name: pinned[name] for name in required(parts) if name in pinned}, "requirements"
-
-
-def _asked_by_others(parts: Sequence[str]) -> Iterator[str]:
-    """Name what no rank of this run imports: an environment for it need not have them."""
-    others = [part for part in RECORDED if part not in parts]
-    yield from set(required(others)) - set(required(parts))
 
 
 def _pins(part: str) -> Mapping[str, str]:
@@ -89,20 +89,20 @@ def _pins(part: str) -> Mapping[str, str]:
     return {one.name: str(one.specifier).removeprefix("==") for one in here}
 
 
-def _differences(expected: Mapping[str, str]) -> Iterator[str]:
-    for name, wanted in expected.items():
-        found = platform.python_version() if name == "python" else version_of(name)
-        if found != wanted:
-            yield f"{name} {found}, not {wanted}"
-
-
 def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -> NodeFinding:
     """Compare every file's size with the manifest, and the hashes of some.
 
     Each node begins its hashes elsewhere in the list: together they see more.
     """
     if not (folder.path / "data.json").exists():
-        return _finding("not prepared", "data.json", "unknown", "action=prepare")
+        return NodeFinding(
+            check="data",
+            found="not prepared",
+            expected="as the manifest says",
+            rule="data.json",
+            verdict="unknown",
+            remedy="action=prepare",
+        )
     try:
         noted = folder.data
         place = Path(noted.folder)
@@ -116,11 +116,21 @@ def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -
         hashed = list(some_files(files, rules.hashed_bytes, node))
         for record in hashed:
             verify_file(place, record, contents=True)
-        _check_start(recipe)
+        start = recipe.model["init_from"]
+        if start != "none" and not Path(str(start)).exists():
+            problem = f"{start} is not to be seen from this node"
+            remedy = "put it on a file system that nodes share"
+            raise RecipeError("model.init_from", problem, remedy)
     except RecipeError as error:
         return refused("data", error)
-    said = f"{len(files)} files by size, {len(hashed)} of them by hash"
-    return _finding(said, "manifest.json", "ok", "")
+    return NodeFinding(
+        check="data",
+        found=f"{len(files)} files by size, {len(hashed)} of them by hash",
+        expected="as the manifest says",
+        rule="manifest.json",
+        verdict="ok",
+        remedy="",
+    )
 
 
 def some_files(files: list[FileRecord], most_bytes: int, node: str) -> Iterator[FileRecord]:
@@ -131,23 +141,3 @@ def some_files(files: list[FileRecord], most_bytes: int, node: str) -> Iterator[
         if record.bytes <= left:
             left -= record.bytes
             yield record
-
-
-def _check_start(recipe: Recipe) -> None:
-    start = recipe.model["init_from"]
-    if start != "none" and not Path(str(start)).exists():
-        problem = f"{start} is not to be seen from this node"
-        raise RecipeError(
-            "model.init_from", problem, "put it on a file system that nodes share"
-        )
-
-
-def _finding(found: str, rule: str, verdict: str, remedy: str) -> NodeFinding:
-    return NodeFinding.model_validate({
-        "check": "data",
-        "found": found,
-        "expected": "as the manifest says",
-        "rule": rule,
-        "verdict": verdict,
-        "remedy": remedy,
-    })

@@ -1,12 +1,18 @@
-"""Devices of a node: there, free, and how fast; short measurements of products and links."""
+"""Devices of a node: there, free, and how fast; links between nodes, one pair at a time.
+
+Each node meets two others: who is slow with both is slow itself.
+"""
 
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not in its __all__
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.sections import Cluster
@@ -14,26 +20,24 @@ from components.distributed.devices import (
     check_devices,
     count_devices,
     device_type,
+    group_backend,
     misses_profile,
 )
 from components.errors import RecipeError
 from components.preflight.verdict import NodeFinding, refused
 
 ROUNDS, WARM_UP = 10, 3
-# Large enough that starting costs nothing: of products (rows), copies and messages (bytes).
-_LARGE_ROWS = {"cpu": 512}
-_LARGE_BYTES = {"cpu": 1 << 24}
-_ROWS, _BYTES = 8_192, 1 << 28
+# Large enough that starting costs nothing.
 
 
 def large_rows(kind: str) -> int:
     """Return the rows of a product whose rate is the device's best."""
-    return _LARGE_ROWS.get(kind, _ROWS)
+    return 512 if kind == "cpu" else 8_192
 
 
 def large_bytes(kind: str) -> int:
     """Return the bytes of a copy or message whose rate is the link's best."""
-    return _LARGE_BYTES.get(kind, _BYTES)
+    return 1 << (24 if kind == "cpu" else 28)
 
 
 def product_teraflops(
@@ -120,8 +124,15 @@ def check_memory(
     for device in devices:
         try:
             spaces.append(free_bytes(device))
-        except RuntimeError as error:  # whatever a broken device raises
-            return _broken(device, error)
+        except RuntimeError as error:  # a device that no longer answers stays in torch's list
+            return NodeFinding(
+                check="memory",
+                found=f"{device}: {str(error).partition(chr(10))[0]}",
+                expected="an answer of each device",
+                rule="cluster.preflight.memory_fraction",
+                verdict="bad",
+                remedy="tell the site: a device does not answer there",
+            )
     free, total = min(spaces, default=(0, 0))
     hardware = cluster.hardware
     known = None if isinstance(hardware, str) else hardware.memory_bytes
@@ -140,31 +151,16 @@ def check_memory(
     )
 
 
-def _broken(device: torch.device, error: RuntimeError) -> NodeFinding:
-    """Torch counts by the driver's list, in which a device stays that no longer answers."""
-    return NodeFinding(
-        check="memory",
-        found=f"{device}: {str(error).partition(chr(10))[0]}",
-        expected="an answer of each device",
-        rule="cluster.preflight.memory_fraction",
-        verdict="bad",
-        remedy="tell the site: a device does not answer there",
-    )
-
-
 def free_bytes(device: torch.device) -> tuple[int, int]:
     """Return free and all memory of a device; of a CPU what Linux could hand out."""
     if device.type != "cpu":
         free, total = torch.get_device_module(device.type).mem_get_info(device)
         return int(free), int(total)
-    return _available_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _available_bytes() -> int:
-    """What can be had without swapping: proc(5), MemAvailable."""
+    # What can be had without swapping: proc(5), MemAvailable.
     lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     (line,) = (line for line in lines if line.startswith("MemAvailable"))
-    return int(line.split()[1]) * 1024
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(line.split()[1]) * 1024, whole
 
 
 def slowest_teraflops(devices: Sequence[torch.device], dtype: torch.dtype) -> float:
@@ -174,3 +170,70 @@ def slowest_teraflops(devices: Sequence[torch.device], dtype: torch.dtype) -> fl
         product_teraflops(rows, rows, rows, dtype, device)
         for rows, device in zip(sizes, devices, strict=True)
     )
+
+
+Pair = tuple[int, int]
+Rates = dict[str, float | None]  # gigabytes a second, by the other node; None: no answer
+
+
+def rounds_of_pairs(count: int) -> list[list[Pair]]:
+    """Deal the neighbours of a ring of ``count`` nodes to rounds in which each meets one.
+
+    Two rounds, three for an odd number of nodes.
+    """
+    if count < 2:
+        return []
+    if count == 2:
+        return [[(0, 1)]]
+    even = [(first, first + 1) for first in range(0, count - 1, 2)]
+    odd = [(first, first + 1) for first in range(1, count - 1, 2)]
+    closing = (0, count - 1)
+    return [even, [*odd, closing]] if count % 2 == 0 else [even, odd, [closing]]
+
+
+def link_device(cluster: Cluster) -> torch.device:
+    """Choose the first device of a node; the host on Intel's GPUs.
+
+    Where oneCCL takes its ranks from MPI, as on Aurora, it knows of no groups of two.
+    """
+    kind = device_type(cluster.device)
+    return torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
+
+
+def measure_links(
+    names: Sequence[str], own: str, store: Store, device: torch.device, seconds: float
+) -> Rates:
+    """Measure an all-reduce with each neighbour.
+
+    A round waits ``seconds`` longer than the one before: whoever waited for a dead node there
+    comes late to the next.
+    """
+    me, found = names.index(own), Rates()
+    for number, pairs in enumerate(rounds_of_pairs(len(names)), start=1):
+        for pair in pairs:
+            if me in pair:
+                other = names[pair[1 - pair.index(me)]]
+                found[other] = _meet(pair, pair.index(me), store, device, number * seconds)
+    return found
+
+
+def _meet(
+    pair: Pair, rank: int, store: Store, device: torch.device, seconds: float
+) -> float | None:
+    size = large_bytes(device.type)
+    try:
+        dist.init_process_group(
+            group_backend(device.type),
+            store=PrefixStore(f"link/{pair[0]}-{pair[1]}", store),
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=seconds),
+        )
+        numbers = torch.ones(size // 4, device=device)
+        took = median_seconds(lambda: dist.all_reduce(numbers), device)
+    except RuntimeError:  # what every back end raises where the other does not come
+        return None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return bus_bandwidth("all_reduce", 2, size, took) / 1e9

@@ -1,9 +1,10 @@
-"""All that one node says of itself, and its part in what takes two."""
+"""What one node says of itself, its part in what takes two, and the hub that gathers it all."""
 
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,27 +15,24 @@ from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe, read_recipe
 from components.distributed.devices import compute_dtype
 from components.errors import RecipeError
-from components.preflight.contents import check_data, check_packages, check_versions
+from components.preflight import contents, node_checks
 from components.preflight.devices import (
+    Rates,
     check_count,
     check_memory,
     devices_here,
+    link_device,
+    measure_links,
+    rounds_of_pairs,
     slowest_teraflops,
 )
 from components.preflight.judge import judge
-from components.preflight.links import link_device, measure_links
-from components.preflight.node_checks import ask_time, check_copies, check_network, check_places
-from components.preflight.verdict import ClockOffset, NodeFinding, NodeReport, PreflightVerdict
+from components.preflight.verdict import NodeReport, PreflightVerdict
 from components.run.event_log import node_name
 from components.run.folder import RunFolder
 from components.run.provenance import parts_of
 from components.terminal import say
 from components.train.ranks import task_number
-
-
-def short_name(seen: Mapping[str, str]) -> str:
-    """Return this node's name without its domain."""
-    return node_name(seen).partition(".")[0]
 
 
 def name_among(names: Sequence[str], seen: Mapping[str, str]) -> str:
@@ -45,7 +43,7 @@ def name_among(names: Sequence[str], seen: Mapping[str, str]) -> str:
     Raises:
         RecipeError: it has another name, and no launcher says which task this is.
     """
-    own = short_name(seen)
+    own = node_name(seen).partition(".")[0]
     return own if own in names else names[task_number(seen)]
 
 
@@ -65,8 +63,17 @@ def rules_of(recipe: Recipe) -> Preflight:
 def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
     """Make every check that this node can make alone."""
     began, rules = time.monotonic(), rules_of(recipe)
-    findings = list(_findings(recipe, rules, folder, name))
     devices = devices_here(recipe.cluster)
+    findings = (
+        check_count(recipe.cluster),
+        check_memory(recipe.cluster, rules, devices),
+        *node_checks.check_places(recipe, rules, folder.path),
+        *node_checks.check_copies(folder.path, name, os.environ),
+        contents.check_packages(folder, parts_of(recipe)),
+        contents.check_versions(),
+        contents.check_data(recipe, rules, folder, name),
+        node_checks.check_network(recipe, folder, os.environ),
+    )
     first = devices[0] if devices else torch.device("cpu")
     dtype = compute_dtype(recipe.precision.compute, first)
     rate = None
@@ -76,26 +83,13 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
         say(f"no product: {error}")
     return NodeReport(
         node=name,
-        findings=tuple(findings),
+        findings=findings,
         cores=len(os.sched_getaffinity(0)),
         product_teraflops=rate,
         dtype=str(dtype).removeprefix("torch."),
         clock=None,
         seconds=time.monotonic() - began,
     )
-
-
-def _findings(
-    recipe: Recipe, rules: Preflight, folder: RunFolder, name: str
-) -> Iterator[NodeFinding]:
-    yield check_count(recipe.cluster)
-    yield check_memory(recipe.cluster, rules, devices_here(recipe.cluster))
-    yield from check_places(recipe, rules, folder.path)
-    yield from check_copies(folder.path, name, os.environ)
-    yield check_packages(folder, parts_of(recipe))
-    yield check_versions()
-    yield check_data(recipe, rules, folder, name)
-    yield check_network(recipe, folder, os.environ)
 
 
 def take_part(path: Path, seen: Mapping[str, str]) -> None:
@@ -107,7 +101,7 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
         host, port, is_master=False, timeout=timedelta(seconds=rules.longest_seconds)
     )
     name = name_among(json.loads(store.get("names")), seen)
-    clock: ClockOffset = ask_time(host, int(store.get("clock")))
+    clock = node_checks.ask_time(host, int(store.get("clock")))
     report = look_here(recipe, folder, name).model_copy(update={"clock": clock})
     store.set(f"report/{name}", report.model_dump_json())
     roster = json.loads(store.get("roster"))
@@ -121,9 +115,60 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
 
 def look_alone(recipe: Recipe, folder: RunFolder) -> PreflightVerdict:
     """Judge this node by itself: no clock and no link, which take two."""
-    name = short_name(os.environ)
+    name = node_name(os.environ).partition(".")[0]
     report = look_here(recipe, folder, name)
     rules = rules_of(recipe)
     return judge(
         recipe.cluster, rules, [name], {name: report}, {}, needed=1, seconds=report.seconds
     )
+
+
+_LOOK_SECONDS = 0.05
+
+
+class Hub:
+    """Where nodes report; it lives as long as `hub` does."""
+
+    def __init__(self, *, store: TCPStore) -> None:
+        self._store = store
+        self.port = store.port
+
+    def gather(self, recipe: Recipe, names: Sequence[str], *, needed: int) -> PreflightVerdict:
+        """Wait for the nodes ``names``, let the good ones meet in pairs, and judge all."""
+        began, rules = time.monotonic(), rules_of(recipe)
+        self._store.set("names", json.dumps(list(names)))
+        said = self._collect("report", names, rules.answer_seconds)
+        reports = {name: NodeReport.model_validate_json(text) for name, text in said.items()}
+        roster = [name for name in names if name in reports and not reports[name].bad]
+        self._store.set("roster", json.dumps(roster))
+        links: dict[str, Rates] = {}
+        if rounds := len(rounds_of_pairs(len(roster))):
+            longest = rules.link_seconds * rounds * (rounds + 1) / 2
+            met = self._collect("links", roster, longest)
+            silent: Rates = {"any other": None}
+            links = {name: json.loads(met[name]) if name in met else silent for name in roster}
+        seconds = time.monotonic() - began
+        return judge(
+            recipe.cluster, rules, names, reports, links, needed=needed, seconds=seconds
+        )
+
+    def _collect(self, kind: str, names: Sequence[str], seconds: float) -> dict[str, bytes]:
+        """Read what each name has left, or what is there when the time is over."""
+        missing, found = list(names), dict[str, bytes]()
+        end = time.monotonic() + seconds
+        while missing and time.monotonic() < end:
+            there = [name for name in missing if self._store.check([f"{kind}/{name}"])]
+            found |= {name: self._store.get(f"{kind}/{name}") for name in there}
+            missing = [name for name in missing if name not in found]
+            time.sleep(_LOOK_SECONDS)
+        return found
+
+
+@contextmanager
+def hub(port: int) -> Iterator[Hub]:
+    """Listen at ``port`` of this node, 0 for any that is free."""
+    soon = timedelta(seconds=10)  # this process keeps the store: it answers at once
+    store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=soon)
+    with node_checks.telling_time() as clock:
+        store.set("clock", str(clock))
+        yield Hub(store=store)

@@ -12,7 +12,7 @@ import socketserver
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 10.0
 
 class _Answer(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        """Say what time it is as often as one byte comes."""
+        """Describe what time it is as often as one byte comes."""
         while self.rfile.read(1):
             self.wfile.write(f"{time.time()!r}\n".encode())
 
@@ -59,19 +59,16 @@ def ask_time(host: str, port: int) -> ClockOffset:
     """
     with socket.create_connection((host, port), timeout=_PATIENCE_SECONDS) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asked = []
         with link.makefile("rb") as answers:
-            asked = [_ask_once(link, answers.readline) for _ in range(_QUESTIONS)]
+            for _ in range(_QUESTIONS):
+                before = time.time()
+                link.sendall(b"?")
+                theirs = float(answers.readline())
+                after = time.time()
+                ahead, uncertain = theirs - (before + after) / 2, (after - before) / 2
+                asked.append(ClockOffset(ahead_seconds=ahead, uncertain_seconds=uncertain))
     return min(asked, key=lambda clock: clock.uncertain_seconds)
-
-
-def _ask_once(link: socket.socket, answer: Callable[[], bytes]) -> ClockOffset:
-    before = time.time()
-    link.sendall(b"?")
-    theirs = float(answer())
-    after = time.time()
-    return ClockOffset(
-        ahead_seconds=theirs - (before + after) / 2, uncertain_seconds=(after - before) / 2
-    )
 
 
 # Upper-case words that huggingface_hub takes for yes (its constants.py, ENV_VARS_TRUE_VALUES).
@@ -81,27 +78,22 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 def check_network(recipe: Recipe, folder: RunFolder, seen: Mapping[str, str]) -> NodeFinding:
     """Name the datasets of the hub that were not prepared, where they cannot be fetched."""
-    wanted = [] if (folder.path / "data.json").exists() else list(_of_hub(recipe))
+    named = [source.dataset.path for source in recipe.data.sources.values() if source.dataset]
+    prepared = (folder.path / "data.json").exists()
+    wanted = [name for name in named if not prepared and not Path(name).exists()]
     why = _why_offline(recipe, seen)
-    return NodeFinding.model_validate({
-        "check": "network",
-        "found": f"{', '.join(wanted)} would be fetched" if wanted else "nothing is fetched",
-        "expected": f"nothing fetched: {why}" if why else "nothing fetched",
-        "rule": "data.sources",
-        "verdict": "ok" if not wanted else "bad" if why else "unknown",
-        "remedy": "action=prepare or action=stage where there is a network",
-    })
-
-
-def _of_hub(recipe: Recipe) -> Iterator[str]:
-    """Yield what is no folder here: a name on the hub, as `datasets` takes it."""
-    for source in recipe.data.sources.values():
-        if source.dataset is not None and not Path(source.dataset.path).exists():
-            yield source.dataset.path
+    return NodeFinding(
+        check="network",
+        found=f"{', '.join(wanted)} would be fetched" if wanted else "nothing is fetched",
+        expected=f"nothing fetched: {why}" if why else "nothing fetched",
+        rule="data.sources",
+        verdict="ok" if not wanted else "bad" if why else "unknown",
+        remedy="action=prepare or action=stage where there is a network",
+    )
 
 
 def _why_offline(recipe: Recipe, seen: Mapping[str, str]) -> str:
-    """Say by which word of the environment or of the profile this node has no network."""
+    """Describe by which word of the environment or of the profile this node has no network."""
     for name in _OFFLINE:
         if seen.get(name, "").upper() in _YES:
             return f"{name}={seen[name]}"
@@ -129,9 +121,15 @@ def check_place(check: str, folder: Path, needed_bytes: int, rule: str) -> NodeF
 
     What is free is the file system's word: a quota that few of them report is not in it.
     """
-    problem, free = "", 0
+    problem, free, written = "", 0, os.urandom(PROBE_BYTES)
     try:
-        problem = _probe(folder)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
+            file.write(written)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            if file.read() != written:
+                problem = "what was written is not what is read"
         free = shutil.disk_usage(folder).free
     except OSError as error:
         problem = str(error.strerror or error)
@@ -144,16 +142,6 @@ def check_place(check: str, folder: Path, needed_bytes: int, rule: str) -> NodeF
         verdict="bad" if problem or not enough else "ok",
         remedy="make room, ask for a larger quota, or take another folder",
     )
-
-
-def _probe(folder: Path) -> str:
-    written = os.urandom(PROBE_BYTES)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".preflight-") as file:
-        file.write(written)
-        file.flush()
-        os.fsync(file.fileno())
-        file.seek(0)
-        return "" if file.read() == written else "what was written is not what is read"
 
 
 FOLDER = "copies"  # below the run's folder

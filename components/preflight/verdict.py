@@ -12,10 +12,8 @@ from components.run.folder import RunFolder
 
 FOLDER = "preflight"  # below the run's folder: a file a node, and these
 VERDICT = f"{FOLDER}/verdict.json"
-HOSTS, CHOSEN = (
-    f"{FOLDER}/hosts",
-    f"{FOLDER}/nodes",
-)  # for launchers: all, and those to start on
+# For launchers: all nodes, and those to start on.
+HOSTS, CHOSEN = f"{FOLDER}/hosts", f"{FOLDER}/nodes"
 ANSWER = "answer"  # the check that a silent node fails
 
 
@@ -97,7 +95,7 @@ class PreflightVerdict(Section):
         return tuple(sorted(set.intersection(*failed))) if len(failed) > 1 else ()
 
     def reasons(self) -> Iterator[str]:
-        """Say of each bad node what is wrong with it."""
+        """Describe, for each bad node what is wrong with it."""
         for one in self.nodes:
             wrong = "; ".join(f"{f.check}: {f.found}, expected {f.expected}" for f in one.bad)
             if wrong:

@@ -16,14 +16,11 @@ from torch.utils.flop_counter import addmm_flop, flop_registry
 from components.profiling.trace import TraceEvent
 from components.torch_internals import operators
 
-aten = torch.ops.aten
-
 
 def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
-    """Count a grouped product, in which each row meets one matrix of the ``stack``.
+    """Count a grouped product: (pairs, depth) by (experts, depth, columns).
 
-    That is (pairs, depth) by (experts, depth, columns); for the gradient of the stack it is
-    (depth, pairs) by (pairs, columns), where pairs are dealt to experts.
+    For the gradient of the stack (depth, pairs) by (pairs, columns).
     """
     return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
 
@@ -58,7 +55,7 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
         for packet in flop_registry
         if "scaled_dot_product" in str(packet)
     },
-    aten.addmm_: addmm_flop,
+    torch.ops.aten.addmm_: addmm_flop,
     operators.GROUPED_PRODUCT: _grouped,
     operators.ONEDNN_LINEAR: _mapped,
     operators.CPU_ATTENTION: _attended,
@@ -90,30 +87,19 @@ def has_formula(event: TraceEvent) -> bool:
 
 
 def count(event: TraceEvent) -> OperatorCounts:
-    """Count an operator that has a formula."""
-    shapes = _operands(event)
+    """Count an operator that has a formula; the formulas ask for its first tensors alone."""
+    dims: list[Any] = event.args["Input Dims"]
+    shapes = list(takewhile(lambda shape: shape and isinstance(shape[0], int), dims))
+    if "mm" in event.name:  # a product written to a given place has that place, too
+        shapes = shapes[: 3 if "add" in event.name else 2]
     flops = _BY_NAME[event.name](*(torch.empty(shape, device="meta") for shape in shapes))
     item_bytes = [_ITEM_BYTES.get(kind, 1) for kind in event.args["Input type"]]  # 1: float8
     read = sum(prod(shape) * item for shape, item in zip(shapes, item_bytes, strict=False))
     return OperatorCounts(flops, read + _outputs(event.name, shapes, flops) * item_bytes[0])
 
 
-def _operands(event: TraceEvent) -> list[Sequence[int]]:
-    """List the shapes of the tensors that an operator begins with; the formulas ask no other.
-
-    Of a product written to a given place that place is left out.
-    """
-    dims: list[Any] = event.args["Input Dims"]
-    shapes = list(takewhile(lambda shape: shape and isinstance(shape[0], int), dims))
-    return shapes[: 3 if "add" in event.name else 2] if "mm" in event.name else shapes
-
-
 def _outputs(name: str, shapes: Sequence[Sequence[int]], flops: int) -> int:
-    """Count the numbers that come out.
-
-    A product takes two FLOPs for each of them and its depth. Attention gives as many as there
-    are queries, its backward pass the gradients of queries, keys and values.
-    """
+    """Count the numbers that come out; a product takes two FLOPs for each and its depth."""
     if "attention" in name:
         given = shapes[1:4] if "backward" in name else shapes[:1]
         return sum(map(prod, given))

@@ -1,14 +1,12 @@
 """Parts of a step, the ranges that name them, and to which part each call of a trace belongs.
 
-Ranges are hooks on modules, put there when a profile begins and taken away at its end: a run
-that is not profiled has none.
-
-An operator belongs to the range around it; a matrix product within a layer is one of the
-``products``, whichever module has it. The operators of a backward pass belong where the
-forward operator does that autograd differentiates: both have its sequence number.
+Ranges are hooks on modules, from the begin of a profile to its end. An operator belongs to the
+range around it; a matrix product within a layer is one of the ``products``, whichever module
+has it. Operators of a backward pass belong where the forward operator does that autograd
+differentiates: both have its sequence number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -40,27 +38,21 @@ class Ranges:
     """Open a range around each call of a part of ``decoders``, until they are removed."""
 
     def __init__(self, decoders: Sequence[Decoder]) -> None:
-        self._handles = [
-            handle
-            for decoder in decoders
-            for path, module in decoder.named_modules()
-            if (kind := _kind(path, module)) is not None
-            for handle in _hook(module, f"{PREFIX}{kind} {path or 'decoder'}")
-        ]
+        self._handles: list[Any] = []
+        for decoder in decoders:
+            for path, module in decoder.named_modules():
+                kind = next((name for one, name in _KINDS if isinstance(module, one)), None)
+                if path.rpartition(".")[2] == "readout":
+                    kind = "loss"  # whatever stands for a readout
+                if kind is not None:
+                    self._handles += _hook(module, f"{PREFIX}{kind} {path or 'decoder'}")
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
 
-def _kind(path: str, module: nn.Module) -> str | None:
-    """Know a part by its type; what stands for a readout may be of any."""
-    if path.rpartition(".")[2] == "readout":
-        return "loss"
-    return next((name for kind, name in _KINDS if isinstance(module, kind)), None)
-
-
-def _hook(module: nn.Module, name: str) -> Iterator[Any]:
+def _hook(module: nn.Module, name: str) -> tuple[Any, Any]:
     """Enter before the call and leave after it, also where a recomputation ends in its middle.
 
     Calls nest, so those that are open are a stack.
@@ -75,8 +67,10 @@ def _hook(module: nn.Module, name: str) -> Iterator[Any]:
         opened.pop().close()
 
     before: Callable[..., None] = enter
-    yield module.register_forward_pre_hook(before)
-    yield module.register_forward_hook(leave, always_call=True)
+    return (
+        module.register_forward_pre_hook(before),
+        module.register_forward_hook(leave, always_call=True),
+    )
 
 
 ATTENTION, PRODUCTS = "attention", "products"
@@ -155,25 +149,21 @@ def _enter(event: TraceEvent, above: CallPlace, forwards: Mapping[int, CallPlace
         return CallPlace(scope=RangeScope(DATA, DATA), in_step=True)
     if event.name.startswith("Optimizer.step#"):
         return replace(above, scope=RangeScope(OPTIMIZER, OPTIMIZER))
+    direction: Direction
     if event.name.startswith(PREFIX):
         kind, _, path = event.name.removeprefix(PREFIX).partition(" ")
         again = above.direction in {"backward", "recomputed"}
-        direction: Direction = "recomputed" if again else "forward"
+        direction = "recomputed" if again else "forward"
         return replace(above, scope=_SCOPES[kind], path=path, direction=direction)
-    if event.name.startswith(_ENGINE):
-        return _differentiate(event, forwards)
+    if event.name.startswith(_ENGINE):  # stands where the forward operator did
+        forward = forwards.get(event.args.get("Sequence number", -1), CallPlace())
+        direction = "backward" if forward.path else ""
+        return replace(forward, direction=direction, in_step=True, counted=None)
     if _communicates(event):
         return replace(above, scope=RangeScope(COMMUNICATION, COMMUNICATION))
     if above.counted is None and has_formula(event):
         return replace(above, counted=event)
     return above
-
-
-def _differentiate(event: TraceEvent, forwards: Mapping[int, CallPlace]) -> CallPlace:
-    """Stand where the forward operator did; a thread of autograd's own is in the step, too."""
-    forward = forwards.get(event.args.get("Sequence number", -1), CallPlace())
-    direction: Direction = "backward" if forward.path else ""
-    return replace(forward, direction=direction, in_step=True, counted=None)
 
 
 def _communicates(event: TraceEvent) -> bool:

@@ -1,14 +1,13 @@
-"""What a trace says of the steps in it, as the data of ``profile/rank-N.json``; host waits.
+"""Profile of the steps in a trace, the data of ``profile/rank-N.json``, and host waits.
 
-A host that asks a device for a number waits until all that it asked before is done, and until
-it has asked for more the device has nothing to do. On a device these are calls of its driver.
-On a CPU nothing waits, but the operators that would are in the trace. What copies to the host
-without one of them (``tolist``, ``cpu()``) shows on a device alone.
+A host that asks a device for a number waits until all before is done. On a device these are
+calls of its driver. On a CPU nothing waits, but the operators that would are in the trace;
+what copies to the host without one (``tolist``, ``cpu()``) shows on a device alone.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,7 +35,7 @@ _RUNTIME = re.compile(
 _OURS = re.compile(r"((?:components|command)/\S+\.py\(\d+\): .*)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Wait:
     """A call that waits, how often a step makes it, and its seconds a step.
 
@@ -52,32 +51,22 @@ class Wait:
 
 
 def waits_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> list[Wait]:
-    """List what waits in the steps of a trace, the longest first."""
+    """List what waits in the steps of a trace, or would on a device, the longest first."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
-    for event in _waiting(trace, places):
-        place = places[event]
-        key = (_call(event), place.part, place.direction, _line(trace, event))
-        found[key].append(event.end - event.begin)
-    steps = len(trace.steps)
-    waits = [
-        Wait(
-            call=call,
-            part=part,
-            direction=direction,
-            line=line,
-            times=len(lengths) / steps,
-            seconds=sum(lengths) / 1e9 / steps,
-        )
-        for (call, part, direction, line), lengths in found.items()
-    ]
-    return sorted(waits, key=lambda wait: -wait.seconds)
-
-
-def _waiting(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Iterator[TraceEvent]:
-    """Give the calls on the main thread that wait, or would."""
+    waits = _waits if trace.device else _would_wait
     for event in trace.main:
-        if places[event].in_step and (_waits if trace.device else _would_wait)(event):
-            yield event
+        place = places[event]
+        if place.in_step and waits(event):
+            key = (_call(event), place.part, place.direction, _line(trace, event))
+            found[key].append(event.end - event.begin)
+    steps = len(trace.steps)
+    return sorted(
+        (
+            Wait(*key, times=len(lengths) / steps, seconds=sum(lengths) / 1e9 / steps)
+            for key, lengths in found.items()
+        ),
+        key=lambda wait: -wait.seconds,
+    )
 
 
 def _waits(event: TraceEvent) -> bool:
@@ -106,8 +95,8 @@ def _line(trace: Trace, event: TraceEvent) -> str:
     return ""
 
 
-FORMAT = 1
-CONVENTIONS = {
+_FORMAT = 1
+_CONVENTIONS = {
     "seconds": "of one step, the mean over the steps; the parts add up to the step",
     "flops": "of one step; products and attention, the whole of its matrix",
     "bytes": "each input read once, each output written once",
@@ -118,13 +107,6 @@ CONVENTIONS = {
 Tree = dict[str, Any]
 
 
-@dataclass
-class _Sums:
-    flops: int = 0
-    bytes: int = 0
-    nanoseconds: int = 0
-
-
 def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
     """Sum a trace up: times by part, products against the ``machine`` in ``dtype``, waits."""
     places = places_of(trace)
@@ -132,17 +114,14 @@ def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
     times = times_of(trace, places)
     rates = _rates(machine, dtype)
     return {
-        "format": FORMAT,
-        "conventions": CONVENTIONS,
+        "format": _FORMAT,
+        "conventions": _CONVENTIONS,
         "steps": trace.steps,
         "clock": "device" if trace.device else "main thread",
         "step_seconds": total_of(trace, places) / 1e9 / steps,
         "parts": {part: _directions(times, part, steps) for part in PARTS},
         "machine": rates,
-        "products": {
-            part: _roofline(sums, steps, rates)
-            for part, sums in _products(trace, places).items()
-        },
+        "products": _products(trace, places, rates),
         "waits": [asdict(wait) for wait in waits_of(trace, places)],
     }
 
@@ -154,30 +133,30 @@ def _directions(times: Times, part: str, steps: int) -> dict[str, float]:
     return {"seconds": sum(by_direction.values()), **named}
 
 
-def _products(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> dict[str, _Sums]:
+def _products(
+    trace: Trace, places: Mapping[TraceEvent, CallPlace], rates: Tree | None
+) -> dict[str, Tree]:
     """Add up the operators that are counted, part by part."""
-    lasted = _seconds_on_device(trace, places) if trace.device else None
-    sums: dict[str, _Sums] = defaultdict(_Sums)
-    for event, place in places.items():
-        if place.counted is event and place.in_step:
-            one, here = count(event), sums[place.part]
-            here.flops += one.flops
-            here.bytes += one.bytes
-            here.nanoseconds += lasted[event] if lasted else event.end - event.begin
-    return {part: sums[part] for part in PARTS if part in sums}
-
-
-def _seconds_on_device(
-    trace: Trace, places: Mapping[TraceEvent, CallPlace]
-) -> dict[TraceEvent, int]:
-    """Add up the nanoseconds of the kernels that each counted operator started."""
+    on_device: Counter[TraceEvent] = Counter()  # of the kernels that each operator started
     launches = launches_of(trace)
-    lasted: dict[TraceEvent, int] = defaultdict(int)
     for kernel in trace.device:
         counted = place_of_kernel(kernel, launches, places).counted
         if counted is not None:
-            lasted[counted] += kernel.end - kernel.begin
-    return lasted
+            on_device[counted] += kernel.end - kernel.begin
+    flops, size, nanoseconds = Counter[str](), Counter[str](), Counter[str]()
+    for event, place in places.items():
+        if place.counted is event and place.in_step:
+            one = count(event)
+            flops[place.part] += one.flops
+            size[place.part] += one.bytes
+            lasted = on_device[event] if trace.device else event.end - event.begin
+            nanoseconds[place.part] += lasted
+    steps = len(trace.steps)
+    return {
+        part: _roofline(flops[part], size[part], nanoseconds[part], steps, rates)
+        for part in PARTS
+        if part in flops
+    }
 
 
 def _rates(machine: Machine, dtype: str) -> Tree | None:
@@ -195,23 +174,21 @@ def _rates(machine: Machine, dtype: str) -> Tree | None:
     }
 
 
-def _roofline(sums: _Sums, steps: int, rates: Tree | None) -> Tree:
+def _roofline(flops: int, size: int, nanoseconds: int, steps: int, rates: Tree | None) -> Tree:
     """Place products below the machine's roof (Williams et al. 2009, CACM 52(4), p. 65)."""
-    seconds = sums.nanoseconds / 1e9
-    intensity = sums.flops / sums.bytes if sums.bytes else 0.0  # of no rows at all
+    seconds = nanoseconds / 1e9
+    intensity = flops / size if size else 0.0  # of no rows at all
     found: Tree = {
-        "flops": sums.flops / steps,
-        "bytes": sums.bytes / steps,
+        "flops": flops / steps,
+        "bytes": size / steps,
         "flops_per_byte": intensity,
         "product_seconds": seconds / steps,
-        "flops_per_second": sums.flops / seconds if seconds else None,
+        "flops_per_second": flops / seconds if seconds else None,
     }
-    if rates is None or rates["gemm_flops_per_second"] is None:
-        return found
-    if not seconds or not sums.flops:
+    if rates is None or rates["gemm_flops_per_second"] is None or not seconds or not flops:
         return found
     limit = min(rates["gemm_flops_per_second"], rates["memory_bytes_per_second"] * intensity)
     return found | {
         "limit_flops_per_second": limit,
-        "limit_fraction": sums.flops / seconds / limit,
+        "limit_fraction": flops / seconds / limit,
     }

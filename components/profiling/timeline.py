@@ -1,11 +1,8 @@
-"""Dealing every moment of the profiled steps to one part, so that the parts add up.
+"""Time of profiled steps by part: every moment belongs to one, so that the parts add up.
 
-On a CPU the moments are those of the main thread: an operator has the time in which no other
-that it calls runs. What is left is the host's own: Python, and waiting; where a collective of
-gloo is under way then, it is communication.
-
-On a device the moments are those of the device: of kernels that run at once the first has the
-time, and a collective has what no other kernel covers. When nothing runs, the host is late.
+On a CPU an operator has the main thread's time in which none that it calls runs; the rest is
+the host's, or communication while a collective of gloo is under way. On a device the first of
+kernels that run at once has the time, a collective what no other covers, the host the rest.
 """
 
 import math

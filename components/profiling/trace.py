@@ -52,10 +52,9 @@ class TraceEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Calls in the order of their begin, of the main thread and others; what ran beside them.
+    """Calls by their begin, of the main thread and others; what ran beside them.
 
-    Frames of Python, if the trace has any, are a tree of their own: a range outlasts the frame
-    that opens it.
+    Python's ``frames`` are a tree of their own: a range outlasts the frame that opens it.
     """
 
     main: list[TraceEvent]
@@ -94,7 +93,15 @@ def trace_of(entries: Iterable[Mapping[str, Any]]) -> Trace:
         category = entry.get("cat")
         if entry.get("ph") != "X" or category not in {*_HOST, *_DEVICE, _FRAME}:
             continue
-        event = _event(entry)
+        begin = round(entry["ts"] * 1_000)
+        event = TraceEvent(
+            name=entry["name"],
+            category=category,
+            thread=entry["tid"],
+            begin=begin,
+            end=begin + round(entry.get("dur", 0) * 1_000),
+            args=entry.get("args", {}),
+        )
         if category in _DEVICE:
             device.append(event)
         elif event.name.startswith(_ASYNCHRONOUS):
@@ -111,18 +118,6 @@ def trace_of(entries: Iterable[Mapping[str, Any]]) -> Trace:
         frames=frames[first],
         device=device,
         collectives=collectives,
-    )
-
-
-def _event(entry: Mapping[str, Any]) -> TraceEvent:
-    begin = round(entry["ts"] * 1_000)
-    return TraceEvent(
-        name=entry["name"],
-        category=entry["cat"],
-        thread=entry["tid"],
-        begin=begin,
-        end=begin + round(entry.get("dur", 0) * 1_000),
-        args=entry.get("args", {}),
     )
 
 

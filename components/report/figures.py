@@ -6,14 +6,12 @@ dark and print. Names go through :func:`html.escape`, because plotly reads tags 
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
 from components.report.outcome import ReportEntry
 from components.run.history import StepMetrics
-
-Quantity = Callable[[StepMetrics], float]
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"
@@ -45,7 +43,7 @@ def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
 def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: bool) -> None:
     """One run alone has a colour a curve; of several, each has one colour."""
     name, journal = html.escape(entry.label), entry.run.journal
-    tokens, losses = _series(journal.steps, lambda step: step.loss)
+    tokens, losses = _series(journal.steps, "loss")
     figure.add_scatter(
         x=tokens, y=losses, mode="lines", legendgroup="" if alone else name, showlegend=alone,
         name="training" if alone else f"{name}, training",
@@ -110,30 +108,15 @@ def _add_baselines(
             )  # fmt: skip
 
 
-def rate_figure(entries: Sequence[ReportEntry]) -> go.Figure:
-    """Draw the learning rate against tokens."""
-    return _step_figure(entries, lambda step: step.lr)
-
-
-def gradient_figure(entries: Sequence[ReportEntry]) -> go.Figure:
-    """Draw the norm of the gradient, before clipping, against tokens."""
-    return _step_figure(entries, lambda step: step.gradient_norm)
-
-
-def throughput_figure(entries: Sequence[ReportEntry]) -> go.Figure:
-    """Draw the tokens per second of each step against tokens."""
-    figure = _step_figure(entries, lambda step: step.tokens_per_second)
-    figure.update_yaxes(exponentformat="B")
-    return figure
-
-
-def _step_figure(entries: Sequence[ReportEntry], of: Quantity) -> go.Figure:
-    """Draw one quantity of the steps; the page's heading names it."""
+def step_figure(
+    entries: Sequence[ReportEntry], field: str, *, exponents: str = "e"
+) -> go.Figure:
+    """Draw one quantity of the steps against tokens; the page's heading names it."""
     figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)
-    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero", exponentformat=exponents)
     for index, entry in enumerate(entries):
-        tokens, values = _series(entry.run.journal.steps, of)
+        tokens, values = _series(entry.run.journal.steps, field)
         figure.add_scatter(
             x=tokens, y=values, mode="lines", name=html.escape(entry.label),
             line={"color": colour(index), "width": 1.5},
@@ -141,11 +124,12 @@ def _step_figure(entries: Sequence[ReportEntry], of: Quantity) -> go.Figure:
     return figure
 
 
-def _series(steps: Sequence[StepMetrics], of: Quantity) -> tuple[list[int], list[float | None]]:
-    kept = thinned([of(step) for step in steps], _MOST_POINTS)
+def _series(steps: Sequence[StepMetrics], field: str) -> tuple[list[int], list[float | None]]:
+    values: list[float] = [getattr(step, field) for step in steps]
+    kept = thinned(values, _MOST_POINTS)
     # JSON has no NaN; plotly leaves a gap at null.
-    values = [of(steps[i]) if math.isfinite(of(steps[i])) else None for i in kept]
-    return [steps[i].tokens for i in kept], values
+    shown = [values[i] if math.isfinite(values[i]) else None for i in kept]
+    return [steps[i].tokens for i in kept], shown
 
 
 def thinned(values: Sequence[float], most_points: int) -> list[int]:

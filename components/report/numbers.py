@@ -9,9 +9,14 @@ _RATE_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
+def written(value: float | None, form: str) -> str:
+    """Write a number by a format's specification, such as ``.1%``."""
+    return ABSENT if value is None else format(value, form)
+
+
 def loss(value: float | None) -> str:
     """Write a loss with three decimals: the fourth is below what a change of seed moves."""
-    return ABSENT if value is None else f"{value:.3f}"
+    return written(value, ".3f")
 
 
 def exact(value: object) -> str:

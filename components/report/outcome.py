@@ -19,9 +19,7 @@ from components.run.records import DerivedRecord, StatedResults, read_checked
 from components.run.reported import RecipeRecord, Surroundings
 
 Tree = Mapping[str, Any]
-
-_SAME_VERSION = "the run and this report must be of the same version"
-_ALWAYS = "every run writes it at its start: was the folder copied whole?"
+_HOUR_SECONDS = 3_600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +58,11 @@ def load_run(folder: Path) -> Run:
 def _tree(file: Path, kind: type[BaseModel]) -> Tree:
     """Read a file that heads the page or a table, with all that these need."""
     if not file.exists():
-        raise RecipeError(str(file), "is missing", _ALWAYS)
-    return read_checked(file, kind, remedy=_SAME_VERSION)
+        remedy = "every run writes it at its start: was the folder copied whole?"
+        raise RecipeError(str(file), "is missing", remedy)
+    return read_checked(
+        file, kind, remedy="the run and this report must be of the same version"
+    )
 
 
 def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:
@@ -70,8 +71,7 @@ def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:
     Not by its whole path: a report is shown to others, and paths name people.
     """
     parts = [folder.resolve().parts for folder in folders]
-    longest = max((len(p) for p in parts), default=1)
-    for depth in range(1, longest + 1):
+    for depth in range(1, max(map(len, parts), default=1) + 1):
         labels = tuple("/".join(p[-depth:]) for p in parts)
         if len(set(labels)) == len(set(parts)):
             break
@@ -88,10 +88,6 @@ def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
         else:
             leaves[name] = value
     return leaves
-
-
-UNFINISHED = "unfinished"
-_HOUR_SECONDS = 3_600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +148,17 @@ def outcome_of(run: Run) -> RunOutcome:
     """Take the results as the run stated them, else as its journal shows them."""
     results: Tree = run.results or {}
     held_out: Tree = results.get("held_out") or {}
-    journal = run.journal
-    measured, rate = journal.held_out, results.get("tokens_per_second", _median_rate(journal))
-    held_seconds = journal.goodput.held_seconds or None  # none before the first record
+    steps, measured, ranks = run.journal.steps, run.journal.held_out, run.derived["ranks"]
+    rates = [step.tokens_per_second for step in steps]
+    rate = results.get("tokens_per_second", median(rates) if rates else None)
+    per_token = {} if rate is None else run.derived["flops_per_token"]
+    flops = {convention: flops * rate for convention, flops in per_token.items()}
+    held_seconds = run.journal.goodput.held_seconds or None  # none before the first record
     return RunOutcome(
-        status=results.get("status", UNFINISHED),
-        steps=results.get("steps", journal.steps[-1].step if journal.steps else 0),
-        tokens=results.get("tokens", journal.steps[-1].tokens if journal.steps else 0),
-        training_loss=journal.steps[-1].loss if journal.steps else None,
+        status=results.get("status", "unfinished"),
+        steps=results.get("steps", steps[-1].step if steps else 0),
+        tokens=results.get("tokens", steps[-1].tokens if steps else 0),
+        training_loss=steps[-1].loss if steps else None,
         held_out_first=held_out.get("first", measured[0].loss if measured else None),
         held_out_final=held_out.get("final", measured[-1].loss if measured else None),
         unigram=held_out.get("unigram"),
@@ -168,26 +167,14 @@ def outcome_of(run: Run) -> RunOutcome:
         final_by_source=held_out.get("by_source", measured[-1].by_source if measured else {}),
         unigram_by_source=held_out.get("unigram_by_source") or {},
         seconds=held_seconds,
-        device_hours=held_seconds and held_seconds * run.derived["ranks"] / _HOUR_SECONDS,
+        device_hours=held_seconds and held_seconds * ranks / _HOUR_SECONDS,
         tokens_per_second=rate,
         tokens_per_second_per_device=results.get(
-            "tokens_per_second_per_device", rate and rate / run.derived["ranks"]
+            "tokens_per_second_per_device", rate and rate / ranks
         ),
-        flops_per_second=results.get("flops_per_second", _flops_per_second(run, rate)),
+        flops_per_second=results.get("flops_per_second", flops),
         device=results.get("device", run.environment.get("device")),
     )
-
-
-def _median_rate(journal: RunHistory) -> float | None:
-    rates = [step.tokens_per_second for step in journal.steps]
-    return median(rates) if rates else None
-
-
-def _flops_per_second(run: Run, rate: float | None) -> dict[str, float]:
-    if rate is None:
-        return {}
-    per_token: Tree = run.derived["flops_per_token"]
-    return {convention: flops * rate for convention, flops in per_token.items()}
 
 
 def non_finite_steps(journal: RunHistory) -> int:

@@ -1,6 +1,6 @@
 """One self-contained HTML file from one or more run folders."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,20 @@ from components.config.key_groups import (
 )
 from components.config.recipe_text import recipe_lines
 from components.report import figures, numbers, planned, provenance, tables
-from components.report.cards import key_figures
-from components.report.data_section import data_sections, mixture_grid
-from components.report.document import check_destination, embedded, set_page, write_page
-from components.report.evaluation import evaluation_grids
+from components.report.data_card import data_sections, mixture_grid
+from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
-from components.report.profile import profile_grids
+from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
 from components.report.tables import (
+    Cells,
     Grid,
-    TableRow,
     column_labels,
     differing_keys,
+    key_figures,
     row_labels,
     run_column,
 )
-from components.run.history import RunEvent
-
-_OTHER_VERSION = "of another version of the code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,61 +48,40 @@ def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, .
         group = KeyGroup.MATHEMATICS if key in computing else declared(key)
         found.setdefault(group, []).append(key)
     parts = []
-    for group, title in (*TITLES.items(), (None, _OTHER_VERSION)):
+    for group, title in (*TITLES.items(), (None, "of another version of the code")):
         if keys := found.get(group):
             shown = without_profile(keys)
-            rows = tuple(TableRow(cells=(key, *differing[key])) for key in shown)
+            rows = [(key, *differing[key]) for key in shown]
             grid = Grid(columns=("key", *(e.label for e in entries)), rows=rows)
             parts.append(Differences(title=title, grid=grid, hidden=len(keys) - len(shown)))
     return tuple(parts)
 
 
 def verdict(parts: Iterable[Differences]) -> str:
-    """Say in a line what the runs have in common."""
+    """Describe in a line what the runs have in common."""
     titles = {part.title for part in parts}
-    said = (
+    groups = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
+    return ", ".join(
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
-        for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
+        for group in groups
     )
-    return ", ".join(said)
 
 
-# There may be thousands of them, and they say nothing that the goodput does not.
-_TOLD_ELSEWHERE = ("checkpoint",)
 MOST_NAMED = 8  # of a list in one cell of the table
 
 
 def story_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row an event, run after run, in the order of time."""
     rows = [
-        TableRow(cells=(*label, *cells))
+        (*label, *cells)
         for entry, label in zip(entries, row_labels(entries), strict=True)
         for cells in _story(entry)
     ]
     columns = (*run_column(entries), "after", "step", "event", "cause", "took", "evidence")
-    return Grid(columns=columns, rows=tuple(rows))
+    return Grid(columns=columns, rows=rows)
 
 
-def goodput_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out what part of each run's time made progress, and what the rest was."""
-    accounts = [entry.run.journal.goodput for entry in entries]
-    rows = [
-        ("wall time", *(numbers.duration(one.wall_seconds) for one in accounts)),
-        (
-            "steps that led to the last weights: goodput",
-            *(_part(one.progress_seconds, one.wall_seconds) for one in accounts),
-        ),
-    ]
-    for name in accounts[0].lost_seconds:
-        parts = (_part(one.lost_seconds[name], one.wall_seconds) for one in accounts)
-        rows.append((name, *parts))
-    return Grid(
-        columns=("", *column_labels(entries)),
-        rows=tuple(TableRow(cells=cells) for cells in rows),
-    )
-
-
-def _story(entry: ReportEntry) -> list[tuple[str, ...]]:
+def _story(entry: ReportEntry) -> list[Cells]:
     events = entry.run.journal.events
     begin = events[0].time - events[0].seconds if events else 0.0
     return [
@@ -116,15 +91,12 @@ def _story(entry: ReportEntry) -> list[tuple[str, ...]]:
             event.kind.replace("_", " "),
             event.cause,
             numbers.duration(event.seconds) if event.seconds else "",
-            _evidence(event),
+            "; ".join(f"{name} {_brief(value)}" for name, value in event.evidence.items()),
         )
         for event in events
-        if event.kind not in _TOLD_ELSEWHERE
+        # There may be thousands of these, and they say nothing that the goodput does not.
+        if event.kind != "checkpoint"
     ]
-
-
-def _evidence(event: RunEvent) -> str:
-    return "; ".join(f"{name} {_brief(value)}" for name, value in event.evidence.items())
 
 
 def _brief(value: object) -> str:
@@ -135,21 +107,31 @@ def _brief(value: object) -> str:
     return numbers.exact(value)
 
 
+def goodput_grid(entries: Sequence[ReportEntry]) -> Grid:
+    """Lay out what part of each run's time made progress, and what the rest was."""
+    accounts = [entry.run.journal.goodput for entry in entries]
+    progress = [_part(one.progress_seconds, one.wall_seconds) for one in accounts]
+    rows = [
+        ("wall time", *(numbers.duration(one.wall_seconds) for one in accounts)),
+        ("steps that led to the last weights: goodput", *progress),
+    ]
+    for name in accounts[0].lost_seconds:
+        parts = (_part(one.lost_seconds[name], one.wall_seconds) for one in accounts)
+        rows.append((name, *parts))
+    return Grid(columns=("", *column_labels(entries)), rows=rows)
+
+
 def _part(seconds: float, whole: float) -> str:
     if not whole:
         return numbers.ABSENT
     return f"{seconds / whole:.1%} ({numbers.duration(seconds)})"
 
 
-_MOST_OPEN_ROWS = 12  # of the mixture: more would push the charts below out of sight
-
-
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
     """Write the report whole or not at all, and return its path.
 
     Raises:
-        RecipeError: no run folder is given, one of them is no run, or the destination is a
-            folder.
+        RecipeError: no run is given, a folder is no run, or the destination is a folder.
     """
     check_destination(destination)
     return write_page(render(load_entries(runs)), destination)
@@ -158,6 +140,7 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
 def render(entries: Sequence[ReportEntry]) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
     differences, sweep = differences_by_group(entries), sweep_of(entries)
+    differing = frozenset(differing_keys(entries))
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
@@ -166,39 +149,33 @@ def render(entries: Sequence[ReportEntry]) -> str:
         "miniatures": [entry.label for entry in entries if provenance.is_miniature(entry)],
         "cards": key_figures(entries[0]),
         "colours": [figures.colour(index) for index in range(len(entries))],
-        "charts": _charts(named_by_values(entries, sweep)) | _sweep_charts(entries, sweep),
+        "charts": _charts(entries, sweep),
         "sweep": sweep,
         "differences": differences,
         "verdict": verdict(differences),
-        "most_open_rows": _MOST_OPEN_ROWS,
+        "most_open_rows": 12,  # of the mixture: more push the charts below out of sight
         "data": data_sections(entries),
         "tables": _tables(entries),
-        "recipes": _recipes(entries),
+        "recipes": [(e.label, recipe_lines(e.run.recipe, differing)) for e in entries],
     }
     return set_page("page.html.j2", parts)
 
 
-def _charts(entries: Sequence[ReportEntry]) -> dict[str, str | None]:
-    drawn: dict[str, Callable[[Sequence[ReportEntry]], Any]] = {
-        "loss": figures.loss_figure,
-        "sources": figures.sources_figure,
-        "rate": figures.rate_figure,
-        "gradient": figures.gradient_figure,
-        "throughput": figures.throughput_figure,
+def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, str | None]:
+    named = named_by_values(entries, sweep)
+    drawn: dict[str, Any] = {
+        "loss": figures.loss_figure(named),
+        "sources": figures.sources_figure(named),
+        "rate": figures.step_figure(named, "lr"),
+        "gradient": figures.step_figure(named, "gradient_norm"),
+        "throughput": figures.step_figure(named, "tokens_per_second", exponents="B"),
     }
-    return {name: embedded(name, draw(entries)) for name, draw in drawn.items()}
+    if sweep is not None:
+        drawn |= {n: sweep_figure(entries, sweep, result) for n, result in RESULTS.items()}
+    return {name: embedded(name, figure) for name, figure in drawn.items()}
 
 
-def _sweep_charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, str | None]:
-    if sweep is None:
-        return {}
-    return {
-        name: embedded(name, sweep_figure(entries, sweep, result))
-        for name, result in RESULTS.items()
-    }
-
-
-def _tables(entries: Sequence[ReportEntry]) -> dict[str, tables.Grid]:
+def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     plans = [planned.plan_of(entry.run.recipe) for entry in entries]
     return {
         "summary": tables.summary_grid(entries),
@@ -216,8 +193,3 @@ def _tables(entries: Sequence[ReportEntry]) -> dict[str, tables.Grid]:
         **evaluation_grids(entries),
         **profile_grids(entries),
     }
-
-
-def _recipes(entries: Sequence[ReportEntry]) -> list[tuple[str, Any]]:
-    differing = frozenset(tables.differing_keys(entries))
-    return [(entry.label, recipe_lines(entry.run.recipe, differing)) for entry in entries]

@@ -1,145 +1,221 @@
-"""A plan as one self-contained HTML file, with the look of a run's report."""
+"""A plan as one self-contained HTML file: cards, tables, timeline and memory chart."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from components.planner.placement import label
-from components.planner.timeline import Timeline
-from components.report import numbers, plan_tables
-from components.report.cards import Card
-from components.report.document import check_destination, embedded, set_page, write_page
-from components.report.plan_figures import cut_microbatches, memory_figure, timeline_figure
-from components.report.plan_tables import Picture
-from components.report.search_table import search_sheet
-from components.report.tables import Grid, TableRow
+import plotly.graph_objects as go
 
-Tree = Mapping[str, Any]
+from components.config.schema.types import thaw
+from components.planner.job import label
+from components.planner.result import PlannedMemory, PlanResult
+from components.planner.search_result import GIB
+from components.planner.timeline import Timeline, TimelineBlock
+from components.report import numbers
+from components.report.figures import colour, empty_figure
+from components.report.pages import check_destination, embedded, set_page, write_page
+from components.report.plan_tables import (
+    PARTS,
+    Picture,
+    Sheet,
+    memory_sheet,
+    published_sheet,
+    search_sheet,
+    time_sheet,
+)
+from components.report.tables import Card
+
+_KINDS = (
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("weights", "gradient of the weights"),
+)
+# A browser still zooms smoothly over so many bars, and reads so many numbers on them.
+MOST_BLOCKS, _MOST_NUMBERED = 10_000, 2_000
+# Those of the other charts, and three more: a legend needs one for each part.
+_SHADES = (*(colour(place) for place in range(7)), "#6f6fc0", "#7d8a3c", "#8b929c")
+_ROW_PIXELS, _FRAME_PIXELS = 24, 110
 
 
-def write_plan(tree: Tree, picture: Picture, *, why: str, destination: Path) -> Path:
-    """Write the page of a plan, ``tree`` being what ``output=json`` prints.
+def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Path) -> Path:
+    """Write the page of a plan.
 
     Raises:
         RecipeError: the destination is a folder.
     """
     check_destination(destination)
+    timeline = picture.timeline
+    empty = Sheet(columns=(), rows=())
     parts = {
-        "plan": tree,
+        "plan": plan,
         "why": why,
         "picture": picture,
         "nodes": _nodes(picture),
-        "cards": _cards(tree),
-        "charts": _charts(tree, picture.timeline),
-        "cut": cut_microbatches(picture.timeline) if picture.timeline else None,
-        "tables": _tables(tree, picture.timeline),
-        "exact": json.dumps(tree, indent=2, ensure_ascii=False),
+        "cards": _cards(plan),
+        "charts": {
+            "memory": embedded("memory", memory_figure(plan.memory)),
+            "timeline": embedded("timeline", timeline_figure(timeline)) if timeline else None,
+        },
+        "cut": cut_microbatches(timeline) if timeline else None,
+        "tables": {
+            "search": search_sheet(plan.search) if plan.search else empty,
+            "memory": memory_sheet(plan.memory),
+            "time": time_sheet(plan, now=None),
+            "published": published_sheet(plan.published),
+            "assumed": _assumed_sheet(plan),
+            "missing": _missing_sheet(plan),
+            "ranks": _ranks_sheet(timeline) if timeline else empty,
+        },
+        "exact": json.dumps(plan.as_json(), indent=2, ensure_ascii=False),
     }
     return write_page(set_page("plan_page.html.j2", parts), destination)
 
 
-def _cards(tree: Tree) -> tuple[Card, ...]:
+def _cards(plan: PlanResult) -> tuple[Card, ...]:
     """Choose what decides: how long, whether it fits, how fast, how dear."""
-    memory, time = _memory_card(tree["memory"]), tree["time"]
-    if time["step_seconds"] is None:
-        unknown = ("not predicted: see what is missing",)
-        step = Card(title="step", value=numbers.ABSENT, notes=unknown)
-        return step, memory, Card(title="device-hours", value=numbers.ABSENT, notes=unknown)
-    low, high = time["step_seconds_low"], time["step_seconds_high"]
-    step = Card(
-        title="step",
-        value=f"{time['step_seconds']:.3g} s",
-        notes=(f"expected between {low:.3g} and {high:.3g} s",),
-    )
-    return (step, memory, *_rate_cards(time), *_bill_cards(tree["bill"]))
-
-
-def _rate_cards(time: Tree) -> tuple[Card, ...]:
-    tokens = numbers.count(time["tokens_per_second"])
-    device = f"{time['tokens_per_second_per_device']:,.1f} a device"
-    causal = f"{time['mfu_causal']:.1%} with causal attention"
-    return (
-        Card(title="tokens per second", value=tokens, notes=(device,)),
-        Card(title="MFU, full attention", value=f"{time['mfu_full']:.1%}", notes=(causal,)),
-    )
-
-
-def _bill_cards(bill: Tree) -> tuple[Card, ...]:
-    site = f"{numbers.measured(bill['site_units'])} {bill['site_unit']}"
-    energy = bill["energy_kwh"]
+    memory, time, bill = _memory_card(plan.memory), plan.time, plan.bill
+    if time is None or bill is None:
+        unknown = numbers.ABSENT, ("not predicted: see what is missing",)
+        return Card("step", *unknown), memory, Card("device-hours", *unknown)
+    low, high = time.step_seconds_low, time.step_seconds_high
+    expected = f"expected between {low:.3g} and {high:.3g} s"
+    site = f"{numbers.measured(bill.site_units)} {bill.site_unit}"
+    energy = bill.energy_kwh
     power = "energy unknown" if energy is None else f"{numbers.kwh(energy)} of the devices"
-    chain = f"{bill['jobs']:,} jobs of {bill['queue']}" if bill["jobs"] else "without waiting"
-    hours = numbers.count(bill["device_hours"])
+    chain = f"{bill.jobs:,} jobs of {bill.queue}" if bill.jobs else "without waiting"
+    device = f"{time.tokens_per_second_per_device:,.1f} a device"
+    causal = f"{time.mfu_causal:.1%} with causal attention"
     return (
-        Card(title="device-hours", value=hours, notes=(site, power)),
-        Card(title="days", value=numbers.count(bill["days"]), notes=(chain,)),
+        Card("step", f"{time.step_seconds:.3g} s", (expected,)),
+        memory,
+        Card("tokens per second", numbers.count(time.tokens_per_second), (device,)),
+        Card("MFU, full attention", f"{time.mfu_full:.1%}", (causal,)),
+        Card("device-hours", numbers.count(bill.device_hours), (site, power)),
+        Card("days", numbers.count(bill.days), (chain,)),
     )
 
 
-def _memory_card(memory: Tree) -> Card:
-    fits = memory["verdict"] != "does_not_fit"
-    said = memory["verdict"].replace("_", " ")
+def _memory_card(memory: PlannedMemory) -> Card:
+    fits = memory.verdict != "does_not_fit"
+    said = memory.verdict.replace("_", " ")
+    usable = f"of {memory.usable_bytes / GIB:.1f} GiB usable"
     return Card(
         title="memory of the fullest rank",
-        value=f"{memory['peak_bytes'] / plan_tables.GIB:.1f} GiB",
-        notes=(
-            f"of {memory['usable_bytes'] / plan_tables.GIB:.1f} GiB usable",
-            *((said,) if fits else ()),
-        ),
+        value=f"{memory.peak_bytes / GIB:.1f} GiB",
+        notes=(usable, said) if fits else (usable,),
         warning="" if fits else said,
     )
 
 
-def _charts(tree: Tree, timeline: Timeline | None) -> dict[str, str | None]:
-    return {
-        "memory": embedded("memory", memory_figure(tree["memory"])),
-        "timeline": embedded("timeline", timeline_figure(timeline)) if timeline else None,
-    }
+def _assumed_sheet(plan: PlanResult) -> Sheet:
+    rows = [(name, str(thaw(one.value)), one.reason) for name, one in plan.assumed.items()]
+    return Sheet(columns=("assumed", "value", "reason"), rows=rows)
 
 
-def _tables(tree: Tree, timeline: Timeline | None) -> dict[str, Grid]:
-    empty = Grid(columns=(), rows=())
-    return {
-        "search": _grid(search_sheet(tree)) if "search" in tree else empty,
-        "memory": _grid(plan_tables.memory_sheet(tree)),
-        "time": _grid(plan_tables.time_sheet(tree, now=None)),
-        "published": _grid(plan_tables.published_sheet(tree)),
-        "assumed": _grid(plan_tables.assumed_sheet(tree)),
-        "missing": _grid(plan_tables.missing_sheet(tree)),
-        "ranks": _ranks(timeline) if timeline else empty,
-    }
+def _missing_sheet(plan: PlanResult) -> Sheet:
+    rows = tuple((one.figure, one.problem, one.remedy) for one in plan.missing)
+    return Sheet(columns=("missing", "what was done", "the way out"), rows=rows)
 
 
-def _grid(sheet: plan_tables.Sheet) -> Grid:
-    return Grid(
-        columns=sheet.columns, rows=tuple(TableRow(cells=cells) for cells in sheet.rows)
-    )
-
-
-def _ranks(timeline: Timeline) -> Grid:
+def _ranks_sheet(timeline: Timeline) -> Sheet:
     """Lay out how long each pipeline rank computes and waits, and what it keeps."""
     rows = tuple(
-        TableRow(
-            cells=(
-                str(rank),
-                f"{line.busy_seconds:.4g} s",
-                f"{timeline.waiting_fraction(rank):.1%}",
-                f"{line.in_flight:.3g}",
-            )
+        (
+            str(rank),
+            f"{line.busy_seconds:.4g} s",
+            f"{timeline.waiting_fraction(rank):.1%}",
+            f"{line.in_flight:.3g}",
         )
         for rank, line in enumerate(timeline.ranks)
     )
     columns = ("pipeline rank", "computes", "waits", "microbatches kept at most")
-    return Grid(columns=columns, rows=rows)
+    return Sheet(columns=columns, rows=rows)
 
 
 def _nodes(picture: Picture) -> list[tuple[int, list[tuple[str, bool]]]]:
     """Write each node's devices: their coordinates, and whether the first copy has them."""
     return [
-        (
-            node.number,
-            [(label(d, picture.layout, " "), d.first_copy) for d in node.devices],
-        )
+        (node.number, [(label(d, picture.layout, " "), d.first_copy) for d in node.devices])
         for node in picture.nodes
     ]
+
+
+def timeline_figure(timeline: Timeline) -> go.Figure:
+    """Draw each pass as a bar; of a long step, the first and the last microbatches alone."""
+    figure = _figure("seconds from the start of the step", len(timeline.ranks))
+    figure.update_layout(barmode="overlay", bargap=0.15, dragmode="zoom")
+    figure.update_xaxes(range=[0, timeline.seconds], exponentformat="none")
+    drawn = drawn_blocks(timeline)
+    numbered = len(drawn) <= _MOST_NUMBERED
+    for index, (kind, name) in enumerate(_KINDS):
+        chosen = [(rank, block) for rank, block in drawn if block.kind == kind]
+        if not chosen:
+            continue
+        figure.add_bar(
+            orientation="h",
+            name=name,
+            y=[rank for rank, _ in chosen],
+            base=[_rounded(block.start) for _, block in chosen],
+            x=[_rounded(block.end - block.start) for _, block in chosen],
+            customdata=[[b.microbatch, b.stage, _rounded(b.end)] for _, b in chosen],
+            text=[str(block.microbatch) for _, block in chosen] if numbered else None,
+            textposition="inside",
+            insidetextanchor="start",
+            textangle=0,
+            marker={"color": colour(index), "line": {"width": 0}},
+            hovertemplate=f"{name} of microbatch %{{customdata[0]}}, stage %{{customdata[1]}}"
+            "<br>%{base:.5g} to %{customdata[2]:.5g} s<extra></extra>",
+        )
+    return figure
+
+
+def _figure(abscissa: str, ranks: int) -> go.Figure:
+    height = _FRAME_PIXELS + _ROW_PIXELS * ranks
+    figure = empty_figure(abscissa, "pipeline rank", height=height)
+    return figure.update_yaxes(autorange="reversed", fixedrange=True, dtick=1, showgrid=False)
+
+
+def drawn_blocks(timeline: Timeline) -> list[tuple[int, TimelineBlock]]:
+    """Pair each block with its rank; from both ends of the step where they are too many."""
+    every = [(rank, b) for rank, line in enumerate(timeline.ranks) for b in line.blocks]
+    if len(every) <= MOST_BLOCKS:
+        return every
+    count = 1 + max(block.microbatch for _, block in every)
+    ends = max(1, MOST_BLOCKS * count // len(every) // 2)
+    return [(rank, b) for rank, b in every if not ends <= b.microbatch < count - ends]
+
+
+def cut_microbatches(timeline: Timeline) -> tuple[int, int] | None:
+    """Return the first and last microbatch that the chart leaves out, if it does."""
+    shown = {block.microbatch for _, block in drawn_blocks(timeline)}
+    left = [
+        block.microbatch for block in timeline.ranks[0].blocks if block.microbatch not in shown
+    ]
+    return (min(left), max(left)) if left else None
+
+
+def memory_figure(memory: PlannedMemory) -> go.Figure:
+    """Stack what each pipeline rank holds at its peak, and mark what a device has.
+
+    The peak is either in the passes or in the optimizer's step: the lower one is left out.
+    """
+    stages = memory.by_stage
+    figure = _figure("GiB a device", len(stages))
+    figure.update_layout(barmode="stack", bargap=0.25, legend={"traceorder": "normal"})
+    for part, shade in zip((*PARTS, "step", "base"), _SHADES, strict=True):
+        held = [stage[f"{part}_bytes"] for stage in stages]
+        if any(held):
+            figure.add_bar(
+                orientation="h",
+                name=part,
+                y=list(range(len(stages))),
+                x=[_rounded(each / GIB) for each in held],
+                marker={"color": shade, "line": {"width": 0}},
+                hovertemplate=f"{part}: %{{x:.3f}} GiB<extra></extra>",
+            )
+    figure.add_vline(x=memory.usable_bytes / GIB, line={"color": "#c4506b", "dash": "dash"})
+    return figure
+
+
+def _rounded(value: float) -> float:
+    """Seven digits: more than a screen shows, and a third of the file."""
+    return float(f"{value:.7g}")

@@ -11,10 +11,10 @@ from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING, EnergyReading
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree
-from components.report.plan_tables import GIB
-from components.report.tables import Grid, TableRow, column_labels, row_labels, run_column
+from components.report.tables import Grid, column_labels, row_labels, run_column
 
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
 Write = Callable[[float], str]
@@ -34,36 +34,33 @@ def plan_of(recipe: Tree) -> Plan | None:
 def planned_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> Grid:
     """Lay out planned beside measured, a row a quantity and run; no rows without a plan."""
     rows = [
-        (name, TableRow(cells=(name, *label, *cells)))
+        (name, *label, *cells)
         for entry, plan, label in zip(entries, plans, row_labels(entries), strict=True)
         if plan is not None
         for name, cells in _quantities(entry, plan)
     ]
     # The same quantity of all runs stands together.
-    order = {name: place for place, name in enumerate(dict.fromkeys(n for n, _ in rows))}
-    rows.sort(key=lambda pair: order[pair[0]])
+    order = list(dict.fromkeys(name for name, *_ in rows))
+    rows.sort(key=lambda row: order.index(row[0]))
     heads = ("planned", "expected between", "measured", "measured against planned")
     names = ("quantity", *run_column(entries))
-    return Grid(
-        columns=(*names, *heads), rows=tuple(row for _, row in rows), text_columns=len(names)
-    )
+    return Grid(columns=(*names, *heads), rows=rows, text_columns=len(names))
 
 
 def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> Grid:
     """Lay out what the planned step of each run is spent on."""
     parts = [plan.time.parts() if plan and plan.time else {} for plan in plans]
     names = dict.fromkeys(name for one in parts for name in one)
-    rows = tuple(
-        TableRow(cells=(name.removesuffix("_seconds"), *(_part(one, name) for one in parts)))
-        for name in names
-    )
+    rows = []
+    for name in names:
+        shares = (
+            f"{one[name]:.3g} s ({one[name] / sum(one.values()):.1%})"
+            if name in one
+            else numbers.ABSENT
+            for one in parts
+        )
+        rows.append((name.removesuffix("_seconds"), *shares))
     return Grid(columns=("part of the planned step", *column_labels(entries)), rows=rows)
-
-
-def _part(parts: dict[str, float], name: str) -> str:
-    if name not in parts:
-        return numbers.ABSENT
-    return f"{parts[name]:.3g} s ({parts[name] / sum(parts.values()):.1%})"
 
 
 def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
@@ -73,19 +70,19 @@ def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         steps = entry.run.journal.steps
         measured = median(step.seconds for step in steps) if steps else None
         yield "step, median", _cells(total, measured, "{:.3g} s".format, between)
-        planned = plan.rates.tokens_per_second
-        yield (
-            "tokens per second",
-            _cells(planned, entry.outcome.tokens_per_second, numbers.measured),
-        )
+        planned, reached = plan.rates.tokens_per_second, entry.outcome.tokens_per_second
+        yield "tokens per second", _cells(planned, reached, numbers.measured)
     peak = plan.memory.ranks[0].peak / GIB
-    yield "memory of the first rank", _cells(peak, _peak_gib(entry), "{:.1f} GiB".format)
-    if plan.bill is not None:
-        hours = plan.bill.device_hours
-        yield (
-            "device-hours of the whole run",
-            _cells(hours, _device_hours(entry), numbers.measured),
-        )
+    taken = (entry.run.results or {}).get("peak_memory_bytes")
+    # What tensors took: of a CPU the run knows only the whole process.
+    of_cpu = str(entry.outcome.device).startswith("cpu")
+    measured = None if taken is None or of_cpu else float(taken) / GIB
+    yield "memory of the first rank", _cells(peak, measured, "{:.1f} GiB".format)
+    if plan.bill is not None:  # of the whole run, so beside one that came to its end
+        ended = entry.outcome.status == "finished"
+        spent = entry.outcome.device_hours if ended else None
+        cells = _cells(plan.bill.device_hours, spent, numbers.measured)
+        yield "device-hours of the whole run", cells
     yield from _energy(entry, plan)
 
 
@@ -113,35 +110,23 @@ def _cells(
     return said, between, write(measured), deviation
 
 
-def _peak_gib(entry: ReportEntry) -> float | None:
-    """Read what tensors took; of a CPU the run knows only the whole process."""
-    peak = (entry.run.results or {}).get("peak_memory_bytes")
-    if peak is None or str(entry.outcome.device).startswith("cpu"):
-        return None
-    return float(peak) / GIB
-
-
-def _device_hours(entry: ReportEntry) -> float | None:
-    """Give those of a run that came to its end: the plan's are of the whole."""
-    return entry.outcome.device_hours if entry.outcome.status == "finished" else None
-
-
 def energy_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out energy, mean power and who counted them; what nothing counted is not guessed."""
     columns = [_energy_quantities(entry) for entry in entries]
-    rows = [
-        TableRow(cells=(name, *(column[name] for column in columns))) for name in columns[0]
-    ]
-    return Grid(columns=("", *column_labels(entries)), rows=tuple(rows))
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    return Grid(columns=("", *column_labels(entries)), rows=rows)
 
 
 def _energy_quantities(entry: ReportEntry) -> dict[str, str]:
     used = entry.run.journal.energy
     devices, hosts = used.get("devices", NOTHING), used.get("hosts", NOTHING)
     sources: Tree = (entry.run.results or {}).get("energy") or {}
+    tokens, per_token = entry.outcome.tokens, numbers.ABSENT
+    if devices.is_whole and tokens:
+        per_token = f"{numbers.measured(devices.joules / tokens)} J"
     return {
         **_counted("devices", "device", devices),
-        "joules per token, devices": _per_token(devices, entry.outcome.tokens),
+        "joules per token, devices": per_token,
         "devices, counted by": _source(sources, "devices"),
         **_counted("hosts", "host", hosts),
         "hosts, counted by": _source(sources, "hosts"),
@@ -156,12 +141,6 @@ def _counted(name: str, one: str, counted: EnergyReading) -> dict[str, str]:
         f"mean power of a {one}": numbers.ABSENT if watts is None else numbers.watts(watts),
         f"part of the {name}' time that was counted": part,
     }
-
-
-def _per_token(devices: EnergyReading, tokens: int) -> str:
-    if not devices.is_whole or not tokens:
-        return numbers.ABSENT
-    return f"{numbers.measured(devices.joules / tokens)} J"
 
 
 def _source(sources: Tree, name: str) -> str:

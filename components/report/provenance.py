@@ -9,10 +9,10 @@ from typing import Any
 
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
-from components.report.tables import Grid, TableRow, column_labels
+from components.report.tables import Grid, column_labels
 
 _DAY_SECONDS = 86_400
-Published = tuple[str, str, str, str]  # quantity, value, unit, source
+_Published = tuple[str, str, str, str]  # quantity, value, unit, source
 
 # First match wins; a name's suffix is its unit.
 _UNITS = (
@@ -32,14 +32,14 @@ _UNITS = (
 
 
 def is_miniature(entry: ReportEntry) -> bool:
-    """Say whether the run is the recipe made small, so that no figure compares directly."""
+    """Return whether the run is the recipe made small, so that no figure compares directly."""
     return isinstance(entry.run.recipe["scale"].get("shrink"), Mapping)
 
 
 def published_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out every published figure beside what each run measured of the same quantity."""
-    own = [_with_parts(_named(entry.run.recipe["published"], "")) for entry in entries]
-    measured = [measured_quantities(entry) for entry in entries]
+    own = [dict.fromkeys(_published(entry.run.recipe["published"])) for entry in entries]
+    measured = [_measured_quantities(entry) for entry in entries]
     rows = []
     for key in dict.fromkeys(key for figures in own for key in figures):
         name, value, unit, source = key
@@ -47,37 +47,39 @@ def published_grid(entries: Sequence[ReportEntry]) -> Grid:
             _beside(name, quantities) if key in figures else numbers.ABSENT
             for figures, quantities in zip(own, measured, strict=True)
         )
-        rows.append(TableRow(cells=(_title(name), f"{value} {unit}".strip(), source, *cells)))
+        title = name.replace("_", " ").replace(".", ": ")
+        rows.append((title, f"{value} {unit}".strip(), source, *cells))
     heads = (
         f"{label}, miniature" if is_miniature(entry) else label
         for label, entry in zip(column_labels(entries), entries, strict=True)
     )
-    return Grid(columns=("quantity", "published", "source", *heads), rows=tuple(rows))
+    return Grid(columns=("quantity", "published", "source", *heads), rows=rows)
 
 
 def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out every assumed value with its reason and, of several runs, who assumes it."""
-    several = len(entries) > 1
     holders: dict[tuple[str, str, str], list[str]] = {}
     for entry in entries:
         for name, leaf in _named(entry.run.recipe["assumed"], ""):
             key = (name, numbers.exact(leaf["value"]), str(leaf.get("reason", "")))
             holders.setdefault(key, []).append(entry.label)
-    rows = []
-    for key, labels in holders.items():
-        who = "all runs" if len(labels) == len(entries) else ", ".join(labels)
-        rows.append(TableRow(cells=(*key, *((who,) if several else ()))))
-    columns = ("key", "value", "reason", *(("assumed by",) if several else ()))
-    return Grid(columns=columns, rows=tuple(rows))
+    if len(entries) == 1:
+        return Grid(columns=("key", "value", "reason"), rows=list(holders))
+    rows = [
+        (*key, "all runs" if len(labels) == len(entries) else ", ".join(labels))
+        for key, labels in holders.items()
+    ]
+    return Grid(columns=("key", "value", "reason", "assumed by"), rows=rows)
 
 
-def _with_parts(leaves: Iterator[tuple[str, Tree]]) -> dict[Published, None]:
-    rows: dict[Published, None] = {}
-    for name, leaf in leaves:
-        said = (str(leaf.get("unit", "")), str(leaf.get("source", "")))
-        for part, value in _parts(name, leaf["value"]):
-            rows[part, numbers.exact(value), *said] = None
-    return rows
+def _published(tree: Tree) -> Iterator[_Published]:
+    """Give every published figure, of a mapping each part."""
+    for name, leaf in _named(tree, ""):
+        value = leaf["value"]
+        parts = flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        for part, number in parts.items():
+            source = str(leaf.get("source", ""))
+            yield part, numbers.exact(number), str(leaf.get("unit", "")), source
 
 
 def _named(tree: Tree, prefix: str) -> Iterator[tuple[str, Tree]]:
@@ -89,18 +91,7 @@ def _named(tree: Tree, prefix: str) -> Iterator[tuple[str, Tree]]:
             yield from _named(node, f"{prefix}{key}.")
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from flat(value, f"{name}.").items()
-    else:
-        yield name, value
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ").replace(".", ": ")
-
-
-def measured_quantities(entry: ReportEntry) -> dict[str, float]:
+def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
     """Collect what the run itself can state, under the names a recipe would publish it."""
     run, out = entry.run, entry.outcome
     named: dict[str, Any] = {
@@ -124,21 +115,17 @@ def measured_quantities(entry: ReportEntry) -> dict[str, float]:
         named["energy_kwh"] = devices.kwh
     if run.journal.steps:
         named["step_seconds"] = median(step.seconds for step in run.journal.steps)
-    numeric = {name: value for name, value in named.items() if isinstance(value, int | float)}
-    return {_normal(name): value for name, value in numeric.items()}
-
-
-def _normal(name: str) -> str:
-    return name.replace(".", "_")
+    return {
+        name.replace(".", "_"): value
+        for name, value in named.items()
+        if isinstance(value, int | float)
+    }
 
 
 def _beside(name: str, quantities: Mapping[str, float]) -> str:
     """Find the quantity by its full name, else by its last part (``time.step_seconds``)."""
-    for candidate in (_normal(name), name.rpartition(".")[2]):
+    for candidate in (name.replace(".", "_"), name.rpartition(".")[2]):
         if candidate in quantities:
-            return f"{numbers.measured(quantities[candidate])} {_unit(candidate)}".strip()
+            unit = next((unit for part, unit in _UNITS if part in candidate), "")
+            return f"{numbers.measured(quantities[candidate])} {unit}".strip()
     return numbers.ABSENT
-
-
-def _unit(name: str) -> str:
-    return next((unit for part, unit in _UNITS if part in name), "")

@@ -6,9 +6,9 @@ with ``parallelism.tensor=2,4`` other degrees change too, and nobody asked for t
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -19,35 +19,20 @@ from components.report.outcome import ReportEntry, flat
 # Words that say where and how, not what.
 _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "force"})
 _OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, and who is told
-# Where values span more than this, equal ratios get equal distances.
-_LOG_RATIO = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A number that came out of a run, what its axis is called, and whether that has a zero."""
+class Result(NamedTuple):
+    """A number that came out of a run: its axis, its field, and plotly's mode of the axis."""
 
     title: str
-    of: Callable[[ReportEntry], float | None]
-    from_zero: bool
+    field: str
+    range_mode: str
 
 
-RESULTS: Mapping[str, Result] = {
-    "swept_loss": Result(
-        title="held-out loss, nats per token",
-        of=lambda entry: entry.outcome.held_out_final,
-        from_zero=False,
-    ),
-    "swept_training": Result(
-        title="training loss, nats per token",
-        of=lambda entry: entry.outcome.training_loss,
-        from_zero=False,
-    ),
-    "swept_rate": Result(
-        title="tokens per second",
-        of=lambda entry: entry.outcome.tokens_per_second,
-        from_zero=True,
-    ),
+RESULTS = {
+    "swept_loss": Result("held-out loss, nats per token", "held_out_final", "normal"),
+    "swept_training": Result("training loss, nats per token", "training_loss", "normal"),
+    "swept_rate": Result("tokens per second", "tokens_per_second", "tozero"),
 }
 
 
@@ -83,13 +68,18 @@ def sweep_of(entries: Sequence[ReportEntry]) -> Sweep | None:
 
 
 def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
-    words = [_words(entry) for entry in entries]
-    differing = {
-        key: None
-        for one in words
-        for key in one
-        if _can_be_swept(key) and len({other.get(key) for other in words}) > 1
-    }
+    words = []
+    for entry in entries:
+        command = entry.run.environment.get("command", [])
+        pairs = (str(word).partition("=") for word in command)
+        words.append({key: value for key, equals, value in pairs if equals})
+    differing = [
+        key
+        for key in dict.fromkeys(key for one in words for key in one)
+        if key not in _NOT_SWEPT
+        and not key.startswith(_OBSERVING)
+        and len({one.get(key) for one in words}) > 1
+    ]
     # As the recipe has it: one point may name what is another's default.
     trees = [flat(entry.run.recipe) for entry in entries]
     return {
@@ -98,16 +88,6 @@ def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
         )
         for key in differing
     }
-
-
-def _can_be_swept(key: str) -> bool:
-    return key not in _NOT_SWEPT and not key.startswith(_OBSERVING)
-
-
-def _words(entry: ReportEntry) -> Mapping[str, str]:
-    command = entry.run.environment.get("command", [])
-    pairs = (str(word).partition("=") for word in command)
-    return {key: value for key, equals, value in pairs if equals}
 
 
 def named_by_values(
@@ -129,13 +109,11 @@ def sweep_figure(
     entries: Sequence[ReportEntry], sweep: Sweep, result: Result
 ) -> go.Figure | None:
     """Draw one result over the swept key, a colour a series; ``None`` if no run has it."""
-    results = [result.of(entry) for entry in entries]
+    results = [getattr(entry.outcome, result.field) for entry in entries]
     if all(value is None for value in results):
         return None
     figure = empty_figure(html.escape(sweep.key), result.title, height=320)
-    figure.update_yaxes(
-        exponentformat="B", rangemode="tozero" if result.from_zero else "normal"
-    )
+    figure.update_yaxes(exponentformat="B", rangemode=result.range_mode)
     _set_axis(figure, sweep)
     for index, name in enumerate(dict.fromkeys(sweep.series)):
         points = [
@@ -163,15 +141,13 @@ def _set_axis(figure: go.Figure, sweep: Sweep) -> None:
         return
     values = sorted(set(sweep.values))
     figure.update_xaxes(tickvals=values, ticktext=[numbers.exact(v) for v in values])
-    if values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:
+    # Where values span more than this, equal ratios get equal distances.
+    if values[0] > 0 and values[-1] / values[0] >= 5.0:
         figure.update_xaxes(type="log")
 
 
 def _numeric(values: Sequence[Any]) -> bool:
-    return all(_is_number(value) for value in values)
-
-
-def _is_number(value: object) -> bool:
-    return (
+    return all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in values
     )

@@ -1,10 +1,10 @@
-"""The tables of the report, as plain text cells: the page and the terminal only set them.
+"""Tables and key figures of a report, as plain text: the page and the terminal only set them.
 
 A table has a row a quantity and a column a run, except the summary, which has a row a run.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,32 +13,46 @@ from rich.table import Table
 
 from components.config.key_groups import without_profile
 from components.report import numbers
-from components.report.outcome import ReportEntry, Tree, flat, load_entries, non_finite_steps
+from components.report.outcome import (
+    ReportEntry,
+    RunOutcome,
+    Tree,
+    flat,
+    load_entries,
+    non_finite_steps,
+)
 
 # Prose and sources: when they differ, the recipes' names say so already.
 _NOT_OVERRIDES = ("why", "published", "assumed")
-_ONE_RUN = "this run"
 _SUMMARY_COLUMNS = (
     *("run", "differs in", "steps"),
     *("training loss", "held-out loss", "tokens/s", "goodput", "status"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRow:
-    """One row of text cells; ``differs`` marks one whose runs do not agree."""
-
-    cells: tuple[str, ...]
-    differs: bool = False
+Cells = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table with a heading for each column; the first ``text_columns`` are no numbers."""
+    """A table of text cells with a heading for each column.
 
-    columns: tuple[str, ...]
-    rows: tuple[TableRow, ...]
+    The first ``text_columns`` are no numbers; ``differing`` are the places of rows whose runs
+    do not agree.
+    """
+
+    columns: Cells
+    rows: Sequence[Cells]
     text_columns: int = 1
+    differing: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure, its name, and a line or two that put it into proportion."""
+
+    title: str
+    value: str
+    notes: tuple[str, ...]
+    warning: str = ""
 
 
 def summary_table(runs: Sequence[Path]) -> Table:
@@ -57,7 +71,7 @@ def terminal_table(grid: Grid) -> Table:
         justify: Literal["left", "right"] = "left" if place < grid.text_columns else "right"
         table.add_column(column, justify=justify, overflow="fold")
     for row in grid.rows:
-        table.add_row(*row.cells)
+        table.add_row(*row)
     return table
 
 
@@ -65,64 +79,56 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row a run: what differs in its recipe, and what came out."""
     differing = differing_keys(entries)
     shown = without_profile(differing)
-    rows = []
-    for place, entry in enumerate(entries):
-        out = entry.outcome
-        own = ", ".join(f"{key}={differing[key][place]}" for key in shown)
-        cells = (
+    rows = [
+        (
             entry.label,
-            own or numbers.ABSENT,
-            numbers.exact(out.steps),
-            numbers.loss(out.training_loss),
-            numbers.loss(out.held_out_final),
-            numbers.count(out.tokens_per_second),
-            _goodput(entry),
-            out.status,
+            ", ".join(f"{key}={differing[key][place]}" for key in shown) or numbers.ABSENT,
+            numbers.exact(entry.outcome.steps),
+            numbers.loss(entry.outcome.training_loss),
+            numbers.loss(entry.outcome.held_out_final),
+            numbers.count(entry.outcome.tokens_per_second),
+            numbers.written(entry.run.journal.goodput.fraction, ".0%"),
+            entry.outcome.status,
         )
-        rows.append(TableRow(cells=cells))
-    return Grid(columns=_SUMMARY_COLUMNS, rows=tuple(rows), text_columns=2)
+        for place, entry in enumerate(entries)
+    ]
+    return Grid(columns=_SUMMARY_COLUMNS, rows=rows, text_columns=2)
 
 
-def _goodput(entry: ReportEntry) -> str:
-    part = entry.run.journal.goodput.fraction
-    return numbers.ABSENT if part is None else f"{part:.0%}"
-
-
-def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, tuple[str, ...]]:
+def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
     """Map each dotted key on which the runs' recipes disagree to its value in each run."""
-    trees = [flat(_overridable(entry.run.recipe)) for entry in entries]
+    trees = [
+        flat({k: v for k, v in entry.run.recipe.items() if k not in _NOT_OVERRIDES})
+        for entry in entries
+    ]
+    return {key: cells for key, cells in _side_by_side(trees).items() if len(set(cells)) > 1}
+
+
+def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
+    """Write the value of each key in every one of the flat trees."""
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    cells = {key: tuple(_cell(tree, key) for tree in trees) for key in keys}
-    return {key: values for key, values in cells.items() if len(set(values)) > 1}
-
-
-def _overridable(recipe: Tree) -> Tree:
-    return {key: value for key, value in recipe.items() if key not in _NOT_OVERRIDES}
-
-
-def _cell(tree: Tree, key: str) -> str:
-    return _text(key, tree[key]) if key in tree else numbers.ABSENT
+    return {key: tuple(_text(key, tree.get(key)) for tree in trees) for key in keys}
 
 
 def _text(key: str, value: object) -> str:
     if key.rpartition(".")[2] == "command" and isinstance(value, list):
         return shlex.join(str(part) for part in value)
-    if isinstance(value, Mapping):
-        return "{}"
-    return numbers.exact(value)
+    return "{}" if isinstance(value, Mapping) else numbers.exact(value)
 
 
 def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out command, commit and versions of each run, and the recipe's fingerprint."""
-    hashes = [{"recipe fingerprint": e.run.derived.get("fingerprint")} for e in entries]
-    own = zip(entries, hashes, strict=True)
-    trees = [flat(entry.run.environment) | fingerprint for entry, fingerprint in own]
-    rows = []
-    for key in dict.fromkeys(key for tree in trees for key in tree):
-        values = tuple(_cell(tree, key) for tree in trees)
-        label = key.replace("_", " ").removeprefix("versions.")
-        rows.append(TableRow(cells=(label, *values), differs=len(set(values)) > 1))
-    return Grid(columns=("", *column_labels(entries)), rows=tuple(rows))
+    cells = _side_by_side([
+        flat(entry.run.environment)
+        | {"recipe fingerprint": entry.run.derived.get("fingerprint")}
+        for entry in entries
+    ])
+    rows = [
+        (key.replace("_", " ").removeprefix("versions."), *values)
+        for key, values in cells.items()
+    ]
+    differing = [place for place, row in enumerate(rows) if len(set(row[1:])) > 1]
+    return Grid(columns=("", *column_labels(entries)), rows=rows, differing=differing)
 
 
 def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -133,24 +139,21 @@ def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     for entry in entries:
         name = f"{entry.label}: " if len(entries) > 1 else ""
         rates, ranks = entry.outcome.flops_per_second, entry.run.derived["ranks"]
-        per_device = {c: value / ranks for c, value in rates.items()}
         for title, values, unit in (
             ("one token", entry.run.derived["flops_per_token"], "FLOP"),
             ("all devices", rates, "FLOP/s"),
-            ("one device", per_device, "FLOP/s"),
+            ("one device", {c: value / ranks for c, value in rates.items()}, "FLOP/s"),
         ):
             cells = (numbers.rate(values.get(c), unit) for c in conventions)
-            rows.append(TableRow(cells=(f"{name}{title}", *cells)))
-    return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=tuple(rows))
+            rows.append((f"{name}{title}", *cells))
+    return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=rows)
 
 
 def incidents_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out what befell each run: kills, resumes, losses that are no number."""
     columns = [_incidents(entry) for entry in entries]
-    rows = [
-        TableRow(cells=(title, *(column[title] for column in columns))) for title in columns[0]
-    ]
-    return Grid(columns=("", *column_labels(entries)), rows=tuple(rows))
+    rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
+    return Grid(columns=("", *column_labels(entries)), rows=rows)
 
 
 def _incidents(entry: ReportEntry) -> dict[str, str]:
@@ -167,16 +170,51 @@ def _incidents(entry: ReportEntry) -> dict[str, str]:
     }
 
 
-def column_labels(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
+def column_labels(entries: Sequence[ReportEntry]) -> Cells:
     """Head the column of each run; one run alone needs no name."""
-    return tuple(e.label for e in entries) if len(entries) > 1 else (_ONE_RUN,)
+    return tuple(e.label for e in entries) if len(entries) > 1 else ("this run",)
 
 
-def row_labels(entries: Sequence[ReportEntry]) -> tuple[tuple[str, ...], ...]:
+def row_labels(entries: Sequence[ReportEntry]) -> tuple[Cells, ...]:
     """Give the cells that say of which run a row is; one run alone needs no such column."""
     return tuple((e.label,) if len(entries) > 1 else () for e in entries)
 
 
-def run_column(entries: Sequence[ReportEntry]) -> tuple[str, ...]:
+def run_column(entries: Sequence[ReportEntry]) -> Cells:
     """Head the column of `row_labels`, if there is one."""
     return ("run",) if len(entries) > 1 else ()
+
+
+def key_figures(entry: ReportEntry) -> tuple[Card, ...]:
+    """Choose what a reader asks first: how good, how much, how fast, how large."""
+    out, derived = entry.outcome, entry.run.derived
+    budget, ranks = entry.run.recipe["budget"]["total_tokens"], derived["ranks"]
+    total, active = derived["parameters"]["total"], derived["parameters"].get("active")
+    devices = f"{ranks:,} rank{'s' * (ranks > 1)} on {out.device or 'an unknown device'}"
+    per_device = numbers.count(out.tokens_per_second_per_device)
+    took = () if out.seconds is None else (f"in {numbers.duration(out.seconds)}",)
+    rests = active not in {None, total}
+    in_use = (f"{numbers.count(active)} active per token",) if rests else ()
+    training = ("of the last step", "nats per token, as all losses here")
+    part = f"{out.tokens / budget:.0%} of a budget of {budget:,}"
+    rate = ("median of the steps", f"{per_device} per device; {devices}")
+    return (
+        _held_out(out),
+        Card("training loss", numbers.loss(out.training_loss), training),
+        Card("tokens", numbers.count(out.tokens), (part,)),
+        Card("tokens per second", numbers.count(out.tokens_per_second), rate),
+        Card("steps", f"{out.steps:,}", (f"of {derived['steps']:,} planned", *took)),
+        Card("parameters", numbers.count(total), (f"{total:,}", *in_use)),
+    )
+
+
+def _held_out(out: RunOutcome) -> Card:
+    notes = []
+    if out.unigram is not None:
+        notes.append(f"smoothed unigram {numbers.loss(out.unigram)}")
+    if out.held_out_first is not None:
+        notes.append(f"first measured {numbers.loss(out.held_out_first)}")
+    if out.rising is False:
+        notes.append("falling or level over the last quarter")
+    warning = "rising over the last quarter" if out.rising else ""
+    return Card("held-out loss", numbers.loss(out.held_out_final), tuple(notes), warning)

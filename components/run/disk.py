@@ -44,9 +44,8 @@ class Patience:
     """Do things again and again for ``seconds`` each while a file system is away or full.
 
     Nobody waits any longer once ``stopped`` says so: a run that was asked to stop may be killed
-    before there is room. One thread's. What was waited for is said at once, by way of
-    `logging`, since whoever can make room has to hear of it: its handlers, unlike a stream,
-    fail silently on a full disk.
+    before there is room. One thread's. What is waited for is logged at once: handlers, unlike
+    a stream, fail silently on a full disk.
     """
 
     def __init__(self, *, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -74,7 +73,7 @@ class Patience:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def take_reasons(self) -> list[str]:
-        """Tell what was waited for since this was asked last."""
+        """Report what was waited for since this was asked last."""
         reasons, self._reasons = self._reasons, []
         return reasons
 
@@ -93,7 +92,7 @@ class Patience:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Say what a user can do where ``folder``, or what is below it, refuses to be written.
+    """Describe what a user can do where ``folder``, or what is below it, refuses to be written.
 
     Raises:
         RecipeError: what cannot be written, and why.

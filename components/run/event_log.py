@@ -1,8 +1,7 @@
 """Event log of a run, ``journal.jsonl``: one event a line, with cause, evidence, node, job.
 
-Steps and held-out losses are measurements and live in ``metrics.jsonl``; here is what happened
-to the run. An event is one line, written at once and synced: what a guard did must be known
-even if the machine goes away in the next second.
+An event is written at once and synced: what a guard did must be known even if the machine goes
+away in the next second. Measurements are in ``metrics.jsonl``.
 """
 
 import json
@@ -10,8 +9,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from components.run.disk import Patience
 
@@ -28,29 +28,25 @@ def job_name(seen: Mapping[str, str]) -> str | None:
     return seen.get("SLURM_JOB_ID") or seen.get("PBS_JOBID")
 
 
+# fmt: off
 Kind = Literal[
-    "preflight",
-    "start",
-    "resume",
-    "checkpoint",
-    "damaged",
-    "skip",
-    "roll_back",
-    "lower_lr",
-    "restart",
-    "exclusion",
-    "job_end",
-    "hang",
-    "slow_rank",
-    "memory_growth",
-    "replicas",
-    "changed_setting",
-    "rehearsal",
-    "stop",
-    "end",
+    "preflight", "start", "resume", "stop", "end", "restart", "job_end", "exclusion",
+    "checkpoint", "damaged", "skip", "roll_back", "lower_lr", "changed_setting", "rehearsal",
+    "hang", "slow_rank", "memory_growth", "replicas",
 ]
+# fmt: on
 
 
+class ClockReading(Protocol):
+    """Where a run is: `RunProgress`, or what else has a step and its tokens."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+@dataclass(kw_only=True)
 class EventLog:
     """Append events to ``file``; with ``writes`` off, as on all ranks but one, do nothing.
 
@@ -58,47 +54,42 @@ class EventLog:
     away an event waits, for ``retry_seconds`` unless the run was ``stopped``.
     """
 
-    def __init__(
-        self,
-        *,
-        file: Path,
-        writes: bool,
-        retry_seconds: float,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._file = file
-        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
-        self._writes = writes
+    file: Path
+    writes: bool
+    retry_seconds: float
+    stopped: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
 
     def note(
         self,
         kind: Kind,
-        *,
-        step: int,
-        tokens: int,
+        at: ClockReading,
         cause: str,
-        seconds: float,
         evidence: Mapping[str, Any],
+        *,
+        seconds: float = 0.0,
     ) -> None:
         """Write one event; ``seconds`` is how long the run made no progress because of it.
 
-        ``step`` and ``tokens`` are those of the weights once the event is over.
+        ``at`` is where the weights are once the event is over.
 
         Raises:
             RecipeError: the file cannot be written.
         """
-        if not self._writes:
+        if not self.writes:
             return
         event = {
             "kind": kind,
             "time": time.time(),
-            "step": step,
-            "tokens": tokens,
+            "step": at.step,
+            "tokens": at.tokens,
             "cause": cause,
             "seconds": seconds,
             "evidence": dict(evidence),
         }
-        self._patience(self._file, lambda: append_line(self._file, event, sync=True))
+        self._patience(self.file, lambda: append_line(self.file, event, sync=True))
 
 
 def append_line(file: Path, record: Mapping[str, Any], *, sync: bool) -> None:

@@ -146,10 +146,16 @@ class RunFolder:
 def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
     """Make the folder of a new run and write its frozen recipe there.
 
+    Without ``wanted`` it is named after recipe, scale and second, counted up where taken.
+
     Raises:
         RecipeError: the folder already holds a run or something else.
     """
-    folder = RunFolder(wanted or _fresh(recipe))
+    if wanted is None:
+        stem = f"{recipe.name}-{recipe.scale.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = [stem, *(f"{stem}-{count}" for count in range(2, 1_000))]
+        wanted = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+    folder = RunFolder(wanted)
     if folder.recipe.exists():
         same = read_recipe(folder.recipe) == recipe
         what = "this very run" if same else "another recipe"
@@ -165,13 +171,6 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
         ) from None
     folder.write_recipe(recipe)
     return folder
-
-
-def _fresh(recipe: Recipe) -> Path:
-    """Name a folder after recipe, scale and second; count up where that is taken."""
-    stem = f"{recipe.name}-{recipe.scale.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = [stem, *(f"{stem}-{count}" for count in range(2, 1_000))]
-    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def existing_run_folder(path: Path, key: str = "run") -> RunFolder:

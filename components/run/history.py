@@ -1,68 +1,82 @@
-"""What happened in a run: its measurements and its events, put together in the order of time.
+"""Run history: measurements and events in the order of time, and the goodput.
 
-``metrics.jsonl`` has steps, held-out losses and energy, ``journal.jsonl`` what befell the run,
-one JSON object a line. A run can be killed at any byte and go on later from a checkpoint, or go
-back to one. So a line may be half written, and steps may be computed twice. What was thrown
-away is not part of the run: this keeps the history that led to the last weights, and counts the
-rest.
+A run can be killed at any byte and go on later from a checkpoint, or go back to one. So a line
+may be half written, and steps may be computed twice. What was thrown away is not part of the
+run: this keeps the history that led to the last weights, and counts the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from components.energy.counters import EnergyReading
-from components.errors import RecipeError
-from components.run.goodput import Account, Goodput
-from components.run.lines import BEGINS, VERSIONS, Line, read_run_lines
+from components.run.lines import (
+    BEGINS,
+    VERSIONS,
+    HeldOutEvaluation,
+    RunEvent,
+    StepLine,
+    read_run_lines,
+)
+from components.run.records import check_record
+
+_PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
+_GO_BACK = (*BEGINS, "roll_back")
+_BETWEEN = "between processes"
+_OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
+_ENERGY = "energy"  # a sum so far, which took no time of its own
+_CAUSES = {
+    "start": "starting",
+    "resume": "starting",
+    _PREFLIGHT: "starting",
+    "held_out": "held-out losses",
+    "checkpoint": "checkpoints",
+    "skip": "guards",
+    "lower_lr": "guards",
+    "roll_back": "guards",
+}
+_AGAIN = "steps computed again"
+_LOST = (
+    "starting",
+    _BETWEEN,
+    _AGAIN,
+    "checkpoints",
+    "held-out losses",
+    "guards",
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepMetrics:
-    """One optimizer step; ``tokens`` are those seen when it is done, ``loss`` is in nats.
+class StepMetrics(StepLine):
+    """One optimizer step, as this version writes it; the loss is in nats."""
 
-    ``time`` is when it was done, in seconds since the epoch.
-    """
-
-    step: int
-    time: float
-    tokens: int
-    loss: float
     auxiliary_loss: float
     expert_load: float
     lr: float
     gradient_norm: float
     loss_scale: float
-    seconds: float
-    tokens_per_second: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutEvaluation:
-    """One evaluation on the held-out text, in nats per token; ``time`` as of a step."""
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Seconds from the first start to the last record: of steps that count, and of the rest.
 
-    step: int
-    time: float
-    tokens: int
-    loss: float
-    by_source: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunEvent:
-    """What befell the run; ``step`` and ``tokens`` are those of the weights after it.
-
-    ``time`` is in seconds since the epoch, ``seconds`` how long the run stood still for it.
+    What neither a step nor an event accounts for is under ``elsewhere``.
     """
 
-    kind: str
-    step: int
-    tokens: int
-    time: float
-    cause: str
-    seconds: float
-    evidence: Mapping[str, Any]
+    wall_seconds: float
+    progress_seconds: float
+    lost_seconds: Mapping[str, float]
+
+    @property
+    def held_seconds(self) -> float:
+        """How long processes of the run held its devices, whatever they did with them."""
+        return self.wall_seconds - self.lost_seconds[_BETWEEN]
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the time that made progress; None before the first step."""
+        return self.progress_seconds / self.wall_seconds if self.wall_seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,121 +99,94 @@ class RunHistory:
         return tuple(event for event in self.events if event.kind == kind)
 
 
-_GO_BACK = (*BEGINS, "roll_back")
-
-
-@dataclass(kw_only=True)
-class _Draft:
-    """The journal while it is read, by step, so that a repeated step replaces itself."""
-
-    steps: dict[int, StepMetrics] = field(default_factory=dict)
-    held_out: dict[int, HeldOutEvaluation] = field(default_factory=dict)
-    events: list[RunEvent] = field(default_factory=list)
-    repeated_steps: int = 0
-    account: Account = field(default_factory=Account)
-    energy: dict[str, EnergyReading] = field(default_factory=dict)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        if record["kind"] == "energy":  # a sum so far, which took no time of its own
-            self.energy = {
-                name: EnergyReading.from_json(record[name]) for name in ("devices", "hosts")
-            }
-            return
-        self.account.book(record)
-        if record["kind"] == "step":
-            step = _step(record)
-            self.steps[step.step] = step
-        elif record["kind"] == "held_out":
-            self.held_out[record["step"]] = _held_out(record)
-        else:
-            event = _event(record)
-            self.events.append(event)
-            if event.kind in _GO_BACK:
-                self.rewind(event.step)
-
-    def rewind(self, step: int) -> None:
-        """Forget what was computed after the weights that the run went on from."""
-        lost = [one for one in self.steps if one > step]
-        self.repeated_steps += len(lost)
-        for one in lost:
-            self.account.throw_away(self.steps.pop(one).seconds)
-        self.held_out = {one: m for one, m in self.held_out.items() if one <= step}
-
-
 def read_journal(folder: Path) -> RunHistory:
     """Read what the run in ``folder`` wrote, without lines that a kill left half written.
 
-    A kill leaves one such line in a file at most. A missing file is an empty one: the run died
-    before its first step.
+    A missing file is an empty one: the run died before its first step.
 
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    found = read_run_lines(folder)
-    draft = _Draft()
+    found, account = read_run_lines(folder), _Account()
+    steps: dict[int, StepMetrics] = {}  # by step: one that is repeated replaces itself
+    held_out: dict[int, HeldOutEvaluation] = {}
+    events: list[RunEvent] = []
+    energy: dict[str, EnergyReading] = {}
+    repeated = 0
     for line in found.lines:
-        _add(draft, line)
-    return _finished(draft, found.half_written)
-
-
-def _add(draft: _Draft, line: Line) -> None:
-    try:
-        draft.add(line.record)
-    except KeyError as missing:
-        problem = f"the record has no {missing}"
-    except (TypeError, ValueError) as wrong:
-        problem = str(wrong)
-    else:
-        return
-    raise RecipeError(line.where, problem, VERSIONS)
-
-
-def _step(record: Mapping[str, Any]) -> StepMetrics:
-    return StepMetrics(
-        step=int(record["step"]),
-        time=float(record["time"]),
-        tokens=int(record["tokens"]),
-        loss=float(record["loss"]),
-        auxiliary_loss=float(record["auxiliary_loss"]),
-        expert_load=float(record["expert_load"]),
-        lr=float(record["lr"]),
-        gradient_norm=float(record["gradient_norm"]),
-        loss_scale=float(record["loss_scale"]),
-        seconds=float(record["seconds"]),
-        tokens_per_second=float(record["tokens_per_second"]),
-    )
-
-
-def _held_out(record: Mapping[str, Any]) -> HeldOutEvaluation:
-    return HeldOutEvaluation(
-        step=int(record["step"]),
-        time=float(record["time"]),
-        tokens=int(record["tokens"]),
-        loss=float(record["loss"]),
-        by_source={name: float(loss) for name, loss in dict(record["by_source"]).items()},
-    )
-
-
-def _event(record: Mapping[str, Any]) -> RunEvent:
-    return RunEvent(
-        kind=str(record["kind"]),
-        step=int(record["step"]),
-        tokens=int(record["tokens"]),
-        time=float(record["time"]),
-        cause=str(record["cause"]),
-        seconds=float(record["seconds"]),
-        evidence=dict(record["evidence"]),
-    )
-
-
-def _finished(draft: _Draft, half_written: int) -> RunHistory:
-    steps = tuple(draft.steps[step] for step in sorted(draft.steps))
+        record = line.record
+        account.book(record)
+        if line.kind == _ENERGY:
+            energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}
+        elif line.kind == "step":
+            steps[record["step"]] = check_record(record, StepMetrics, line.where, VERSIONS)
+        elif line.kind == "held_out":
+            held_out[record["step"]] = HeldOutEvaluation.model_validate(record)
+        else:
+            events.append(RunEvent.model_validate(record))
+        if line.kind in _GO_BACK:  # what was computed after these weights is forgotten
+            lost = [steps.pop(one) for one in list(steps) if one > record["step"]]
+            for step in lost:
+                account.lost[_AGAIN] += step.seconds
+            repeated += len(lost)
+            held_out = {step: one for step, one in held_out.items() if step <= record["step"]}
+    kept = tuple(steps[step] for step in sorted(steps))
     return RunHistory(
-        steps=steps,
-        held_out=tuple(draft.held_out[step] for step in sorted(draft.held_out)),
-        events=tuple(draft.events),
-        repeated_steps=draft.repeated_steps,
-        half_written_lines=half_written,
-        goodput=draft.account.close(sum(step.seconds for step in steps)),
-        energy=draft.energy,
+        steps=kept,
+        held_out=tuple(held_out[step] for step in sorted(held_out)),
+        events=tuple(events),
+        repeated_steps=repeated,
+        half_written_lines=found.half_written,
+        goodput=account.close(sum(step.seconds for step in kept)),
+        energy=energy,
     )
+
+
+def held_until(now: float, records: Iterable[Mapping[str, Any]]) -> float:
+    """Add up how long all processes of a run held its devices, the last one until ``now``.
+
+    ``records`` are those of ``metrics.jsonl`` and ``journal.jsonl``, in any order; ``now`` is
+    in seconds since the epoch, as their times are.
+    """
+    account = _Account()
+    for record in sorted(records, key=lambda one: float(one["time"])):
+        account.book(record)
+    account.last = max(account.last, now)
+    return account.close(0.0).held_seconds
+
+
+@dataclass(kw_only=True)
+class _Account:
+    """Book records in the order of time; each took its ``seconds`` up to its ``time``."""
+
+    began: float | None = None
+    last: float = 0.0
+    last_kind: str = ""
+    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_LOST, 0.0))
+
+    def book(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        if kind in _OF_JOBS or kind == _ENERGY:
+            return
+        if kind == "restart" and not record["evidence"]["restart"]:
+            return  # a new job tells why the ranks of one before ended: the queue lies between
+        time, seconds = record["time"], record["seconds"]
+        if self.began is None:
+            self.began = time - seconds
+        elif kind in BEGINS or kind == _PREFLIGHT:
+            in_one_job = self.last_kind == _PREFLIGHT and kind != _PREFLIGHT
+            gap = max(0.0, time - seconds - self.last)
+            self.lost["starting" if in_one_job else _BETWEEN] += gap
+        if kind in _CAUSES:
+            self.lost[_CAUSES[kind]] += seconds
+        self.last, self.last_kind = max(self.last, time), kind
+
+    def close(self, progress_seconds: float) -> Goodput:
+        """Balance the account with the seconds of the steps that count."""
+        wall = 0.0 if self.began is None else self.last - self.began
+        rest = wall - progress_seconds - sum(self.lost.values())
+        return Goodput(
+            wall_seconds=wall,
+            progress_seconds=progress_seconds,
+            lost_seconds={**self.lost, "elsewhere": rest},
+        )

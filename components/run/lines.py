@@ -40,12 +40,14 @@ class RunLines:
     half_written: int
 
 
-class _Any(RunRecord):
+class _Timed(RunRecord):
     kind: str
-    time: Finite
+    time: Finite  # seconds since the epoch, when it was over
 
 
-class _Step(_Any):
+class StepLine(_Timed):
+    """What every version says of a step; ``tokens`` are those seen when it is done."""
+
     step: Natural
     tokens: Natural
     loss: float
@@ -53,7 +55,9 @@ class _Step(_Any):
     tokens_per_second: Finite
 
 
-class _HeldOut(_Any):
+class HeldOutEvaluation(_Timed):
+    """One evaluation on the held-out text, in nats per token."""
+
     step: Natural
     tokens: Natural
     loss: float
@@ -67,12 +71,17 @@ class _Counted(RunRecord):
     passed_seconds: Finite
 
 
-class _Energy(_Any):
+class _Energy(_Timed):
     devices: _Counted
     hosts: _Counted
 
 
-class _Event(_Any):
+class RunEvent(_Timed):
+    """What befell the run; ``step`` and ``tokens`` are those of the weights after it.
+
+    ``seconds`` is how long the run stood still for it.
+    """
+
     step: Natural
     tokens: Natural
     cause: str
@@ -84,13 +93,13 @@ class _Restarted(RunRecord):
     restart: Natural
 
 
-class _Restart(_Event):
+class _Restart(RunEvent):
     evidence: _Restarted  # type: ignore[assignment]  # read as a mapping: this only checks it
 
 
-_KINDS: Mapping[str, type[_Any]] = {
-    "step": _Step,
-    "held_out": _HeldOut,
+_KINDS: Mapping[str, type[_Timed]] = {
+    "step": StepLine,
+    "held_out": HeldOutEvaluation,
     "energy": _Energy,
     "restart": _Restart,
 }
@@ -157,6 +166,6 @@ def _parsed(raw: bytes, where: str) -> Line | str:
         return where
     if not isinstance(record, dict):
         return where
-    kind = _KINDS.get(str(record.get("kind")), _Event)
+    kind = _KINDS.get(str(record.get("kind")), RunEvent)
     check_record(record, kind, where, VERSIONS)
     return Line(where, record)

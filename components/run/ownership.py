@@ -1,8 +1,7 @@
 """Ownership of a run folder: a seal of this user's, and links that lead out of it.
 
-``recipe.json`` and ``data.json`` name places, anywhere: in the user's own run these were named
-by the user, in any other by somebody else. Beside each lies its seal, ``recipe.json.mac``: an
-HMAC of it under a key that never leaves the user's home.
+``recipe.json`` and ``data.json`` name places anywhere, to be trusted in the user's own runs
+alone. Beside each lies an HMAC of it, ``recipe.json.mac``, under a key in the user's home.
 """
 
 import hmac
@@ -35,7 +34,7 @@ def sign(file: Path) -> None:
 
 
 def is_own(file: Path) -> bool:
-    """Tell whether this user, with this home, wrote this very file."""
+    """Return whether this user, with this home, wrote this very file."""
     try:
         key = _read(_key_file(), KEY_BYTES)
         seal = _read(seal_of(file), 2 * KEY_BYTES)

@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +25,9 @@ PACKAGES = ("torch", "lightning", "hydra-core", "pydantic", "numpy", "sentencepi
 
 def describe_environment(command: list[str]) -> dict[str, Any]:
     """Collect what a reader needs to judge or repeat the run."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -33,7 +36,7 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": next(names, platform.processor()),
         "cores": os.cpu_count(),
     }
 
@@ -61,13 +64,6 @@ def git(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 # What a run computes is decided by these; the rest plans, prints and submits.
 COMPUTING = (
     *("components/build.py", "components/config", "components/data", "components/distributed"),
@@ -84,7 +80,7 @@ ROOMS = (
     *("conf", "recipes", "run.py"),
 )
 RECORDED = ("run", "data", "deepspeed", "fp8")  # files of requirements/
-REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+REQUIREMENT = re.compile(r"^[A-Za-z0-9][\w.-]*", re.MULTILINE)
 ABSENT = "absent"
 
 
@@ -121,8 +117,7 @@ def describe_software() -> Software:
         changes=sha256(changes.encode()).hexdigest() if changes else ABSENT,
         rooms={room: hash_room(ROOT / room) for room in ROOMS},
     )
-    asked = sorted({"torch", *required(RECORDED)})
-    packages = {name: version_of(name) for name in asked}
+    packages = {name: version_of(name) for name in sorted({"torch", *required(RECORDED)})}
     return Software(python=platform.python_version(), packages=packages, code=code)
 
 
@@ -145,20 +140,18 @@ def files_changed(commit: str, room: str) -> list[str]:
 
 def parts_of(recipe: Recipe) -> list[str]:
     """Name the files of ``requirements/`` that have what the recipe's ranks import."""
-    optional = {
-        "deepspeed": recipe.parallelism.engine == "deepspeed",
-        "fp8": recipe.precision.compute == FLOAT8,
-    }
-    return ["run", *(part for part, wanted in optional.items() if wanted)]
+    parts = ["run"]
+    if recipe.parallelism.engine == "deepspeed":
+        parts.append("deepspeed")
+    if recipe.precision.compute == FLOAT8:
+        parts.append("fp8")
+    return parts
 
 
-def required(parts: Sequence[str]) -> Iterator[str]:
+def required(parts: Sequence[str]) -> list[str]:
     """Name the packages that the files of ``requirements/`` ask for by name, but torch."""
-    names = set()
-    for part in parts:
-        lines = (ROOT / "requirements" / f"{part}.in").read_text("utf-8").splitlines()
-        names |= {found.group() for line in lines if (found := REQUIREMENT.match(line))}
-    yield from sorted(names)
+    texts = [(ROOT / "requirements" / f"{part}.in").read_text("utf-8") for part in parts]
+    return sorted({name for text in texts for name in REQUIREMENT.findall(text)})
 
 
 def version_of(name: str) -> str:

@@ -1,7 +1,7 @@
 """One run, one writer: who trains in a run folder holds its lock, with all of its ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from components.errors import RecipeError
@@ -21,15 +21,18 @@ SHARES = "KOCHBUCH_SHARES_WRITER_LOCK"
 DEAD_NODE_SECONDS = 100.0
 
 
+@contextmanager
 def train_alone(
-    path: Path, key: str, say: Callable[[str], None]
-) -> AbstractContextManager[int]:
-    """Hold the run folder for the command whose ``key`` named it; see `alone`.
+    path: Path, key: str, say: Callable[[str], None], *, seconds: float = DYING_SECONDS
+) -> Iterator[int]:
+    """Hold the run folder for who named it by ``key``; see `alone`.
 
     Raises:
         RecipeError: the run is trained by somebody else.
     """
-    return _held(path, key, say, DYING_SECONDS)
+    occupied = _occupied(path, key)
+    with explained(path), alone(path, seconds=seconds, occupied=occupied, say=say) as lock:
+        yield lock
 
 
 @contextmanager
@@ -43,14 +46,13 @@ def rank_holds(
     Raises:
         RecipeError: the run is trained by somebody else.
     """
+    if SHARES not in seen and int(seen.get("RANK", "0")) == 0:
+        with train_alone(path, "run", say, seconds=DEAD_NODE_SECONDS):
+            yield
+        return
     if SHARES in seen:
         share(path, occupied=_occupied(path, "run"))
-        yield
-    elif int(seen.get("RANK", "0")) == 0:
-        with _held(path, "run", say, DEAD_NODE_SECONDS):
-            yield
-    else:
-        yield
+    yield
 
 
 def check_not_trained(path: Path, key: str) -> None:
@@ -61,15 +63,6 @@ def check_not_trained(path: Path, key: str) -> None:
     """
     with explained(path):
         check_free(path, occupied=_occupied(path, key))
-
-
-@contextmanager
-def _held(path: Path, key: str, say: Callable[[str], None], seconds: float) -> Iterator[int]:
-    with (
-        explained(path),
-        alone(path, seconds=seconds, occupied=_occupied(path, key), say=say) as lock,
-    ):
-        yield lock
 
 
 def _occupied(path: Path, key: str) -> Occupied:

@@ -1,8 +1,7 @@
 """A folder's writer lock: one writer at a time, with the processes that it starts.
 
-The lock is the kernel's (`flock`), so a killed process leaves none behind, and a copied folder
-is not held. Who takes it alone shares it from then on with those that it starts: it is free
-when the last of them has ended. The file says who they are, for messages; where a file system
+The lock is the kernel's (`flock`): a killed process leaves none behind, and it is free when the
+last process that shares it has ended. The file names them, for messages; where a file system
 has no locks, that is all there is to go by.
 """
 
@@ -10,17 +9,18 @@ import errno
 import fcntl
 import json
 import os
-import re
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from pydantic import Field, ValidationError
+
+from components.config.schema.types import Section
 from components.errors import RecipeError
 
 LOCK = "writer.lock"
@@ -28,21 +28,18 @@ DYING_SECONDS = 5.0  # what killed processes may take to end
 LOCKLESS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _PAUSE_SECONDS = 0.1
 _MOST_BYTES = 65_536  # of names; the file may come from anywhere
-_HOST = re.compile(r"[\w.-]{1,255}")
-_SINCE = re.compile(r"[\d :+-]{1,32}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+class Holder(Section):
     """A process that writes in the folder; ``started`` tells it from a later one of its number.
 
     ``file`` is the lock file's inode: in a copy of the folder the name stands for nobody.
     """
 
-    host: str
+    host: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=255)]
     process: int
     started: int
-    since: str
+    since: Annotated[str, Field(pattern=r"^[\d :+-]+$", max_length=32)]
     file: int
 
     def __str__(self) -> str:
@@ -114,7 +111,7 @@ def sign(lock: int, process: int) -> None:
         file=os.fstat(lock).st_ino,
     )
     with suppress(OSError):
-        os.write(lock, json.dumps(asdict(holder)).encode() + b"\n")
+        os.write(lock, json.dumps(holder.model_dump()).encode() + b"\n")
 
 
 def check_free(folder: Path, *, occupied: Occupied) -> None:
@@ -217,13 +214,9 @@ def _likely(named: Sequence[Holder]) -> Holder | None:
 def _holder(line: bytes) -> Holder | None:
     """Read a name; a killed process may have left half of one, and anybody anything."""
     try:
-        tree: dict[str, Any] = json.loads(line)
-        holder = Holder(**tree)
-        texts = _HOST.fullmatch(holder.host) and _SINCE.fullmatch(holder.since)
-        numbers = (holder.process, holder.started, holder.file)
-    except (ValueError, TypeError, RecursionError):
+        return Holder.model_validate_json(line)
+    except ValidationError:
         return None
-    return holder if texts and all(type(one) is int for one in numbers) else None
 
 
 def _started(process: int) -> int | None:

@@ -10,11 +10,10 @@ from components.sharing.lock import Lock, PreparedHashes
 
 MISSING = None  # a key that one side does not have
 Leaves = Mapping[str, Any]
-Found = dict[KeyGroup, dict[str, tuple[Any, Any]]]
+Pairs = dict[str, tuple[Any, Any]]
+Found = dict[KeyGroup, Pairs]
 # Each rank draws the masks of what it holds: with these, others of the same kind.
 MASKS = tuple(f"parallelism.{key}" for key in ("tensor", "context", "microbatch_sequences"))
-
-
 LIBRARY = "python/"  # embedded corpora drawn from the running interpreter
 
 
@@ -45,30 +44,30 @@ def compare(a: Side, b: Side) -> Found:
     """Collect each key that differs, with the value of either side, by group."""
     left, right = split(a.tree), split(b.tree)
     found = {group: _differing(left[group], right[group]) for group in KeyGroup}
-    _settle_degrees(found)
     computes = found[KeyGroup.MATHEMATICS]
+    _settle_degrees(computes, found[KeyGroup.LAYOUT])
     if a.data and b.data:
         if a.data == b.data:
-            for key in [key for key in computes if _is_place(key)]:
-                found[KeyGroup.RECORD][key] = computes.pop(key)
+            for key in [key for key in computes if key.startswith("data.")]:
+                if not PLACES.isdisjoint(key.split(".")):
+                    found[KeyGroup.RECORD][key] = computes.pop(key)
         computes |= _differing(_data_leaves(a.data), _data_leaves(b.data))
     for name, problem in {**a.damage, **b.damage}.items():
         computes[f"data: {name}"] = ("as it was prepared", problem)
     if a.software and b.software:
         for group, keys in _software(a.software, b.software).items():
             found[group] |= keys
-    unknown = not (a.data and b.data) and any(map(_reads_library, (a.tree, b.tree)))
-    if (
-        unknown and "python" in found[KeyGroup.MACHINE]
-    ):  # its library is text that is trained on
-        computes["python"] = found[KeyGroup.MACHINE].pop("python")
+    sources = [source for side in (a, b) for source in side.tree["data"]["sources"].values()]
+    library = any(str(source.get("embedded")).startswith(LIBRARY) for source in sources)
+    if library and not (a.data and b.data) and "python" in found[KeyGroup.MACHINE]:
+        computes["python"] = found[KeyGroup.MACHINE].pop("python")  # it is trained on its text
     if a.losses and b.losses:
         computes |= _differing(_named(a.losses, "losses"), _named(b.losses, "losses"))
     return found
 
 
 def notes(a: Side, b: Side, found: Found) -> list[str]:
-    """Say what could not be compared, and what the groups alone would not tell."""
+    """Describe what could not be compared, and what the groups alone would not tell."""
     said = []
     for what, left, right in (
         ("code and packages", a.software, b.software),
@@ -79,9 +78,8 @@ def notes(a: Side, b: Side, found: Found) -> list[str]:
             said.append(
                 f"not compared: {what}, of which nothing is known in {', '.join(silent)}"
             )
-    drops = [
-        key for key, value in split(a.tree)[KeyGroup.MATHEMATICS].items() if _drops(key, value)
-    ]
+    computes = split(a.tree)[KeyGroup.MATHEMATICS]
+    drops = [key for key, value in computes.items() if key.endswith("dropout") and value != 0]
     if drops and any(key in found[KeyGroup.LAYOUT] for key in MASKS):
         said.append(
             f"{drops[0]} is above 0: the other layout draws other masks, as good as these"
@@ -111,7 +109,7 @@ def as_json(found: Found) -> dict[str, Any]:
     }
 
 
-def _differing(a: Leaves, b: Leaves) -> dict[str, tuple[Any, Any]]:
+def _differing(a: Leaves, b: Leaves) -> Pairs:
     return {
         key: (a.get(key, MISSING), b.get(key, MISSING))
         for key in dict.fromkeys([*a, *b])
@@ -119,29 +117,14 @@ def _differing(a: Leaves, b: Leaves) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _settle_degrees(found: Found) -> None:
+def _settle_degrees(computes: Pairs, layout: Pairs) -> None:
     """A degree that computes on one side alone is in two groups: the weightier one keeps it."""
-    for key in found[KeyGroup.MATHEMATICS].keys() & found[KeyGroup.LAYOUT].keys():
-        a, b = found[KeyGroup.MATHEMATICS][key], found[KeyGroup.LAYOUT].pop(key)
-        found[KeyGroup.MATHEMATICS][key] = (
-            a[0] if a[0] is not MISSING else b[0],
-            a[1] if a[1] is not MISSING else b[1],
-        )
-        if found[KeyGroup.MATHEMATICS][key][0] == found[KeyGroup.MATHEMATICS][key][1]:
-            del found[KeyGroup.MATHEMATICS][key]
-
-
-def _is_place(key: str) -> bool:
-    return key.startswith("data.") and not PLACES.isdisjoint(key.split("."))
-
-
-def _reads_library(tree: Mapping[str, Any]) -> bool:
-    sources = tree["data"]["sources"].values()
-    return any(str(source.get("embedded")).startswith(LIBRARY) for source in sources)
-
-
-def _drops(key: str, value: object) -> bool:
-    return key.endswith("dropout") and value != 0
+    for key in computes.keys() & layout.keys():
+        both = zip(computes[key], layout.pop(key), strict=True)
+        a, b = (one if one is not MISSING else other for one, other in both)
+        computes[key] = (a, b)
+        if a == b:
+            del computes[key]
 
 
 def _data_leaves(data: PreparedHashes) -> Leaves:

@@ -5,14 +5,12 @@ where nobody has the first one's files.
 """
 
 import re
-from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 from components.config.key_groups import KeyGroup
 from components.config.recipe_text import recipe_lines
-from components.config.schema.recipe import read_section
-from components.config.schema.types import Count, FrozenMapping, Node, Section
+from components.config.schema.types import Count, FrozenMapping, Node, OrNone, Section
 from components.run.provenance import Software
 
 FORMAT = 1
@@ -64,23 +62,14 @@ class Lock(Section):
     asked: RecipeRequest
     fingerprint: Fingerprints
     software: Software
-    data: PreparedHashes | Literal["none"]
-    losses: Losses | Literal["none"]
+    data: OrNone[PreparedHashes]
+    losses: OrNone[Losses]
     settled: Node
     composed: Node | Literal["none"]
 
     @property
     def is_bundle(self) -> bool:
         return not isinstance(self.composed, str)
-
-
-def read_lock(tree: Mapping[str, Any], where: str) -> Lock:
-    """Check a lock's own fields; its recipes are checked where they are used.
-
-    Raises:
-        RecipeError: a field is missing, unknown or of another type.
-    """
-    return read_section(Lock, tree, where)
 
 
 def losses_of(losses: list[float]) -> Losses:
@@ -99,7 +88,7 @@ def write_text(lock: Lock, head: str) -> str:
 
 
 def is_sealed(text: str) -> bool:
-    """Tell whether every byte below the seal is the one that was written."""
+    """Return whether every byte below the seal is the one that was written."""
     found = SEAL.search(text)
     return found is not None and _seal(text[found.end() :]) == found.group(1)
 

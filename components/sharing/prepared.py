@@ -10,17 +10,13 @@ from pathlib import Path
 
 from components.config.key_groups import KeyGroup, split
 from components.config.schema.recipe import Recipe
-from components.data.files import FileRecord, replace_atomically, verify_file
-from components.data.manifest import Manifest, SourceRecord
+from components.data.files import replace_atomically, verify_file
+from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.sharing.lock import PreparedHashes
 
 NOTES = ".prepared_for"  # in data.folder: one file a recipe's data, with the folder's name
-
-
 STAGED = ".staged_for"  # the same of data that came without their raw text
-
-
 SECTIONS = ("data.", "tokenizer.")
 
 
@@ -65,10 +61,15 @@ def describe_prepared(folder: Path) -> PreparedHashes:
         RecipeError: the folder has no readable manifest.
     """
     manifest = Manifest.read(folder)
+    sources = {}
+    for name, source in manifest.sources.items():
+        # The token files' hashes in their order: where they lie makes no difference.
+        digests = [record.sha256 for record in (*source.train, *source.held_out)]
+        sources[name] = sha256("\n".join(digests).encode()).hexdigest()
     return PreparedHashes(
         key=manifest.key,
         tokenizer={file.name: file.sha256 for file in manifest.tokenizer.files},
-        sources={name: _hash_source(source) for name, source in manifest.sources.items()},
+        sources=sources,
     )
 
 
@@ -79,12 +80,6 @@ def damaged(folder: Path) -> Iterator[tuple[str, str]]:
             verify_file(folder, record, contents=True)
         except RecipeError as error:
             yield record.name, error.problem
-
-
-def _hash_source(source: SourceRecord) -> str:
-    """Hash the token files' hashes in their order; where they lie makes no difference."""
-    records: tuple[FileRecord, ...] = (*source.train, *source.held_out)
-    return sha256("\n".join(record.sha256 for record in records).encode()).hexdigest()
 
 
 def _digest(recipe: Recipe) -> str:

@@ -16,8 +16,7 @@ from torch.distributed._composable.checkpoint_activation import checkpoint as _c
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, by the number of its graph task.
 
-    Autograd's public interface tells a hook of one tensor or module that it runs, and nobody
-    else. Seen in 2.10 to 2.15.
+    In public only hooks of a tensor or module are told. Seen in 2.10 to 2.15.
     """
     return torch._C._current_graph_task_id() != -1
 
@@ -25,8 +24,7 @@ def in_backward() -> bool:
 def keeps_graph() -> bool:
     """Whether the backward pass that runs was called with ``retain_graph``.
 
-    A `torch.autograd.Function` is not told in public whether a second pass may follow, and so
-    whether it may overwrite what it kept. Seen in 2.10 to 2.15.
+    A `torch.autograd.Function` is not told in public. Seen in 2.10 to 2.15.
     """
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -34,9 +32,8 @@ def keeps_graph() -> bool:
 def will_run(node: Any) -> bool:
     """Whether the backward pass that runs wants what goes to ``node``, a next function.
 
-    ``needs_input_grad`` says of an operator in Python what has a gradient, not what this pass
-    asks for. Of a leaf that is asked for by name torch does not tell: yes. Seen in 2.10 to
-    2.15.
+    ``needs_input_grad`` says what has a gradient, not what this pass asks for. Of a leaf that
+    is asked for by name torch does not tell: yes. Seen in 2.10 to 2.15.
     """
     try:
         return torch._C._will_engine_execute_node(node)

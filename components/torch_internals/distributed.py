@@ -1,9 +1,4 @@
-"""Private names of torch.distributed: shards, meshes, records, pipeline stages.
-
-Torch has no public way to say where a stage receives. It is done by the two methods below that
-make the memory of its messages: ``_setup_forward_recv_info``, seen in 2.13 to 2.15, and
-``_create_grad_recv_info``, seen in 2.10 to 2.15.
-"""
+"""Private names of torch.distributed: shards, meshes, records, pipeline stages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +16,7 @@ from typing_extensions import override
 StridedShard = _StridedShard
 """A shard of what another axis of the mesh has split before, in rows with strides.
 
-`Shard` splits from left to right over the axes of a mesh; FSDP over tensor ranks splits the
-other way round, and the places of its rows can be said by this alone. Seen in 2.10 to 2.15.
+FSDP over tensor ranks splits from right to left over the axes of a mesh. Seen in 2.10 to 2.15.
 """
 
 
@@ -79,10 +73,10 @@ def _like(buffer: Tensor, device: torch.device) -> Tensor:
 class LeanStage(PipelineStage):
     """Receive into memory that lives from the message to the end of its backward pass.
 
-    Torch's own stage makes what it receives into for all microbatches of a step at once, and
-    keeps it, with the gradient of each: three tensors of hidden states a microbatch, however
-    few are in flight. Here they are on ``meta`` in between. Its releases before 2.13 make them
-    elsewhere: there memory is taken first and given back from the first step on.
+    Torch's own stage keeps three tensors of hidden states for each microbatch of a step, though
+    few are in flight; here they are on ``meta`` in between. In public nobody says where a stage
+    receives: ``_setup_forward_recv_info`` was seen in 2.13 to 2.15 (releases before take memory
+    first and give it back from the first step on), ``_create_grad_recv_info`` in 2.10 to 2.15.
     """
 
     @override

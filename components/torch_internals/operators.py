@@ -1,16 +1,8 @@
-"""Private names of torch's operators: their registered names, and seeing them dispatched.
+"""Private names of torch's operators, and seeing them dispatched. Seen in 2.10 to 2.15.
 
-An operator that `torch.ops` has under a private name is what a public function calls in the
-end; who counts or replaces operators meets them under these names. Others see them dispatched:
-
-    TorchDispatchMode   sees operators as they leave the dispatcher, after autograd and DTensor;
-                        `torch.overrides.TorchFunctionMode` sees calls of Python alone
-    FakeTensorMode      makes tensors without values that know their device; `meta` does not
-    active_fake_mode    the one that is on
-    FakeStore           what the process group `fake` meets at, whose collectives return at once
-    tree_leaves         the tensors in an operator's arguments or results
-
-All were seen in 2.10 to 2.15.
+`TorchDispatchMode` sees operators as they leave the dispatcher, after autograd and DTensor.
+`FakeTensorMode` makes tensors without values that know their device; `meta` does not. At
+`FakeStore` meets the process group `fake`, whose collectives return at once.
 """
 
 from collections.abc import Sequence

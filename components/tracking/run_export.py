@@ -5,7 +5,7 @@ to the last weights is told, as in the report.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 
 from components.errors import RecipeError
 from components.report.outcome import load_run
-from components.run.history import HeldOutEvaluation, RunHistory, StepMetrics
+from components.run.history import RunHistory
 
 
 def check_installed(package: str) -> None:
-    """Say how to get a library before anything is written or sent.
+    """Describe how to get a library before anything is written or sent.
 
     Raises:
         RecipeError: ``package``, a key of ``tracking`` too, cannot be imported.
@@ -95,15 +95,8 @@ def tell(folder: Path) -> RunExport:
 
 def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
-        yield MetricsRow(step=step.step, time=step.time, values=_figures(step))
+        figures = step.model_dump(exclude={"kind", "step", "time"})
+        yield MetricsRow(step=step.step, time=step.time, values=figures)
     for one in journal.held_out:
-        yield MetricsRow(step=one.step, time=one.time, values=_losses(one))
-
-
-def _figures(step: StepMetrics) -> dict[str, float]:
-    return {key: value for key, value in asdict(step).items() if key not in {"step", "time"}}
-
-
-def _losses(one: HeldOutEvaluation) -> dict[str, float]:
-    by_source = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
-    return {"held_out": one.loss, **by_source}
+        losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
+        yield MetricsRow(step=one.step, time=one.time, values={"held_out": one.loss, **losses})

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.config.schema.recording import Mlflow
+from components.config.schema.monitoring import Mlflow
 from components.errors import RecipeError
 from components.report.outcome import flat
 from components.tracking.run_export import MetricsRow, RunExport
@@ -70,9 +70,9 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
 def _find(client: Any, told: RunExport, section: Mlflow) -> Any:
     """Find the run in the experiment, or make both."""
     experiment = client.get_experiment_by_name(section.experiment)
-    place = experiment.experiment_id if experiment else None
-    if place is None:
-        place = client.create_experiment(section.experiment)
+    place = (
+        experiment.experiment_id if experiment else client.create_experiment(section.experiment)
+    )
     found = client.search_runs([place], filter_string=f"tags.`{ID}` = '{told.id}'")
     if found:
         return found[0]
@@ -86,7 +86,11 @@ def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
     from mlflow.entities import Param
 
     there = run.data.params
-    texts = {_name(key): _text(value) for key, value in flat(told.recipe).items()}
+    texts = {
+        _name(key): (value if isinstance(value, str) else json.dumps(value))
+        for key, value in flat(told.recipe).items()
+    }
+    texts = {key: text[:MOST_CHARACTERS] for key, text in texts.items()}
     new = [Param(key, text) for key, text in texts.items() if key not in there]
     for start in range(0, len(new), MOST_PARAMS):
         client.log_batch(run.info.run_id, params=new[start : start + MOST_PARAMS])
@@ -97,11 +101,6 @@ def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
 
 def _name(key: str) -> str:
     return _REFUSED.sub("_", key)
-
-
-def _text(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text[:MOST_CHARACTERS]
 
 
 def _batches(rows: Sequence[MetricsRow]) -> Iterator[Batch]:

@@ -1,8 +1,7 @@
 """A run as the folder of an offline run of W&B, and its upload by ``wandb sync``.
 
-The folder is written anew each time, whole, by W&B's own library: what a run threw away is not
-in it, and it replaces what was uploaded under the same id before. Steps are the run's own; so
-are times, but for W&B's ``_runtime`` and start, which it sets itself.
+The folder is written anew each time: what a run threw away is not in it, and it replaces what
+was uploaded under the same id. W&B sets its ``_runtime`` and start itself.
 """
 
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from components.config.schema.recording import Wandb
+from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.tracking.run_export import RunExport
 
@@ -24,6 +23,9 @@ def write(told: RunExport, section: Wandb, folder: Path) -> Path:
     import wandb
 
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    facts = told.facts
+    tags = [facts["recipe"], facts["scale"], facts["cluster"]]
+    tags += [f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit")]
     quiet = wandb.Settings(
         silent=True,
         console="off",
@@ -40,8 +42,8 @@ def write(told: RunExport, section: Wandb, folder: Path) -> Path:
         name=told.name,
         project=section.project,
         entity=section.entity,
-        tags=_tags(told, section),
-        config={**told.recipe, "kochbuch": dict(told.facts)},
+        tags=tuple(dict.fromkeys([*tags, *section.tags])),
+        config={**told.recipe, "kochbuch": dict(facts)},
         settings=quiet,
     )
     for row in told.rows:
@@ -71,10 +73,3 @@ def upload(written: Path) -> None:
             "log in (wandb login, or WANDB_API_KEY), or copy that folder to where there is a "
             "network and wandb sync it there",
         )
-
-
-def _tags(told: RunExport, section: Wandb) -> tuple[str, ...]:
-    facts = told.facts
-    names = (facts["recipe"], facts["scale"], facts["cluster"])
-    hashes = (f"{key}-{facts[key][:TAG_DIGITS]}" for key in ("fingerprint", "commit"))
-    return tuple(dict.fromkeys([*names, *hashes, *section.tags]))

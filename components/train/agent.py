@@ -1,10 +1,9 @@
 """Start ranks on this machine under torchrun's agent; keep what failed first.
 
 A process of its own, ``python -m components.train.agent LOGS RANKS RESTARTS PROGRAM...``, since
-the agent installs signal handlers and lives and dies with the ranks. The program is given as to
-Python: ``-m MODULE WORDS`` or ``FILE WORDS``. Rank 0 shares this process's terminal, what the
-others say goes below ``LOGS``, and so do the errors of all. If a rank fails, all start again,
-up to RESTARTS times.
+the agent installs signal handlers. PROGRAM is ``-m MODULE WORDS`` or ``FILE WORDS``. Rank 0
+shares this process's terminal; what the others say, and the errors of all, go below ``LOGS``.
+If a rank fails, all start again, up to RESTARTS times.
 """
 
 import json
@@ -25,17 +24,17 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from components.fault_tolerance.failures import (
     AGENT_BEGAN,
+    FIRST_FAILURE,
     MENDABLE,
+    WAITING,
     error_file,
     forget_errors,
     message_of,
     read_errors,
 )
-from components.fault_tolerance.hang import WAITING
 from components.terminal import say
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
-FIRST_FAILURE = "first_failure.json"
 LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when it looked
 
 
@@ -85,7 +84,7 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        _leave(logs, {**error.failures, **_raised(logs)})
+        _write_first_failure(logs, {**error.failures, **_raised(logs)})
         statuses = {failure.exitcode for failure in error.failures.values()}
         return MENDABLE if MENDABLE in statuses else 1
     except AttributeError as error:
@@ -97,7 +96,7 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     return 0
 
 
-def _leave(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
+def _write_first_failure(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
     """Write down the first failure, whole or not at all: a full disk may be what it tells."""
     rank, failure = first_failure(failures)
     tree = {"rank": rank, **describe(failure)}
@@ -134,25 +133,23 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
     raised. A rank that was killed leaves none; who only waited for another and what the agent
     itself ended come last.
     """
-    return min(failures.items(), key=lambda item: _moment(item[1]))
 
+    def moment(item: tuple[int, ProcessFailure]) -> tuple[bool, float]:
+        failure = item[1]
+        file = Path(failure.error_file)
+        if file.is_file():
+            return WAITING in message_of(file), file.stat().st_mtime
+        return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
 
-def _moment(failure: ProcessFailure) -> tuple[bool, float]:
-    """Seconds since the epoch, behind whether it waited or the agent ended this rank."""
-    file = Path(failure.error_file)
-    if file.is_file():
-        return WAITING in message_of(file), file.stat().st_mtime
-    return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
+    return min(failures.items(), key=moment)
 
 
 def describe(failure: ProcessFailure) -> dict[str, str]:
     """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
     message = failure.message
     if isinstance(message, dict):  # written by torch's `record`
-        return {
-            "message": message["message"],
-            "traceback": message["extraInfo"]["py_callstack"],
-        }
+        traceback = message["extraInfo"]["py_callstack"]
+        return {"message": message["message"], "traceback": traceback}
     if failure.exitcode < 0:
         return {"message": f"ended by {failure.signal_name()}", "traceback": ""}
     return {"message": f"ended with exit status {failure.exitcode}", "traceback": ""}

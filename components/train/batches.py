@@ -1,8 +1,6 @@
 """Batches of one data rank as a function of the step, over samples that are left out.
 
-The order gives every number a sample; where no samples are left out the run's first sample is
-number 0, its second number 1, and so on. What a step reads is so still a function of the step
-alone.
+The order gives every number a sample; without samples left out the run's first is number 0.
 """
 
 import sys
@@ -25,7 +23,7 @@ Window = tuple[int, int]  # the first number, and how many
 
 
 class SampleSkipper:
-    """Tell the number of each sample that is trained on; windows may overlap, in any order."""
+    """Return the number of each sample to train on; windows may overlap, in any order."""
 
     def __init__(self, windows: Iterable[Window]) -> None:
         self.windows = tuple(_merged(windows))

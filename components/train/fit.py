@@ -1,7 +1,6 @@
 """Put the parts together on one rank and train; the ranks read the run folder, nothing else."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from components.config.schema.recipe import Recipe
@@ -18,9 +17,8 @@ from components.train.callbacks.bad_step_guard import Guarding
 from components.train.callbacks.checkpoints import Checkpoints, StopOnRequest
 from components.train.callbacks.display import Display
 from components.train.callbacks.energy_monitor import Metering
-from components.train.callbacks.held_out import HeldOutLoss
-from components.train.callbacks.lifecycle_events import Rehearsing, Story
-from components.train.callbacks.metrics_logger import Curves, Metrics
+from components.train.callbacks.hooks import Rehearsing, RunCallback, Story
+from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs
 from components.train.module import Pretraining
@@ -44,21 +42,18 @@ def fit(folder: RunFolder, recipe: Recipe) -> str:
 
 
 def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
-    began = time.perf_counter()
+    began, rank = time.perf_counter(), rank_here()
     module = load_module(folder, recipe)
     data = folder.read("data.json", DataFolder)
-    display = Display(console(stderr=True, quiet=rank_here() > 0))
-    curves = Curves(folder=folder.path / "tensorboard") if rank_here() == 0 else None
-    retry_seconds = recipe.checkpoint.retry_seconds
+    display = Display(console(stderr=True, quiet=rank > 0))
     stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
+    seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
+    curves = Curves(folder=folder.path / "tensorboard") if rank == 0 else None
     metrics = Metrics(
-        file=folder.metrics, curves=curves, retry_seconds=retry_seconds, stopped=stop.is_asked
+        file=folder.metrics, curves=curves, retry_seconds=seconds, stopped=stopped
     )
     journal = EventLog(
-        file=folder.journal,
-        writes=rank_here() == 0,
-        retry_seconds=retry_seconds,
-        stopped=stop.is_asked,
+        file=folder.journal, writes=rank == 0, retry_seconds=seconds, stopped=stopped
     )
     windows = HeldOutWindows(
         folder=Path(data.folder),
@@ -66,76 +61,45 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         sequence_length=recipe.budget.sequence_length,
         max_windows=recipe.evaluation.max_windows_per_source,
     )
-    held_out = HeldOutLoss(
-        windows=windows, metrics=metrics, every_tokens=recipe.evaluation.every_tokens
-    )
+    held_out = HeldOutLoss(windows=windows, metrics=metrics)
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
         metrics=metrics,
         settings=recipe.checkpoint,
         say=display.say,
-        stopped=stop.is_asked,
+        stopped=stopped,
     )
     guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
-    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank_here())
+    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank)
     story = Story(folder=folder, journal=journal, began=began)
     watching = Watching(
-        settings=recipe.watchdog,
-        hang=hang,
-        ranks=folder.path / "ranks",
-        journal=journal,
-        say=display.say,
-        checkpoint_tokens=recipe.checkpoint.every_tokens,
+        settings=recipe.watchdog, hang=hang, folder=folder, journal=journal, say=display.say
     )
     metering, graphs = Metering(metrics=metrics, sysfs=SYSFS, say=display.say), GraphCount()
-    trainer = make_trainer(
-        recipe=recipe,
-        callbacks=[
-            *(watching, story, *_profiling(folder, recipe, graphs, display)),
-            *(rehearsal, stop, metering, metrics, graphs),
-            *(held_out, checkpoints, display, guarding),
-        ],
-        most_steps=None,
+    profiling = Profiling(
+        settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
     )
+    callbacks: list[RunCallback] = [watching, story]
+    if recipe.profiler.steps and rank in recipe.profiler.ranks:
+        callbacks.append(profiling)
+    callbacks += [rehearsal, stop, metering, metrics, graphs]
+    callbacks += [held_out, checkpoints, display, guarding]
+    trainer = make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None)
     with interrupts_pass():
         trainer.fit(module)
-    if rank_here() == 0:
-        _write_results(folder, module, metrics, data.unigram, began, metering, graphs)
+    if rank == 0:
+        results = summarize(
+            module=module,
+            metrics=metrics,
+            folder=folder,
+            unigram=data.unigram,
+            began=began,
+            energy_sources=metering.sources,
+            compiler=graphs.figures,
+        )
+        folder.write_json("results.json", results)
     return "stopped" if module.stopping else "finished"
-
-
-def _write_results(
-    folder: RunFolder,
-    module: Pretraining,
-    metrics: Metrics,
-    unigram: Mapping[str, float],
-    began: float,
-    metering: Metering,
-    graphs: GraphCount,
-) -> None:
-    results = summarize(
-        module=module,
-        metrics=metrics,
-        folder=folder,
-        unigram=unigram,
-        began=began,
-        energy_sources=metering.sources,
-        compiler=graphs.figures,
-    )
-    folder.write_json("results.json", results)
-
-
-def _profiling(
-    folder: RunFolder, recipe: Recipe, graphs: GraphCount, display: Display
-) -> list[Profiling]:
-    """Make what profiles this rank, if it is asked for."""
-    settings, rank = recipe.profiler, rank_here()
-    if not settings.steps or rank not in settings.ranks:
-        return []
-    return [
-        Profiling(settings=settings, folder=folder, rank=rank, graphs=graphs, say=display.say)
-    ]
 
 
 def load_module(folder: RunFolder, recipe: Recipe) -> Pretraining:

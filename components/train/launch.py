@@ -16,7 +16,7 @@ from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
 from components.config.schema.types import thaw
 from components.errors import RecipeError
-from components.fault_tolerance.failures import MENDABLE, recipe_error
+from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error
 from components.run.folder import RunFolder
 from components.run.records import FirstFailure
 from components.run.single_writer import SHARES
@@ -83,12 +83,18 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
 
     ``lock`` holds the run folder: torchrun's agent inherits it, and its ranks share it, so they
     hold the folder even if this process is killed.
+
+    Raises:
+        RecipeError: a process may open too few files, or a rank met what a user has to mend.
     """
     if recipe.cluster.ranks == 1:
         from components.train.fit import fit
 
         return fit(folder, recipe)
-    _check_open_files(recipe.cluster.ranks)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < OPEN_FILES:  # sockets, shards and logs: it would fail in the middle
+        problem = f"{recipe.cluster.ranks} ranks, but a process may open {limit} files here"
+        raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
@@ -96,10 +102,11 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
         SHARES: "1",
     }
-    program = ["-m", "components.train", str(folder.path)]
-    restarts = recipe.watchdog.restarts
-    words = [str(folder.path / "ranks"), str(recipe.cluster.ranks), str(restarts), *program]
-    command = [sys.executable, "-m", "components.train.agent", *words]
+    command = [
+        *(sys.executable, "-m", "components.train.agent"),
+        *(str(folder.path / "ranks"), str(recipe.cluster.ranks), str(recipe.watchdog.restarts)),
+        *("-m", "components.train", str(folder.path)),
+    ]
     with _asks_to_stop(folder):
         # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
         process = subprocess.Popen(
@@ -114,20 +121,10 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
                 process.wait()
 
 
-def _check_open_files(ranks: int) -> None:
-    """Refuse what would fail in the middle: each process opens sockets, shards and logs.
-
-    Raises:
-        RecipeError: it may open too few.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < OPEN_FILES:
-        problem = f"{ranks} ranks, but a process may open {limit} files here"
-        raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
-
-
 def how_it_ended(folder: RunFolder, status: int) -> str:
-    """Tell ``finished``, ``stopped`` or ``failed`` after the agent has ended with ``status``.
+    """Return ``finished``, ``stopped`` or ``failed`` for an agent that ended with ``status``.
+
+    The error that is said is one rank's, not what the others made of it.
 
     Raises:
         RecipeError: a rank met what a user has to mend.
@@ -136,7 +133,15 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
         return ended
     if status == 0:
         return "finished"
-    _say_what_failed(folder)
+    if (folder.path / "ranks" / FIRST_FAILURE).exists():
+        failure = folder.read(f"ranks/{FIRST_FAILURE}", FirstFailure)
+        if (error := recipe_error(failure.message)) is not None:
+            say(f"rank {failure.rank} failed first")
+            raise error
+        say(
+            f"{failure.traceback}rank {failure.rank} failed first: {failure.message}\n"
+            f"  what each rank said is in {folder.path / 'ranks'}"
+        )
     if status == MENDABLE:
         problem = "has no room for the error that the first rank has told above"
         remedy = f"mend what it says, then go on with resume={folder.path}"
@@ -144,31 +149,9 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
     return "failed"
 
 
-def _say_what_failed(folder: RunFolder) -> None:
-    """Print the error that brought the ranks down: one rank's, not what the others made of it.
-
-    Raises:
-        RecipeError: that was the error, found by a rank.
-    """
-    if not (folder.path / "ranks" / "first_failure.json").exists():
-        return
-    failure = folder.read("ranks/first_failure.json", FirstFailure)
-    if (error := recipe_error(failure.message)) is not None:
-        say(f"rank {failure.rank} failed first")
-        raise error
-    say(
-        f"{failure.traceback}rank {failure.rank} failed first: {failure.message}\n"
-        f"  what each rank said is in {folder.path / 'ranks'}"
-    )
-
-
 @contextmanager
 def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
-    """Let the first signal ask the ranks to save and stop, and the second end this at once.
-
-    Raises:
-        KeyboardInterrupt: at the second.
-    """
+    """Let the first signal ask the ranks to save and stop, and the second end this at once."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:

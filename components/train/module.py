@@ -17,8 +17,7 @@ from components.distributed.devices import compute_dtype
 from components.distributed.dropout_streams import seed_layers
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Microbatches
-from components.engine.factory import make_engine, make_microbatches
-from components.engine.mesh_engine import Engine
+from components.engine.mesh_engine import Engine, make_engine, make_microbatches
 from components.engine.microbatch_forward import StageCompute
 from components.engine.parallelize import RankModel, build_rank_model
 from components.fault_tolerance.guards import StepGuard, StepVerdict
@@ -159,8 +158,12 @@ class Pretraining(LightningModule):
         A bad one leaves weights, optimizer and clock where they were, and `verdict` says why.
         """
         self.compute.begin(self.progress.step, len(batch))
-        lr = self._lr()
-        norm = self.engine.step(batch, lr=lr, norm_limit=self._norm_limit(), judge=self._judge)
+        optimizer, tokens = self.recipe.optimizer, self.progress.tokens
+        rate = optimizer["lr"] * self._schedule(tokens)
+        lr = float(rate * self.guard.lr_factor(tokens))
+        clips = tokens >= optimizer["clip_after_tokens"]
+        limit = float(optimizer["clip_norm"]) if clips else math.inf
+        norm = self.engine.step(batch, lr=lr, norm_limit=limit, judge=self._judge)
         if norm is None:
             return
         known = self._agreed.gradient_norm
@@ -171,10 +174,6 @@ class Pretraining(LightningModule):
         if self.verdict is None:
             self._record(value, lr)
 
-    def evaluate(self, rows: Tensor) -> Tensor | None:
-        """Return the loss of ``rows`` (sequences, length + 1), where the last stage is."""
-        return self.engine.evaluate(rows)
-
     @property
     def weight_dtype(self) -> torch.dtype:
         return torch.promote_types(self.dtype_of("compute"), torch.float32)
@@ -182,38 +181,25 @@ class Pretraining(LightningModule):
     def dtype_of(self, key: str) -> torch.dtype:
         return compute_dtype(getattr(self.recipe.precision, key), self.device)
 
-    def _norm_limit(self) -> float:
-        optimizer = self.recipe.optimizer
-        clips = self.progress.tokens >= optimizer["clip_after_tokens"]
-        return float(optimizer["clip_norm"]) if clips else math.inf
-
-    def _lr(self) -> float:
-        tokens = self.progress.tokens
-        rate = self.recipe.optimizer["lr"] * self._schedule(tokens)
-        return float(rate * self.guard.lr_factor(tokens))
-
     def _judge(self, squares: Tensor | None) -> Tensor | None:
         """Agree with all ranks on the step's figures, and by them whether it may be taken.
 
         That the host reads them here, not after the update, is all that guards cost.
         """
         self.rank_figures.note(self.compute.own_time.take())
+        # Of the ranks that read the same samples one counts them.
+        repeats = any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor"))
+        digest = 0 if repeats else samples_digest(self.batches.sample_ids(self.progress.step))
         self._agreed = agreed = reduce_step_metrics(
             self.compute.share_of_means(),
             squares=squares,
             stop=self.stop_asked,
-            samples_digest=self._own_digest(),
+            samples_digest=digest,
             own=self.rank_figures.own(step=self.progress.step + 1, device=self.device),
         )
         self.rank_figures.take(agreed.told)
         self.verdict = self.guard.judge(loss=agreed.loss, gradient_norm=agreed.gradient_norm)
         return None if self.verdict else agreed.norm
-
-    def _own_digest(self) -> int:
-        """Hash which samples the step reads; of the ranks that read the same, one counts."""
-        if any(self.mesh.place(axis) for axis in ("pipeline", "context", "tensor")):
-            return 0
-        return samples_digest(self.batches.sample_ids(self.progress.step))
 
     def _record(self, norm: float, lr: float) -> None:
         """Move the clock on and note what the ranks have agreed on."""

@@ -1,9 +1,8 @@
 """One node of a job whose ranks may start again: ``python -m components.train.node RUN``.
 
-Each node of the job runs torchrun's agent, also those to spare. As many as the recipe has meet
-at the first node; who comes later waits until one of them is lost. When a rank fails all start
-again from the newest checkpoint, in the order of the nodes' names. The job lives as long as its
-first node, which keeps the list of who is there.
+Each node runs torchrun's agent. As many as the recipe has meet at the first node, which has to
+live as long as the job; spare ones wait until one of them is lost. When a rank fails all start
+again from the newest checkpoint, in the order of the nodes' names.
 """
 
 import os

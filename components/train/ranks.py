@@ -1,8 +1,5 @@
 """Which rank a process is, whoever started it, and its folders for compiled kernels.
 
-Intel's driver has no cache at all where ``NEO_CACHE_DIR`` is missing
-(github.com/intel/compute-runtime, default_cache_config.cpp).
-
 torch, Lightning and oneCCL read torchrun's variables. A cluster's launcher tells each process
 the same under names of its own.
 """
@@ -16,6 +13,8 @@ from typing import NamedTuple
 from components.errors import RecipeError
 
 _ALL = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+# Intel's driver has no cache at all where NEO_CACHE_DIR is missing
+# (github.com/intel/compute-runtime, default_cache_config.cpp).
 _OF_DEVICE = {"cuda": ("CUDA_CACHE_PATH",), "xpu": ("NEO_CACHE_DIR", "SYCL_CACHE_DIR")}
 
 
@@ -68,13 +67,8 @@ def rank_variables(seen: Mapping[str, str], *, ranks: int, per_node: int) -> dic
     """
     if "RANK" in seen or ranks == 1:
         return {}
-    launcher = next((each for each in LAUNCHERS if _told(each, seen)), None)
-    if launcher is None:
-        raise RecipeError(
-            "RANK",
-            f"not set, but the recipe has {ranks} ranks, and no launcher says which this is",
-            "start the ranks by srun, by mpiexec or by torchrun",
-        )
+    problem = f"not set, but the recipe has {ranks} ranks, and no launcher says which this is"
+    launcher = _launcher(seen, problem, "start the ranks by srun, by mpiexec or by torchrun")
     started = int(seen.get(launcher.ranks or "", ranks))
     if started != ranks:
         raise RecipeError(
@@ -100,15 +94,13 @@ def task_number(seen: Mapping[str, str]) -> int:
     Raises:
         RecipeError: no launcher says so.
     """
-    launcher = next((each for each in LAUNCHERS if _told(each, seen)), None)
-    if launcher is None:
-        raise RecipeError(
-            "RANK",
-            "no launcher says which node of the job this is",
-            "start one task a node by srun or by mpiexec",
-        )
-    return int(seen[launcher.rank])
+    problem = "no launcher says which node of the job this is"
+    remedy = "start one task a node by srun or by mpiexec"
+    return int(seen[_launcher(seen, problem, remedy).rank])
 
 
-def _told(launcher: Launcher, seen: Mapping[str, str]) -> bool:
-    return launcher.rank in seen and launcher.local_rank in seen
+def _launcher(seen: Mapping[str, str], problem: str, remedy: str) -> Launcher:
+    for launcher in LAUNCHERS:
+        if launcher.rank in seen and launcher.local_rank in seen:
+            return launcher
+    raise RecipeError("RANK", problem, remedy)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.run.folder import RunFolder
-from components.run.goodput import held_until
+from components.run.history import held_until
 from components.run.lines import read_lines
 from components.torch_internals.autograd import count_graphs
 from components.train.callbacks.hooks import RunCallback
@@ -60,17 +60,19 @@ def summarize(
     ``seconds`` are those of all processes of the run, ``last_process_seconds`` those since
     this one ``began`` (`time.perf_counter`).
     """
-    recipe, derived = module.recipe, module.recipe.derived
+    recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
     measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
-    speed = _median_speed(measured)
-    finished = module.progress.step == derived.steps
+    drawn = module.batches.drawn_before(progress.step)
+    # The median over steps alone: the first one warms up, evaluations are not training.
+    speeds = [entry["tokens_per_second"] for entry in measured if entry["kind"] == "step"]
+    speed = float(np.median(speeds)) if speeds else 0.0
     return strict({
-        "status": "finished" if finished else "stopped",
+        "status": "finished" if progress.step == derived.steps else "stopped",
         "recipe": recipe.name,
         "scale": recipe.scale.name,
         "fingerprint": recipe.fingerprint(),
-        "steps": module.progress.step,
-        "tokens": module.progress.tokens,
+        "steps": progress.step,
+        "tokens": progress.tokens,
         "loss": module.last.loss if module.last else None,
         "seconds": held_until(time.time(), (*measured, *happened)),
         "last_process_seconds": time.perf_counter() - began,
@@ -85,12 +87,9 @@ def summarize(
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
         "compiler": dict(compiler),  # of the first rank
         "energy": summarize_energy(
-            metrics.energy_used, tokens=module.progress.tokens, sources=energy_sources
+            metrics.energy_used, tokens=progress.tokens, sources=energy_sources
         ),
-        "mixture": {
-            name: asdict(drawn)
-            for name, drawn in module.batches.drawn_before(module.progress.step).items()
-        },
+        "mixture": {name: asdict(one) for name, one in drawn.items()},
         "held_out": summarize_held_out(metrics.held_out_losses, unigram),
     })
 
@@ -147,21 +146,13 @@ def summarize_energy(
     """
     devices = used["devices"]
     per_token = devices.joules / tokens if devices.is_whole and tokens else None
-    return {
-        **{
-            name: {
-                **one.as_json(),
-                "watts": one.watts,
-                "counted_fraction": one.fraction,
-                "source": sources[name],  # of the first rank
-            }
-            for name, one in used.items()
-        },
-        "joules_per_token": per_token,
+    found = {
+        name: {
+            **one.as_json(),
+            "watts": one.watts,
+            "counted_fraction": one.fraction,
+            "source": sources[name],  # of the first rank
+        }
+        for name, one in used.items()
     }
-
-
-def _median_speed(entries: Sequence[Mapping[str, Any]]) -> float:
-    """Median over the steps: the first one warms up, evaluations are not training."""
-    speeds = [entry["tokens_per_second"] for entry in entries if entry["kind"] == "step"]
-    return float(np.median(speeds)) if speeds else 0.0
+    return {**found, "joules_per_token": per_token}

@@ -1,6 +1,5 @@
 """The sample order of a run, from its recipe and what preparation found; without torch."""
 
-from components.config.schema.data import DataSection
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.mixture import limit_repeats, tempered_shares, windows_per_source
@@ -15,8 +14,11 @@ def make_order(recipe: Recipe, manifest: Manifest) -> SampleOrder:
     """
     windows = windows_per_source(manifest, recipe.budget.sequence_length)
     samples = {name: windows[name] for name in recipe.data.names}
+    tokens = {name: manifest.sources[name].train_tokens for name in recipe.data.names}
+    rule = recipe.data.mixture
+    by_rule = tempered_shares(tokens, 1.0 if isinstance(rule, str) else rule.temperature)
     phases = [
-        Phase(first_sample=first, shares=shares or _by_rule(recipe.data, manifest), path=path)
+        Phase(first_sample=first, shares=shares or by_rule, path=path)
         for first, path, shares in recipe.data_phases
     ]
     limits = {
@@ -32,9 +34,3 @@ def make_order(recipe: Recipe, manifest: Manifest) -> SampleOrder:
         surplus=recipe.data.surplus,
     )
     return SampleOrder(phases=limited, samples=samples, seed=recipe.budget.seed)
-
-
-def _by_rule(data: DataSection, manifest: Manifest) -> dict[str, float]:
-    tokens = {name: manifest.sources[name].train_tokens for name in data.names}
-    rule = data.mixture
-    return tempered_shares(tokens, 1.0 if isinstance(rule, str) else rule.temperature)

@@ -99,35 +99,31 @@ class MeshStrategy(ModelParallelStrategy):
 
     @override
     def setup_environment(self) -> None:
-        assert self.accelerator is not None
-        self.accelerator.setup_device(self.root_device)
-        if "RANK" in os.environ:
-            self._connect()
-        else:  # a world of one needs no port
-            backend = lone_backend(self.root_device.type)
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        self.mesh = build_mesh(
-            self.root_device.type,
-            degrees_of(self._parallelism),
-            self._parallelism.rank_order,
-            expert_aware=self._parallelism.expert_aware,
-        )
-
-    def _connect(self) -> None:
-        """Join the ranks that torchrun started, unless whoever called us has done so.
-
-        Bound to a device, a group makes the mesh's groups by splitting itself, which saves NCCL
-        time. Not so xccl, which cannot: https://github.com/pytorch/pytorch/issues/186548.
+        """Join the ranks that torchrun started, and make the mesh.
 
         Raises:
             RecipeError: this torch has nothing that joins such devices.
         """
-        if dist.is_initialized():
-            return
-        dist.init_process_group(
-            group_backend(self.root_device.type),
-            timeout=default_pg_timeout,
-            device_id=self.root_device if self.root_device.type == "cuda" else None,
+        assert self.accelerator is not None
+        self.accelerator.setup_device(self.root_device)
+        kind = self.root_device.type
+        if "RANK" not in os.environ:  # a world of one needs no port
+            store = HashStore()
+            dist.init_process_group(lone_backend(kind), store=store, rank=0, world_size=1)
+        elif not dist.is_initialized():  # whoever called us may have joined the ranks
+            # Bound to a device, a group makes the mesh's groups by splitting itself, which
+            # saves NCCL time. Not so xccl, which cannot:
+            # https://github.com/pytorch/pytorch/issues/186548.
+            dist.init_process_group(
+                group_backend(kind),
+                timeout=default_pg_timeout,
+                device_id=self.root_device if kind == "cuda" else None,
+            )
+        self.mesh = build_mesh(
+            kind,
+            degrees_of(self._parallelism),
+            self._parallelism.rank_order,
+            expert_aware=self._parallelism.expert_aware,
         )
 
     @override
@@ -164,10 +160,7 @@ def rank_here() -> int:
 
 
 def make_trainer(
-    *,
-    recipe: Recipe,
-    callbacks: Sequence[Callback],
-    most_steps: int | None,
+    *, recipe: Recipe, callbacks: Sequence[Callback], most_steps: int | None
 ) -> Trainer:
     """Make a trainer without bars, samplers and checkpoints of its own.
 
@@ -201,9 +194,9 @@ def make_trainer(
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Let an interrupt pass as what it is: Lightning makes of it an exit with status 1.
+    """Let an interrupt pass as what it is.
 
-    It has all later ones ignored, too.
+    Lightning makes of it an exit with status 1, and has all later ones ignored.
 
     Raises:
         KeyboardInterrupt: there was one.

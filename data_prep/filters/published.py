@@ -60,7 +60,12 @@ class LineShapeFilter:
 
     def __call__(self, document: Document) -> str | None:
         lines = document.text.removesuffix("\n").split("\n")
-        warning = self._lines(lines) or self._letters(document.text)
+        warning = self._lines(lines)
+        if warning is None:
+            others = sum(n for char, n in Counter(document.text).items() if not is_letter(char))
+            most = self.settings.non_letters
+            if others > int(len(document.text) * most):
+                warning = f"noisy, {others / len(document.text):.2f} > {most:g} no letters"
         return f"{self.name}: {warning}" if warning else None
 
     def _lines(self, lines: Sequence[str]) -> str | None:
@@ -77,16 +82,10 @@ class LineShapeFilter:
                 return f"{warning}, {short} of {edge} lines short"
         return None
 
-    def _letters(self, text: str) -> str | None:
-        others = sum(count for char, count in Counter(text).items() if not is_letter(char))
-        if others > int(len(text) * self.settings.non_letters):
-            return f"noisy, {others / len(text):.2f} > {self.settings.non_letters:g} no letters"
-        return None
-
 
 @cache
 def is_letter(char: str) -> bool:
-    """Say whether Unicode calls it a letter or a mark on one."""
+    """Check that Unicode calls it a letter or a mark on one."""
     return unicodedata.category(char)[0] in "LM"
 
 

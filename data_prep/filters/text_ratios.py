@@ -5,16 +5,15 @@ words.
 
 The filter of ROOTS for OSCAR: github.com/bigscience-workshop/data-preparation,
 preprocessing/training/01b_oscar_cleaning_and_filtering/filtering.py; Laurencon et al. (arXiv
-2303.03915). Approximated: a special character is white space, an ASCII digit, or
-what Unicode calls punctuation, a symbol, a fraction or exponent, or private, and a few letters,
-where the original has a list; a Chinese word is a character, where the original has
-SentencePiece's. Left out: the perplexity, for which no model can be carried here.
+2303.03915). Approximated: a special character is white space, an ASCII digit, or what Unicode
+calls punctuation, a symbol, a fraction or exponent, or private, and a few letters (there, a
+list); a Chinese word is a character (there, SentencePiece's). Left out: the perplexity.
 """
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import cache
 from itertools import pairwise
 from math import isqrt
@@ -50,13 +49,12 @@ def read_word_lists(file: str, where: str) -> dict[str, frozenset[str]]:
         raise RecipeError(where, f"{file} cannot be read: {error}", REMEDY) from error
     if not isinstance(tree, dict):
         raise RecipeError(where, f"{file} holds no object", REMEDY)
+    lists = {}
     for language, words in tree.items():
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise RecipeError(where, f"{file} has no list of words under {language!r}", REMEDY)
-    return {
-        language: frozenset(word.strip().lower() for word in words)
-        for language, words in tree.items()
-    }
+        lists[language] = frozenset(word.strip().lower() for word in words)
+    return lists
 
 
 NEVER = "(?!)"
@@ -98,26 +96,21 @@ class TextRatioFilter:
         words = cut_words(text, limits)
         if not limits.min_words <= len(words) <= limits.max_words:
             return f"{len(words)} words, not {limits.min_words} to {limits.max_words}"
-        for name, share, most in _repetitions(text, words, limits):
-            if share > most:
-                return f"{name} {share:.3f} > {most:g}"
+        share = character_repetition(text, limits.character_ngram)
+        if share > limits.character_repetition:
+            return f"character repetition {share:.3f} > {limits.character_repetition:g}"
+        share = word_repetition(words, limits.word_ngram)
+        if share > limits.word_repetition:
+            return f"word repetition {share:.3f} > {limits.word_repetition:g}"
+        share = special_characters(text)
+        if share > limits.special_characters:
+            return f"special characters {share:.3f} > {limits.special_characters:g}"
         stop, flagged = self.stop_words.get(language), self.flagged_words.get(language)
         if stop and (share := listed(words, stop, limits)) < limits.stop_words:
             return f"stop words {share:.3f} < {limits.stop_words:g}"
         if flagged and (share := listed(words, flagged, limits)) > limits.flagged_words:
             return f"flagged words {share:.4f} > {limits.flagged_words:g}"
         return None
-
-
-def _repetitions(
-    text: str, words: Sequence[str], limits: Ratios
-) -> Iterator[tuple[str, float, float]]:
-    """Give name, value and limit one by one: what is not asked for is not computed."""
-    share = character_repetition(text, limits.character_ngram)
-    yield "character repetition", share, limits.character_repetition
-    share = word_repetition(words, limits.word_ngram)
-    yield "word repetition", share, limits.word_repetition
-    yield "special characters", special_characters(text), limits.special_characters
 
 
 def clean(text: str, longest_word: int | Literal["none"], links: re.Pattern[str]) -> str:
@@ -151,7 +144,7 @@ def cut_words(text: str, limits: Ratios) -> list[str]:
 
 
 def character_repetition(text: str, size: int) -> float:
-    """Take the share that the most frequent n-grams of characters have of all n-grams.
+    """Compute the share that the most frequent n-grams of characters have of all n-grams.
 
     The most frequent are as many as the root of the number of distinct ones, and none that
     occurs once.
@@ -176,20 +169,20 @@ def character_ngrams(text: str, size: int) -> npt.NDArray[np.uint64]:
 
 
 def word_repetition(words: Sequence[str], size: int) -> float:
-    """Take the share of the n-grams of words that occur more than once."""
+    """Compute the share of the n-grams of words that occur more than once."""
     counts = Counter(zip(*(words[i:] for i in range(size)), strict=False))
     repeated = sum(count for count in counts.values() if count > 1)
     return repeated / max(counts.total(), 1)
 
 
 def special_characters(text: str) -> float:
-    """Take the share of the characters that are special."""
+    """Compute the share of the characters that are special."""
     special = sum(count for char, count in Counter(text).items() if is_special(char))
     return special / max(len(text), 1)
 
 
 def listed(words: Sequence[str], listing: Set[str], limits: Ratios) -> float:
-    """Take the share of the words that are on a list; pairs of words may be on it, too."""
+    """Compute the share of the words that are on a list; pairs of words may be on it, too."""
     found = sum(word in listing for word in words)
     if limits.words != "spaces":
         between = " " if limits.words == "spaces_and_pairs" else ""
@@ -199,7 +192,7 @@ def listed(words: Sequence[str], listing: Set[str], limits: Ratios) -> float:
 
 @cache
 def is_special(char: str) -> bool:
-    """Say whether a character is no part of a word, by Unicode or the original's list."""
+    """Check that a character is no part of a word, by Unicode or the original's list."""
     category = unicodedata.category(char)
     return (
         char.isspace()

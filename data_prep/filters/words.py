@@ -14,9 +14,9 @@ Here no tokenizer is trained yet. Approximated: a token is a piece of a word of 
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from itertools import count
+from itertools import count, groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ UNSPACED = (
 )
 PICTOGRAPHS = "\U0001f000-\U0001faff"
 LAST_OF_PLANE = 0xFFFF
+# As far as the last mark that may end a sentence, or line break.
+UP_TO_LAST_MARK = re.compile(
+    rf".*[{re.escape(''.join(sorted(TERMINAL_PUNCTUATION)))}\n]", re.DOTALL
+)
 
 
 class Words(WhitespaceTokenizer):  # type: ignore[misc]  # datatrove carries no types
@@ -46,7 +50,7 @@ class Words(WhitespaceTokenizer):  # type: ignore[misc]  # datatrove carries no 
 
         What follows the last mark is no sentence to it; on that part it takes quadratic time.
         """
-        match = up_to_last_mark().match(text)
+        match = UP_TO_LAST_MARK.match(text)
         closed = text[: match.end() + 1] if match else ""  # with the quotation mark behind it
         sentences: list[str] = super().sent_tokenize(closed)
         return sentences
@@ -59,18 +63,15 @@ def words() -> Words:
 
 
 @cache
-def up_to_last_mark() -> re.Pattern[str]:
-    """Match a text as far as the last mark that may end a sentence, or line break."""
-    marks = re.escape("".join(sorted(TERMINAL_PUNCTUATION)))
-    return re.compile(rf".*[{marks}\n]", re.DOTALL)
+def _marks() -> str:
+    return character_class(lambda char: unicodedata.category(char)[0] in "PS")
 
 
 @cache
 def word_pattern() -> re.Pattern[str]:
     """Match a word, or one character of a script without spaces, or one mark."""
-    marks = character_class(lambda char: unicodedata.category(char)[0] in "PS")
-    letter = rf"[^\s{marks}{UNSPACED}]"
-    return re.compile(rf"{letter}+(?:['\u2019]{letter}+)*|[{UNSPACED}{marks}]")
+    letter = rf"[^\s{_marks()}{UNSPACED}]"
+    return re.compile(rf"{letter}+(?:['\u2019]{letter}+)*|[{UNSPACED}{_marks()}]")
 
 
 def character_class(belongs: Callable[[str], bool]) -> str:
@@ -79,21 +80,14 @@ def character_class(belongs: Callable[[str], bool]) -> str:
     Asked for the Basic Multilingual Plane alone, with the pictographs above it: `re` looks a
     character of that plane up in a table, and runs through every range beyond it.
     """
-    return PICTOGRAPHS + "".join(
-        re.escape(chr(first)) + ("-" + re.escape(chr(last)) if last > first else "")
-        for first, last in _ranges(belongs)
-    )
-
-
-def _ranges(belongs: Callable[[str], bool]) -> Iterator[tuple[int, int]]:
-    first = None
-    for point in range(LAST_OF_PLANE + 2):
-        inside = point <= LAST_OF_PLANE and belongs(chr(point))
-        if inside and first is None:
-            first = point
-        elif not inside and first is not None:
-            yield first, point - 1
-            first = None
+    ranges = [PICTOGRAPHS]
+    points = range(LAST_OF_PLANE + 1)
+    for inside, group in groupby(points, lambda point: belongs(chr(point))):
+        if inside:
+            first, *rest = group
+            last = f"-{re.escape(chr(rest[-1]))}" if rest else ""
+            ranges.append(f"{re.escape(chr(first))}{last}")
+    return "".join(ranges)
 
 
 # Longer than most tokens: what is found here is found with a trained tokenizer, too.
@@ -138,6 +132,5 @@ def token_numbers(text: str) -> npt.NDArray[np.int64]:
 
 @cache
 def _pieces() -> re.Pattern[str]:
-    marks = character_class(lambda char: unicodedata.category(char)[0] in "PS")
-    letter = rf"[^\s{marks}{UNSPACED}]"
-    return re.compile(rf"{letter}{{1,{PIECE_CHARACTERS}}}|[{UNSPACED}]|[{marks}]+")
+    letter = rf"[^\s{_marks()}{UNSPACED}]"
+    return re.compile(rf"{letter}{{1,{PIECE_CHARACTERS}}}|[{UNSPACED}]|[{_marks()}]+")

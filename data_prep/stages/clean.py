@@ -16,19 +16,18 @@ from datatrove.data import Document as Work
 from components.config.schema.data import Source
 from components.config.schema.document_steps import DocumentSteps
 from components.errors import RecipeError
-from data_prep.read import Document, Input, LocalFile, Text
-from data_prep.sources import find_inputs
-from data_prep.split import group_hash
-from data_prep.stages import shards
-from data_prep.stages.cut import check_piece
+from data_prep.read import UNKNOWN, Document, LocalFile
+from data_prep.sources import find_inputs, group_hash
 from data_prep.stages.plan import InputPiece, PassTask
-from data_prep.stages.shards import CleanText, write_shard
-from data_prep.stages.tally import DocumentTally
+from data_prep.stages.record import DocumentTally
+from data_prep.stages.shards import SUFFIX, write_array, write_shard
 
 if TYPE_CHECKING:
     from data_prep.steps import DocumentStep
 
-WHERE = "data.preparation"
+HASHES = ".hashes.npy"
+HASH_BYTES = 16
+CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
 
 
 def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
@@ -39,17 +38,16 @@ def build(settings: Mapping[str, Any], source: str) -> "list[DocumentStep]":
 
     none = dict.fromkeys(DocumentSteps.model_fields, "none")
     steps = DocumentSteps.model_validate({**none, **settings})
-    return build_steps(steps, source=source, where=WHERE)
+    return build_steps(steps, source=source, where="data.preparation")
 
 
 def why_removed(
     document: Work, steps: "Sequence[DocumentStep]", *, longest_bytes: int | str
 ) -> str | None:
     """Apply the steps up to the first that removes; what begins or becomes empty goes, too."""
-    if isinstance(longest_bytes, int):
-        size = len(document.text.encode())
-        if size > longest_bytes:
-            return f"too long: {size:,} bytes > {longest_bytes:,}"
+    size = len(document.text.encode())
+    if isinstance(longest_bytes, int) and size > longest_bytes:
+        return f"too long: {size:,} bytes > {longest_bytes:,}"
     if not document.text.strip():
         return "empty"
     for step in steps:
@@ -61,34 +59,30 @@ def why_removed(
     return None
 
 
-VERSION = 2  # counts changes of the document steps, too
-HASHES = ".hashes.npy"
-HASH_BYTES = 16
-CHANGED = "leave the inputs alone while the command runs; it takes them as they now are"
-
-
-def work(
+def clean_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
     """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
     steps = build(settings["steps"], task.source)
     source = Source.model_validate(settings["sources"][task.source])
-    shard, hashes = stem.with_suffix(shards.SUFFIX), stem.with_suffix(HASHES)
+    read = settings["read"]
+    shard, hashes = stem.with_suffix(SUFFIX), stem.with_suffix(HASHES)
     digests = bytearray()
+    items = (item for one in task.pieces for item in read_piece(task.source, source, one))
     with write_shard(shard) as add:
-        for piece in task.pieces:
-            for item in read_piece(task.source, source, piece):
-                if isinstance(item, RecipeError):
-                    _refuse_or_count(item, settings["read"]["invalid"], task.source, tally)
-                    continue
-                kept = _clean(
-                    item, steps, settings["read"]["longest_bytes"], task.source, tally
-                )
-                if kept is not None:
-                    add(kept)
-                    digests += _hash(kept.text)
-                    tally.hash_group(task.source, group_hash(kept))
-    shards.write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
+        for item in items:
+            if isinstance(item, RecipeError):
+                if read["invalid"] == "refuse":
+                    way = "or data.preparation.read.invalid=remove counts and removes it"
+                    raise RecipeError(item.path, item.problem, f"{item.remedy}; {way}")
+                tally.remove(task.source, UNKNOWN, "", f"invalid: {item.problem}")
+                continue
+            kept = _clean(item, steps, read["longest_bytes"], task.source, tally)
+            if kept is not None:
+                add(kept)
+                digests += hashlib.blake2b(kept.text.encode(), digest_size=HASH_BYTES).digest()
+                tally.hash_group(task.source, group_hash(kept))
+    write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
     return [shard, hashes]
 
 
@@ -98,32 +92,18 @@ def _clean(
     longest_bytes: int | str,
     source: str,
     tally: DocumentTally,
-) -> CleanText | None:
-    metadata = dict(item.metadata) if isinstance(item, Text) else {}
+) -> Document | None:
+    metadata = dict(item.metadata)
     metadata.pop("language", None)  # only what a step of ours says counts
     document = Work(text=item.text, id="", metadata=metadata)
     why = why_removed(document, steps, longest_bytes=longest_bytes)
-    language = str(document.metadata.get("language", shards.UNKNOWN))
+    language = str(document.metadata.get("language", UNKNOWN))
     if why is not None:
         tally.remove(source, language, item.text, why)
         return None
-    text = document.text
-    tally.keep(source, language, len(item.text.encode()), len(text.encode()), {})
-    return CleanText(text, text if item.group == item.text else item.group, language)
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest()
-
-
-def _refuse_or_count(error: RecipeError, rule: str, source: str, tally: DocumentTally) -> None:
-    if rule == "refuse":
-        raise RecipeError(
-            error.path,
-            error.problem,
-            f"{error.remedy}; or data.preparation.read.invalid=remove counts and removes it",
-        )
-    tally.remove(source, shards.UNKNOWN, "", f"invalid: {error.problem}")
+    sizes = len(item.text.encode()), len(document.text.encode())
+    tally.keep(source, language, *sizes, {})
+    return Document(document.text, item.group_name, language)
 
 
 def read_piece(
@@ -136,29 +116,21 @@ def read_piece(
     """
     where = f"data.sources.{name}"
     if piece.path is None:
-        text_input = _open(name, source, piece)
+        found = find_inputs(name, source.model_copy(update={"files": ()}))
+        text_input = next(one for one in found if one.record().name == piece.name)
         if text_input.record().sha256 != piece.sha256:
             raise RecipeError(where, f"{piece.name} has changed since it was hashed", CHANGED)
         yield from text_input.items()
         return
-    path = Path(piece.path)
-    before = _state(path)
-    check_piece(piece, where, CHANGED)
-    yield from _open(name, source, piece).items()
-    if _state(path) != before:
-        raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
-
-
-def _open(name: str, source: Source, piece: InputPiece) -> Input:
-    """Find the input again by the recipe's own words, narrowed to one file."""
-    if piece.path is None:
-        found = find_inputs(name, source.model_copy(update={"files": ()}))
-        return next(one for one in found if one.record().name == piece.name)
+    before = _state(piece.file)
+    piece.check(where, CHANGED)
     # An embedded text is a file, too: named as one it is found once.
     alone = {"files": (piece.path,), "embedded": None, "dataset": None}
     (file,) = find_inputs(name, source.model_copy(update=alone))
     assert isinstance(file, LocalFile)
-    return replace(file, name=piece.name, start=piece.start, end=piece.end)
+    yield from replace(file, name=piece.name, start=piece.start, end=piece.end).items()
+    if _state(piece.file) != before:
+        raise RecipeError(where, f"{piece.path} has changed while it was read", CHANGED)
 
 
 def _state(path: Path) -> tuple[int, int] | None:

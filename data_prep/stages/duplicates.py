@@ -1,63 +1,96 @@
-"""The pass that finds duplicates: of documents that are alike, the first one stays.
+"""The passes after cleaning: sign documents, find duplicates, drop them and personal data.
 
-The first is the first in the order of (source, input, document). One task reads all hashes, a
-part of their range at a time, and all signatures; it writes a verdict for each document.
+Of documents that are alike the first one stays, in the order of (source, input, document).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from datatrove.data import Document as Text
 
 from components.config.schema.data import NearDuplicates
-from data_prep.near_duplicates import find_duplicates
-from data_prep.stages.clean import HASHES
-from data_prep.stages.cut import check_piece
-from data_prep.stages.plan import InputPiece, PassTask
-from data_prep.stages.shards import write_array
-from data_prep.stages.signatures import BROKEN, SIGNATURES
+from data_prep.near_duplicates import find_duplicates, write_signatures
+from data_prep.read import Document
+from data_prep.sources import group_hash
+from data_prep.stages.clean import HASHES, build, why_removed
+from data_prep.stages.plan import PassTask
+from data_prep.stages.record import DocumentTally
+from data_prep.stages.shards import SUFFIX, read_shard, write_array, write_shard
 
-VERSION = 2
+SIGNATURES = ".signatures.npy"
+VERDICTS = ".verdicts.npy"
 KEEP, EXACT, NEAR = 0, 1, 2
 REASONS = {EXACT: "exact duplicate", NEAR: "near duplicate"}
-VERDICTS = ".verdicts.npy"
 MOST_BYTES = 1 << 30  # of hashes in memory at a time; sorting takes about three times as much
 
 Hashes = npt.NDArray[np.uint64]
 
 
-def work(task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object) -> list[Path]:
-    """Write ``[documents]`` verdicts for each shard, in the order of the hash files."""
-    for piece in task.pieces:
-        check_piece(piece, "data.preparation.exact_duplicates", BROKEN)
-    hashes = [_open(piece) for piece in _of_kind(task, HASHES)]
+def signature_settings(near: NearDuplicates) -> dict[str, Any]:
+    """Keep what signatures depend on: not how their slots are banded, nor the threshold."""
+    slots = {"bands": near.bands * near.rows, "rows": 1, "threshold": "none"}
+    return {**near.model_dump(mode="json"), **slots}
+
+
+def sign_task(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
+    """Write the MinHash signatures of one shard, a row a document.
+
+    A pass of its own, so that other signatures do not cost the cleaning again.
+    """
+    near = NearDuplicates.model_validate(settings)
+    (shard,) = task.checked_files(task.source)
+    file = stem.with_suffix(SIGNATURES)
+
+    def texts() -> Iterator[str]:
+        for document in read_shard(shard):
+            size = len(document.text.encode())
+            tally.keep(task.source, document.language, size, size, {})
+            yield document.text
+
+    written = write_signatures(texts(), file, near)
+    documents = tally.of_source(task.source).documents_out
+    assert written == documents, "a document without a signature"
+    return [file]
+
+
+def find_task(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
+) -> list[Path]:
+    """Write ``[documents]`` verdicts for each shard, in the order of the hash files.
+
+    One task reads all hashes, a part of their range at a time, and all signatures.
+    """
+    files = task.checked_files("data.preparation.exact_duplicates")
+    hashes = [_open(file) for file in files if file.name.endswith(HASHES)]
     verdicts = [np.full(len(one), KEEP, np.uint8) for one in hashes]
     if settings["near_duplicates"] != "none":
         near = NearDuplicates.model_validate(settings["near_duplicates"])
-        files = [Path(str(piece.path)) for piece in _of_kind(task, SIGNATURES)]
-        found = find_duplicates(files, near, stem.parent)
+        signatures = [file for file in files if file.name.endswith(SIGNATURES)]
+        found = find_duplicates(signatures, near, stem.parent)
         for verdict, rows in zip(verdicts, found, strict=True):
             verdict[rows] = NEAR
     if settings["exact_duplicates"] != "none":
         for verdict, rows in zip(verdicts, find_exact(hashes, MOST_BYTES), strict=True):
             verdict[rows] = EXACT
-    return [_write(stem, number, verdict) for number, verdict in enumerate(verdicts)]
+    outputs = [stem.with_name(f"{number:06d}{VERDICTS}") for number in range(len(verdicts))]
+    for output, verdict in zip(outputs, verdicts, strict=True):
+        write_array(output, verdict)
+    return outputs
 
 
 def find_exact(hashes: Sequence[Hashes], most_bytes: int) -> list[npt.NDArray[np.int64]]:
     """For each ``[documents, 2]`` array of hashes, list the rows that have occurred before."""
-    lengths = [len(one) for one in hashes]
-    starts = np.cumsum([0, *lengths])
+    starts = np.cumsum([0, *map(len, hashes)])
     parts = 1 + sum(one.nbytes for one in hashes) // most_bytes
     repeated = [_repeated(hashes, starts, part, parts) for part in range(parts)]
     rows = np.sort(np.concatenate(repeated))
-    cuts = np.searchsorted(rows, starts)
-    return [
-        rows[begin:end] - start
-        for begin, end, start in zip(cuts, cuts[1:], starts, strict=False)
-    ]
+    parts_of_files = np.split(rows, np.searchsorted(rows, starts[1:-1]))
+    return [part - start for part, start in zip(parts_of_files, starts, strict=False)]
 
 
 def _repeated(
@@ -73,17 +106,36 @@ def _repeated(
     return np.asarray(rows[order][1:][again], np.int64)
 
 
-def _of_kind(task: PassTask, suffix: str) -> list[InputPiece]:
-    return [piece for piece in task.pieces if piece.name.endswith(suffix)]
-
-
-def _open(piece: InputPiece) -> Hashes:
+def _open(file: Path) -> Hashes:
     """Map a file of hashes as ``[documents, 2]`` numbers; an empty one cannot be mapped."""
-    array = np.load(Path(str(piece.path)), mmap_mode="r", allow_pickle=False)
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
     return np.asarray(array).view(np.dtype("<u8"))
 
 
-def _write(stem: Path, number: int, verdict: npt.NDArray[np.uint8]) -> Path:
-    file = stem.with_name(f"{number:06d}{VERDICTS}")
-    write_array(file, verdict)
-    return file
+def keep_task(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
+    """Drop the duplicates, remove personal data, write the shard that is used.
+
+    The task's pieces are a clean shard and, if duplicates were searched for, verdicts.
+    """
+    shard, *verdict_files = task.checked_files(task.source)
+    steps = build(settings["steps"], task.source)
+    verdicts = iter(np.load(verdict_files[0]).tolist() if verdict_files else [])
+    file = stem.with_suffix(SUFFIX)
+    with write_shard(file) as add:
+        for document in read_shard(shard):
+            verdict = next(verdicts) if verdict_files else KEEP
+            text = Text(text=document.text, id="", metadata={"language": document.language})
+            why = REASONS.get(verdict) or why_removed(text, steps, longest_bytes="any")
+            if why is not None:
+                tally.remove(task.source, document.language, document.text, why)
+                continue
+            size = len(document.text.encode())
+            replaced = text.metadata.get("personal_data", {})
+            tally.keep(task.source, document.language, size, len(text.text.encode()), replaced)
+            kept = Document(text.text, document.group_name, document.language)
+            add(kept)
+            tally.hash_group(task.source, group_hash(kept))
+    assert next(verdicts, None) is None, "a verdict without a document"
+    return [file]

@@ -2,30 +2,102 @@
 
 datatrove's own local executor is not used: its pool waits for ever for a task whose worker was
 killed, and its workers outlive a killed parent (docs/decisions/0015-pool-of-the-library.md).
+A worker here asks the kernel to be killed with its parent, and holds the folder's lock with it:
+whoever comes next sees if somebody still works there.
 """
 
+import ctypes
+import errno
 import multiprocessing
 import os
+import secrets
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal, Protocol
 
 from components.errors import RecipeError
-from data_prep.stages.lock import full_disk_told, work_under
-from data_prep.stages.plan import read_plan
+from components.run import writer_lock
+from components.run.writer_lock import DYING_SECONDS, Holder
+from data_prep.stages.plan import PASSES, read_plan
 from data_prep.stages.record import (
+    DocumentTally,
     missing_tasks,
     read_record,
     stem_of,
     write_failure,
     write_record,
 )
-from data_prep.stages.tally import DocumentTally
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+READING_SECONDS = 5.0
+MOST_DEATHS = 3  # of workers in a row, without a task done between
+
+Say = Callable[[str], None]
+Act = Callable[[Path, int], None]
+
+
+@contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """Turn the system's error into one that says how to go on.
+
+    Raises:
+        RecipeError: the disk or the user's quota is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        problem = f"no space is left in {folder} ({error.strerror})"
+        remedy = "free some, and give the same command again: what is finished stays"
+        raise RecipeError("data.folder", problem, remedy) from error
+
+
+def alone(folder: Path, say: Say) -> AbstractContextManager[int]:
+    """Hold the folder's lock while nobody else works there.
+
+    Raises:
+        RecipeError: another preparation does, or workers of one that was killed.
+    """
+    occupied = partial(_occupied, folder)
+    return writer_lock.alone(folder, seconds=DYING_SECONDS, occupied=occupied, say=say)
+
+
+def share_lock(folder: Path) -> None:
+    """Hold the folder's lock with the preparation until this process ends.
+
+    Raises:
+        RecipeError: another preparation has taken the folder.
+    """
+    writer_lock.share(folder, occupied=partial(_occupied, folder))
+
+
+def _occupied(folder: Path, holder: Holder | None) -> RecipeError:
+    who = holder or "a process that left no name"
+    way = "wait until it has ended, or stop it"
+    return RecipeError(str(folder), f"data is being prepared there by {who}", way)
+
+
+def work_under(parent: int, folder: Path) -> None:
+    """Make this process a worker: it ends with ``parent``, and until then holds the lock."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["RAYON_NUM_THREADS"] = "1"  # of tokenizers: a worker is one of many
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the line above
+    share_lock(folder)
 
 
 def run_task(folder: Path, task: int) -> None:
@@ -37,9 +109,10 @@ def run_task(folder: Path, task: int) -> None:
     plan = read_plan(folder)
     if read_record(folder, task, plan.key) is not None:
         return
-    work = import_module(f"data_prep.stages.{plan.work}").work
+    _, function = PASSES[plan.work]
     tally = DocumentTally()
     with full_disk_told(folder):
+        work = resolve_name(function)
         files = work(plan.tasks[task], plan.settings, stem_of(folder, task), tally)
         write_record(folder, task, plan.key, files, tally)
 
@@ -53,37 +126,10 @@ def run_task_elsewhere(folder: Path, task: int) -> None:
         raise
 
 
-READING_SECONDS = 5.0
-MOST_DEATHS = 3  # of workers in a row, without a task done between
-
-Say = Callable[[str], None]
-Act = Callable[[Path, int], None]
-
-
 class Executor(Protocol):
     """Do tasks of the pass in ``folder``; return when nobody works on them any more."""
 
     def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None: ...
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
-class TaskProgress:
-    """Say how many tasks are done, not more often than a person reads."""
-
-    def __init__(self, *, name: str, tasks: int, say: Say) -> None:
-        self._name, self._tasks, self._say = name, tasks, say
-        self._done = 0
-        self._next = time.monotonic() + READING_SECONDS
-
-    def step(self) -> None:
-        self._done += 1
-        if time.monotonic() >= self._next:
-            self._say(f"{self._name}: {self._done} of {self._tasks} tasks")
-            self._next = time.monotonic() + READING_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +149,9 @@ class Local:
             RecipeError: what a task says is wrong, or that its worker is killed time and again.
         """
         act = run_task_elsewhere if self.leave_failures else run_task
-        workers = min(len(tasks), cores() if self.workers == "auto" else self.workers)
+        workers = min(len(tasks), _workers(self.workers))
         if workers <= 1:
-            progress = TaskProgress(name=folder.name, tasks=len(tasks), say=say)
-            for task in tasks:
-                act(folder, task)
-                progress.step()
+            _tell((act(folder, task) for task in tasks), folder, len(tasks), say)
             return
         key, left, deaths = read_plan(folder).key, list(tasks), 0
         while left:
@@ -126,19 +169,62 @@ class Local:
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnRay:
+    """Tasks on a Ray cluster, ``workers`` at a time, by datatrove's executor.
+
+    Its own markers of what is done are not believed: it is told the tasks without a record.
+    """
+
+    workers: int | Literal["auto"]
+
+    def run(self, folder: Path, tasks: Sequence[int], say: Say) -> None:
+        from datatrove.executor.ray import RayPipelineExecutor  # needs Ray
+
+        logs = folder / f"ray-{secrets.token_hex(4)}"
+        RayPipelineExecutor(
+            pipeline=[partial(_run_rank, folder, tuple(tasks))],
+            tasks=len(tasks),
+            workers=_workers(self.workers),
+            logging_dir=str(logs),
+            skip_completed=False,
+        ).run()
+        shutil.rmtree(logs, ignore_errors=True)
+
+
+def _run_rank(
+    folder: Path, tasks: tuple[int, ...], data: object, rank: int, world_size: int
+) -> None:
+    """Do the rank's task: datatrove calls each step of its pipeline so."""
+    share_lock(folder)
+    os.environ["RAYON_NUM_THREADS"] = "1"  # Ray has given it one core
+    run_task_elsewhere(folder, tasks[rank])
+
+
+def _workers(setting: int | Literal["auto"]) -> int:
+    """Count the workers: ``auto`` takes every core that this process may use."""
+    if setting != "auto":
+        return setting
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _tell(steps: Iterable[object], folder: Path, tasks: int, say: Say) -> None:
+    """Take every step and say how many are done, not more often than a person reads."""
+    due = time.monotonic() + READING_SECONDS
+    for done, _ in enumerate(steps, start=1):
+        if time.monotonic() >= due:
+            say(f"{folder.name}: {done} of {tasks} tasks")
+            due = time.monotonic() + READING_SECONDS
+
+
 def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) -> None:
     """Do the tasks in new processes, and end these whatever happens."""
     context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
     own = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        workers, context, initializer=work_under, initargs=(os.getpid(), folder)
-    )
+    pool = ProcessPoolExecutor(workers, context, work_under, (os.getpid(), folder))
     try:
-        futures = _submit(pool, act, folder, tasks)
-        progress = TaskProgress(name=folder.name, tasks=len(tasks), say=say)
-        for future in as_completed(futures):
-            future.result()
-            progress.step()
+        done = as_completed(_submit(pool, act, folder, tasks))
+        _tell((future.result() for future in done), folder, len(tasks), say)
     except BaseException:  # an interrupt too: nobody waits for tasks that run
         for process in set(multiprocessing.active_children()) - own:
             process.kill()

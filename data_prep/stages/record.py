@@ -1,19 +1,114 @@
 """Records of finished work: of one task, and of a pass when all its tasks are done.
 
 A task's record is written last: a task without one was not done, whatever else lies there.
+Every document is counted once, by source and language: in = out + removed, or it refuses.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
-from data_prep.stages.tally import DocumentTally, merge_tallies, tally_of
 
 MANIFEST = "manifest.json"
+MOST_EXAMPLES = 3  # for each reason
+EXAMPLE_CHARACTERS = 200
+
+Tree = TypeVar("Tree")
+
+
+@dataclass
+class Count:
+    """Documents, bytes of UTF-8 text, removed documents by reason, replaced places by kind."""
+
+    documents_in: int = 0
+    documents_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    removed: dict[str, int] = field(default_factory=dict)
+    replaced: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: "Count") -> None:
+        self.documents_in += other.documents_in
+        self.documents_out += other.documents_out
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        for name, number in other.removed.items():
+            self.removed[name] = self.removed.get(name, 0) + number
+        for name, number in other.replaced.items():
+            self.replaced[name] = self.replaced.get(name, 0) + number
+
+
+@dataclass
+class DocumentTally:
+    """Counts by source and language, and the first few documents that each reason removed.
+
+    ``groups`` has the lowest and highest hash of a source's groups, where a pass says them.
+    """
+
+    counts: dict[str, dict[str, Count]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    groups: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def keep(
+        self,
+        source: str,
+        language: str,
+        bytes_in: int,
+        bytes_out: int,
+        replaced: Mapping[str, int],
+    ) -> None:
+        """Count a document that stays, and what was replaced in it."""
+        self._of(source, language).add(Count(1, 1, bytes_in, bytes_out, {}, dict(replaced)))
+
+    def remove(self, source: str, language: str, text: str, reason: str) -> None:
+        """Count a document that goes, under the part of ``reason`` before the colon."""
+        short = reason.partition(":")[0]
+        self._of(source, language).add(Count(1, 0, len(text.encode()), 0, {short: 1}))
+        examples = self.examples.setdefault(short, [])
+        if len(examples) < MOST_EXAMPLES:
+            examples.append({"why": reason, "text": text[:EXAMPLE_CHARACTERS]})
+
+    def hash_group(self, source: str, hashed: int) -> None:
+        """Take note of the hash of the group of a document that stays."""
+        lowest, highest = self.groups.get(source, (hashed, hashed))
+        self.groups[source] = min(lowest, hashed), max(highest, hashed)
+
+    def merge(self, other: "DocumentTally") -> None:
+        """Add the tally of a task that comes after this one."""
+        for source, languages in other.counts.items():
+            for language, count in languages.items():
+                self._of(source, language).add(count)
+        for reason, examples in other.examples.items():
+            mine = self.examples.setdefault(reason, [])
+            mine += examples[: MOST_EXAMPLES - len(mine)]
+        for source, ends in other.groups.items():
+            for hashed in ends:
+                self.hash_group(source, hashed)
+
+    def of_source(self, source: str) -> Count:
+        """Sum over languages."""
+        total = Count()
+        for count in self.counts.get(source, {}).values():
+            total.add(count)
+        return total
+
+    def check(self) -> None:
+        """Assert that no document is lost and none counted twice."""
+        for source, languages in self.counts.items():
+            for language, count in languages.items():
+                out = count.documents_out + sum(count.removed.values())
+                assert count.documents_in == out, (
+                    f"{source}, {language}: in is not out + removed"
+                )
+
+    def _of(self, source: str, language: str) -> Count:
+        return self.counts.setdefault(source, {}).setdefault(language, Count())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +129,10 @@ class PassManifest:
     tally: DocumentTally
 
 
+TASK_RECORD, PASS_MANIFEST = TypeAdapter(TaskRecord), TypeAdapter(PassManifest)
+FAILURE = TypeAdapter(dict[str, str])
+
+
 def stem_of(folder: Path, task: int) -> Path:
     """Name the files of a task, up to their suffix."""
     return folder / f"{task:06d}"
@@ -45,18 +144,17 @@ def write_record(
     """Declare a task done: its files are on disk."""
     tally.check()
     record = TaskRecord(key=key, outputs=tuple(map(record_file, files)), tally=tally)
-    _write(_file(folder, task), asdict(record))
+    _write(stem_of(folder, task).with_suffix(".json"), asdict(record))
 
 
 def read_record(folder: Path, task: int, key: str) -> TaskRecord | None:
     """Read the record of a task; nothing unless its files are there, of the recorded sizes."""
-    tree = _read(_file(folder, task))
-    if tree is None or tree["key"] != key:
+    record = _read(TASK_RECORD, stem_of(folder, task).with_suffix(".json"))
+    if record is None or record.key != key:
         return None
-    outputs = tuple(FileRecord(**output) for output in tree["outputs"])
-    if any(_size(folder / output.name) != output.bytes for output in outputs):
-        return None
-    return TaskRecord(key=key, outputs=outputs, tally=tally_of(tree["tally"]))
+    files = [folder / output.name for output in record.outputs]
+    sizes = [file.stat().st_size if file.is_file() else -1 for file in files]
+    return record if sizes == [output.bytes for output in record.outputs] else None
 
 
 def missing_tasks(folder: Path, tasks: Sequence[int], key: str) -> list[int]:
@@ -69,7 +167,9 @@ def write_manifest(folder: Path, key: str, num_tasks: int) -> PassManifest:
     records = [read_record(folder, task, key) for task in range(num_tasks)]
     done = [record for record in records if record is not None]
     assert len(done) == num_tasks, "a manifest of an unfinished pass"
-    tally = merge_tallies(record.tally for record in done)
+    tally = DocumentTally()
+    for record in done:
+        tally.merge(record.tally)
     tally.check()
     outputs = tuple(record.outputs for record in done)
     manifest = PassManifest(key=key, outputs=outputs, tally=tally)
@@ -79,13 +179,8 @@ def write_manifest(folder: Path, key: str, num_tasks: int) -> PassManifest:
 
 def read_manifest(folder: Path, key: str) -> PassManifest | None:
     """Read the manifest of a pass; nothing if it is not finished."""
-    tree = _read(folder / MANIFEST)
-    if tree is None or tree["key"] != key:
-        return None
-    outputs = tuple(
-        tuple(FileRecord(**output) for output in outputs) for outputs in tree["outputs"]
-    )
-    return PassManifest(key=key, outputs=outputs, tally=tally_of(tree["tally"]))
+    manifest = _read(PASS_MANIFEST, folder / MANIFEST)
+    return None if manifest is None or manifest.key != key else manifest
 
 
 def write_failure(folder: Path, task: int, error: RecipeError) -> None:
@@ -96,13 +191,9 @@ def write_failure(folder: Path, task: int, error: RecipeError) -> None:
 
 def take_failure(folder: Path, task: int) -> RecipeError | None:
     """Read what stopped a task, and forget it: the next try may go well."""
-    tree = _read(_failure(folder, task))
+    tree = _read(FAILURE, _failure(folder, task))
     _failure(folder, task).unlink(missing_ok=True)
     return None if tree is None else RecipeError(**tree)
-
-
-def _file(folder: Path, task: int) -> Path:
-    return stem_of(folder, task).with_suffix(".json")
 
 
 def _failure(folder: Path, task: int) -> Path:
@@ -114,14 +205,9 @@ def _write(path: Path, tree: object) -> None:
         file.write((json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(adapter: TypeAdapter[Tree], path: Path) -> Tree | None:
     """Read JSON; what is missing or damaged was not done."""
     try:
-        tree: dict[str, Any] = json.loads(path.read_bytes())
+        return adapter.validate_python(json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError):
         return None
-    return tree
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1

@@ -16,26 +16,16 @@ import numpy.typing as npt
 import orjson
 import zstandard
 
-from components.data.files import FileRecord, replace_atomically
+from components.data.files import FileRecord, HashFile, hash_file, replace_atomically
 from components.errors import RecipeError
-from data_prep.hashes import HashFile, hash_file
+from data_prep.read import UNKNOWN, Document
 
 SUFFIX = ".jsonl.zst"
 LEVEL = 3  # zstd's own default
-UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class CleanText:
-    """A document of a shard."""
-
-    text: str
-    group: str
-    language: str
 
 
 @contextmanager
-def write_shard(path: Path) -> Iterator[Callable[[CleanText], None]]:
+def write_shard(path: Path) -> Iterator[Callable[[Document], None]]:
     """Give a function that adds a document to the shard, which appears when it is complete."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
     with (
@@ -43,18 +33,18 @@ def write_shard(path: Path) -> Iterator[Callable[[CleanText], None]]:
         compressor.stream_writer(file, closefd=False) as stream,
     ):
 
-        def add(document: CleanText) -> None:
+        def add(document: Document) -> None:
             line = {"text": document.text}
             if document.language != UNKNOWN:
                 line["language"] = document.language
-            if document.group != document.text:
-                line["group"] = document.group
+            if document.group_name is not None:
+                line["group"] = document.group_name
             stream.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
         yield add
 
 
-def read_shard(path: Path) -> Iterator[CleanText]:
+def read_shard(path: Path) -> Iterator[Document]:
     """Read a shard that was checked, document by document."""
     with (
         path.open("rb") as file,
@@ -63,8 +53,7 @@ def read_shard(path: Path) -> Iterator[CleanText]:
     ):
         for line in lines:
             tree = orjson.loads(line)
-            text = tree["text"]
-            yield CleanText(text, tree.get("group", text), tree.get("language", UNKNOWN))
+            yield Document(tree["text"], tree.get("group"), tree.get("language", UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -87,10 +76,10 @@ class CleanShard:
             raise RecipeError(str(self.path), "was changed since its stage wrote it", remedy)
         return self.expected
 
-    def documents(self) -> Iterator[CleanText]:
+    def documents(self) -> Iterator[Document]:
         return read_shard(self.path)
 
-    def items(self) -> Iterator[CleanText | RecipeError]:
+    def items(self) -> Iterator[Document | RecipeError]:
         return self.documents()
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from cluster.job import JobSettings, job_settings, run_folder
-from cluster.render import render
+from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.user import read_user
 from command.arguments import read_point
 from command.compose import compose_recipe
@@ -34,7 +33,7 @@ def job_of(*words: str, repository: Path = CHECKOUT) -> JobSettings:
     arguments = read_point(list(words))
     recipe = recipe_of(*(word for word in words if not word.startswith(("site.", "run="))))
     user = read_user(recipe.cluster.name, arguments.site)
-    folder = run_folder(recipe, user, arguments.folders.get("run"), repository)
+    folder = run_folder(recipe, user, arguments.run, repository)
     return job_settings(recipe, user, repository=repository, run=folder)
 
 

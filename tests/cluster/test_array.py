@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cluster.array import OnSlurm, array_settings
-from cluster.render import fill
+from cluster.script import fill
 from cluster.user import User, read_user
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from data_prep.stages.array import Array, QueuedError, read_array
+from data_prep.task import Array, QueuedError, read_array
 from tests.cluster.jobs import CHECKOUT, recipe_of
 from tests.cluster.programs import Programs, queued
 from tests.data_prep.corpora import clean, preparation_of, write_corpus

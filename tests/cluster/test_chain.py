@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from cluster.chain import OVER, begin, chain_of, end, stuck
-from cluster.records import WITHOUT_A_WORD, JobRecord, Jobs, now
+from cluster.begin import OVER, begin, stuck
+from cluster.end import end
+from cluster.records import WITHOUT_A_WORD, Jobs, chain_of, now
 from components.config.schema.recipe import read_recipe
 from components.run.lines import read_lines
+from components.run.records import JobLifeRecord
 from tests.cluster.programs import Programs, queued
 
 NODES = tuple(f"jwb{number:04d}" for number in range(1, 129))
@@ -55,8 +57,8 @@ def fail(jobs: Jobs, rank: int, message: str) -> None:
     )
 
 
-def record(tokens: int) -> JobRecord:
-    return JobRecord(job="1", attempt=0, nodes=(), began_at="", tokens_at_begin=tokens)
+def record(tokens: int) -> JobLifeRecord:
+    return JobLifeRecord(job="1", attempt=0, nodes=(), began_at="", tokens_at_begin=tokens)
 
 
 def test_a_job_that_begins_is_noted_and_sweeps_away_what_the_one_before_left(

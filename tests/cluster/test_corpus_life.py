@@ -10,7 +10,7 @@ import pytest
 
 from cluster.slurm import Slurm
 from command.main import main
-from data_prep.stages.array import read_array
+from data_prep.task import read_array
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import HERE, SMALL
 from tests.data_prep.corpora import LANGUAGES, write_corpus

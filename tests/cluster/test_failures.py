@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-from cluster.failures import Failure, find_failure, of_copies
+from cluster.end import Failure, copies_failure, find_failure
 from components.errors import RecipeError
 
 NODES = ("jwb0001", "jwb0002")
@@ -41,7 +41,7 @@ def test_the_first_rank_to_raise_is_named_with_its_node(
     raise_in(monkeypatch, tmp_path, 0, ValueError("loss is NaN here too"))
     found = find(tmp_path)
     assert found.why == "rank 6: ValueError: loss is NaN"
-    assert (found.rank, found.node) == (6, "jwb0002")
+    assert found.node == "jwb0002"
     assert not found.of_node
     assert not found.of_user
 
@@ -61,12 +61,13 @@ def test_a_killed_rank_is_known_from_srun_though_others_raised(
     raise_in(monkeypatch, tmp_path, 0, RuntimeError("Connection reset by peer"))
     found = find(tmp_path, log=SRUN)
     assert found.why == "rank 5 on jwb0002: Killed"
-    assert (found.rank, found.node, found.of_node) == (5, "jwb0002", True)
+    assert (found.node, found.of_node) == ("jwb0002", True)
 
 
 def test_what_pals_says_is_read_too(tmp_path: Path) -> None:
     found = find(tmp_path, log=PALS, nodes=("x4204c5s2b0n0", "x4204c5s2b0n1"))
-    assert (found.rank, found.node, found.of_node) == (1, "x4204c5s2b0n0", True)
+    assert found.why == f"rank 1 on {PALS.partition(':')[0]}: died from signal 9"
+    assert (found.node, found.of_node) == ("x4204c5s2b0n0", True)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +104,14 @@ def test_half_an_error_file_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_where_nobody_said_anything_the_status_is_told(tmp_path: Path) -> None:
     found = find(tmp_path, log="srun: error: jwb0001: tasks 0-3: Terminated\n")
     assert found.why == "exit status 1, and no rank said why"
-    assert (found.rank, found.node, found.of_node) == (None, None, False)
+    assert (found.node, found.of_node) == (None, False)
 
 
 def test_a_node_without_a_copy_is_suspect_unless_no_node_has_one() -> None:
     nodes = ("x4204c5s2b0n0.hsn", "x4204c5s2b0n1.hsn")
     failed = {"x4204c5s2b0n1": "/tmp: 3 bytes are free, 9 are needed"}
-    one = of_copies(failed, nodes)
+    one = copies_failure(failed, nodes)
     assert one.why == "copies: x4204c5s2b0n1: /tmp: 3 bytes are free, 9 are needed"
     assert (one.node, one.of_node, one.of_user) == (nodes[1], True, False)
-    every = of_copies({node.partition(".")[0]: "no room" for node in nodes}, nodes)
+    every = copies_failure({node.partition(".")[0]: "no room" for node in nodes}, nodes)
     assert (every.of_node, every.of_user) == (False, True)

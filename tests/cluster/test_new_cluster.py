@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.render import render
+from cluster.job import render
 from command import arguments, compose
 from command.actions.show import as_json
 from components.planner.plan import plan_recipe

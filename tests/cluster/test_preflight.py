@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from cluster.allocation import look_at_allocation
-from cluster.chain import begin, end
-from cluster.preflight import look_at_nodes
+from cluster.begin import begin
+from cluster.end import end
+from cluster.preflight import look_at_allocation, look_at_nodes
 from cluster.records import Jobs, now
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError

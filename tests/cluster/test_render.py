@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import JobSettings
-from cluster.render import render, word
+from cluster.job import JobSettings, render
+from cluster.script import word
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import job_of, script_of
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import JobSettings
-from cluster.render import render
+from cluster.job import JobSettings, render
 from tests.cluster.jobs import ROOT, job_of
 from tests.cluster.test_render import MULA, PYTHON, TEUKEN, here, machine, notes, run
 

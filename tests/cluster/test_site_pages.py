@@ -22,7 +22,7 @@ PUBLISHED = [
 ]
 SECTIONS = (
     "What you need",
-    "Your side",
+    "Your settings",
     "Data",
     "The first job",
     "After a failure",
@@ -43,7 +43,7 @@ def test_a_page_goes_its_whole_way_and_says_what_was_not_tried(page: Path) -> No
     text = page.read_text("utf-8")
     places = [text.find(f"\n## {section}\n") for section in SECTIONS]
     if page not in PUBLISHED:  # one file says both what the machine is and who its user
-        del places[SECTIONS.index("Your side")]
+        del places[SECTIONS.index("Your settings")]
     assert -1 not in places
     assert places == sorted(places)
     assert "\nNot tried: " in text[places[-1] :]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.records import JobRecord, Jobs
+from cluster.records import Jobs
 from components.run.folder import RunFolder
+from components.run.records import JobLifeRecord
 from tests.cluster import openpbs
 from tests.cluster.jobs import ROOT
 from tests.cluster.site_page import tried
@@ -121,7 +122,7 @@ def losses(run: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries(run, "step")}
 
 
-def ended_jobs(run: Path) -> list[JobRecord]:
+def ended_jobs(run: Path) -> list[JobLifeRecord]:
     """Wait for what jobs note after their run has finished; without the word it is None."""
     jobs, end = Jobs(RunFolder(run)), time.monotonic() + 60
     while any(job.ended is None for job in jobs.all()) and time.monotonic() < end:

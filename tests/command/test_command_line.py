@@ -11,7 +11,7 @@ import pytest
 
 from command import actions
 from command.main import main
-from command.options import ACTIONS
+from command.words import ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST_PIPE = 4_096

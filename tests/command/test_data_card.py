@@ -14,7 +14,7 @@ import sentencepiece
 from command.main import main
 from components.data.manifest import Manifest
 from components.errors import RecipeError
-from components.report.data_page import write_card
+from components.report.data_card import write_card
 from tests.components.report.test_plan_page import Reader
 from tests.data_prep.corpora import paragraphs
 from tests.life.conftest import TINY

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from command.faults import attempt
 from command.main import main
-from command.outcome import ActionResult
+from command.outcome import ActionResult, attempt
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,4 +255,4 @@ def test_there_is_one_place_that_takes_whatever_is_raised() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in blind)
     ]
-    assert taking == ["command/faults.py"]
+    assert taking == ["command/outcome.py"]

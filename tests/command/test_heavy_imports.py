@@ -25,7 +25,13 @@ HEAVY = {
 LIGHT = [
     *(f"command.actions.{one.name}" for one in iter_modules(actions.__path__)),
     *("command.main", "command.study.request", "command.study.listed", "command.study.runs"),
-    *("cluster.chain", "cluster.job", "cluster.status", "components.train.launch"),
+    *(
+        "cluster.begin",
+        "cluster.end",
+        "cluster.job",
+        "cluster.status",
+        "components.train.launch",
+    ),
 ]
 
 

@@ -15,7 +15,7 @@ from command.arguments import ROOT
 from command.lock_file import ReceivedLock, read_given
 from command.main import main
 from components.sharing.lock import is_sealed, write_text
-from tests.command.test_study_listed import RATES
+from tests.command.study.test_listed import RATES
 
 SMALL = ("recipe=bloom560m", "model.dim=64")
 ACTS = 'from pathlib import Path\nPath("acted").touch()\n'

@@ -34,7 +34,7 @@ def test_the_script_is_printed_and_what_is_missing_is_said_beside(tmp_path: Path
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     done = call("recipe=mula1b", "cluster=aurora", cwd=tmp_path, flags=("-X", "importtime"))
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "cluster.render" in imported
+    assert "cluster.script" in imported
     assert not {name.split(".")[0] for name in imported} & {"torch", "lightning", "numpy"}
 
 

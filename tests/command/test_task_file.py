@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command.task_file import find_tasks
+from command.evaluation import find_tasks
 from components.errors import RecipeError
 
 PLAIN = """\

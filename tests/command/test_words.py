@@ -7,7 +7,8 @@ import pytest
 
 from command.arguments import COMMAND_KEYS
 from command.main import main
-from command.options import ACTIONS, USES, check_words, is_own
+from command.options import OPTIONS
+from command.words import ACTIONS, WAYS, check_words, is_own
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from tests.components.tracking.runs import START, STEPS, write_run
@@ -144,8 +145,8 @@ def test_every_word_of_the_command_is_used_by_an_action() -> None:
         assert is_own(key)
     assert not is_own("tracking")
     for action in set(ACTIONS) - {"auto"}:
-        *others, plain = USES[action]
-        assert all(use.given for use in others)
+        *others, plain = (way for way in WAYS if way.action == action)
+        assert all(way.given for way in others)
         assert not plain.given
 
 
@@ -155,30 +156,28 @@ def test_every_section_of_a_recipe_is_taken_where_a_recipe_is_composed() -> None
         check_words(action, [*(f"{section}.x" for section in sections), "recipe", "scale"])
 
 
-def _folders_read(action: str) -> set[str]:
-    """Find the keys that the file of an action looks up in ``arguments.folders`` itself."""
+def test_options_are_used_by_ways_that_there_are() -> None:
+    ways = {f"{way.action}/{way.given or 'plain'}" for way in WAYS}
+    for name, option in OPTIONS.items():
+        assert option.help
+        assert set(option.used_by.split()) <= {*ACTIONS, *ways}, name
+
+
+def _options_read(action: str) -> set[str]:
+    """Find the options that the file of an action looks up in ``arguments`` itself."""
     tree = ast.parse((ROOT / "command" / "actions" / f"{action}.py").read_text("utf-8"))
     looked = {
-        node.left.value
+        node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        and isinstance(node.left, ast.Constant)
-        and ast.unparse(node.comparators[0]).endswith("folders")
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "arguments"
     }
-    got = {
-        node.args[0].value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith("folders.get")
-        and isinstance(node.args[0], ast.Constant)
-    }
-    return {str(key) for key in looked | got}
+    return looked & OPTIONS.keys()
 
 
 @pytest.mark.parametrize("action", sorted(set(ACTIONS) - {"auto"}))
 def test_what_an_action_reads_it_may_be_given(action: str) -> None:
-    for key in _folders_read(action):
-        assert any(use.takes(key) for use in USES[action]), key
+    for key in _options_read(action):
+        assert any(way.takes(key) for way in WAYS if way.action == action), key
 
 
 def test_a_side_takes_the_search_that_both_sides_are_asked_for(

@@ -61,8 +61,8 @@ def test_a_file_larger_than_the_limit_is_not_taken_into_memory(tmp_path: Path) -
     file = tmp_path / "a.json"
     with file.open("wb") as stream:
         stream.truncate(1 << 30)  # sparse: it takes no room
-    with pytest.raises(RecipeError, match="is larger than 2 MiB"):
-        read_mapping(file, most_bytes=2 << 20)
+    with pytest.raises(RecipeError, match="is larger than 16 MiB"):
+        read_mapping(file)
 
 
 def test_numbers_that_are_none_are_read_where_a_run_writes_such(tmp_path: Path) -> None:

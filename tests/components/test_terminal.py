@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from command.actions.plan import as_json
 from command.actions.show import print_recipe
 from command.comparison import print_differences
 from command.plan_text import print_plan
 from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
 from components.report.plan_tables import picture_of
 from components.sharing.differences import Side, compare
 from components.terminal import console, prepare_streams, printable, say, say_at_once, tell
@@ -130,7 +130,7 @@ def test_a_recipe_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_plan_is_shown_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = hostile(at_home("teuken7b"))
     plan = plan_recipe(recipe)
-    print_plan(as_json(recipe, plan), picture_of(plan), now=None)
+    print_plan(plan_result(recipe, plan), picture_of(plan), now=None)
     out = capsys.readouterr().out
     assert not any(one in out for one in ACTING)
     assert f"assumed, never published: {next(iter(recipe.assumed))}: {SHOWN}" in out

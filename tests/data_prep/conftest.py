@@ -3,30 +3,18 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import yaml
 
-from components.config.schema.data import HubDataset
+from components.config.schema.data import Source
 from components.config.schema.document_steps import DocumentSteps
 from components.config.schema.recipe import read_section
 from components.data.unigram import Unigram
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 SETTINGS = CONF / "tokenizer" / "unigram_eu24.yaml"
-
-
-@dataclass(frozen=True)
-class TextSource:
-    files: tuple[str, ...] = ()
-    embedded: str | None = None
-    dataset: HubDataset | None = None
-    column: str = "text"
-    tokens: tuple[str, ...] = ()
-    eod: Literal["appended", "absent"] = "appended"
 
 
 def make_tokenizer(vocab_size: int = 570) -> Unigram:
@@ -46,7 +34,7 @@ def new_tokenizer() -> Callable[[int], Unigram]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> dict[str, TextSource]:
+def sources(tmp_path: Path) -> dict[str, Source]:
     """A text file of 40 paragraphs and a JSONL file of 25 records, of other words."""
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -54,7 +42,7 @@ def sources(tmp_path: Path) -> dict[str, TextSource]:
     text.write_text("\n\n".join(make_paragraphs(40, "abcde", seed=1)), encoding="utf-8")
     records = [json.dumps({"text": words}) for words in make_paragraphs(25, "äöüßz", seed=2)]
     jsonl.write_text("\n".join(records), encoding="utf-8")
-    return {"first": TextSource((str(text),)), "second": TextSource((str(jsonl),))}
+    return {"first": Source(files=(str(text),)), "second": Source(files=(str(jsonl),))}
 
 
 def make_paragraphs(count: int, letters: str, seed: int) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from components.config.schema.data import Source
 from data_prep.prepare import prepare
 from data_prep.stages.executors import Executor, Local
-from data_prep.token_passes import InPasses
+from data_prep.stages.tokens import InPasses
 from data_prep.tokenise import Tokenise
 from tests.data_prep.conftest import make_tokenizer
 from tests.data_prep.corpora import LANGUAGES, MANY_TASKS, clean, passes_of

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.encode import batches
+from components.data.token_file import batches
 
 
 @given(st.lists(st.text("a", max_size=6)), st.integers(1, 12))

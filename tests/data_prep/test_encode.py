@@ -6,9 +6,8 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer as Engine
 
-from components.data.token_file import open_token_file
-from data_prep import encode as module
-from data_prep.encode import encode
+from components.data import token_file as module
+from components.data.token_file import encode, open_token_file
 from tests.components.data import test_byte_bpe as byte_bpe
 from tests.data_prep.conftest import make_paragraphs, make_tokenizer
 

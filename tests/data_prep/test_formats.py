@@ -9,9 +9,8 @@ import zstandard
 
 from components.config.schema.data import Source
 from components.errors import RecipeError
-from data_prep.files import open_files
-from data_prep.formats import KINDS, kind_of
-from data_prep.sources import OpenSource, open_source
+from data_prep.read import KINDS, kind_of
+from data_prep.sources import OpenSource, open_files, open_source
 
 WHERE = "data.sources.mine.files"
 TEXTS = [f"Zeile {number}: žluť\nund weiter" for number in range(500)]

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from components.config.schema.data import Source
-from data_prep import embedded, hashes
+from components.data import files
+from components.data.files import HashCache, TextHash, hash_file
+from data_prep import embedded
 from data_prep.corpus import Corpus
-from data_prep.embedded import Library, LibraryDocument, open_embedded
-from data_prep.hashes import HashCache, TextHash, hash_file
+from data_prep.embedded import Library, open_embedded
+from data_prep.read import Document
 from data_prep.sources import open_source
 from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
 
@@ -27,7 +29,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return hash_file(path, start, end)
 
-    monkeypatch.setattr(hashes, "hash_file", spy)
+    monkeypatch.setattr(files, "hash_file", spy)
     return names
 
 
@@ -167,7 +169,7 @@ def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
     assert expected == library.record()
     unread = replace(library, read=lambda: pytest.fail("drawn again"))
     assert unread.record(cache(tmp_path)) == expected
-    other = (LibraryDocument(text="x = 1", group="other.py"), *embedded.library_source())
+    other = (Document("x = 1", "other.py"), *embedded.library_source())
     monkeypatch.setattr(embedded, "library_source", lambda: other)
     embedded._origin.cache_clear()
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components.config.schema.data import Source
 from components.data.manifest import Manifest
 from components.data.token_file import open_token_file
 from components.data.unigram import Unigram
@@ -19,7 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FOREVER = """
 import sys
 from pathlib import Path
-from tests.data_prep.conftest import TextSource, make_tokenizer
+from components.config.schema.data import Source
+from tests.data_prep.conftest import make_tokenizer
 from data_prep.prepare import prepare
 from data_prep.tokenise import Here
 
@@ -29,7 +31,7 @@ def say(line):
     if line.startswith("first:"):
         sys.stdin.read()
 
-prepare(sources={"first": TextSource((sys.argv[1],)), "second": TextSource((sys.argv[2],))},
+prepare(sources={"first": Source(files=(sys.argv[1],)), "second": Source(files=(sys.argv[2],))},
         tokenizer=make_tokenizer(), root=Path(sys.argv[3]), name="mix", held_out_fraction=0.1,
         tokenizer_folder="none", tokenizer_sample_bytes="all", sequence_length=16,
         verify="contents", tokenise=Here(), say=say)
@@ -204,7 +206,7 @@ def test_a_failed_preparation_leaves_nothing(run, new_tokenizer, tmp_path):
 def test_an_unreadable_line_is_reported_while_the_tokenizer_trains(run, sources, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "abc"}\n{"tekst": "abc"}')
-    source = type(sources["first"])((str(bad),))
+    source = Source(files=(str(bad),))
     with pytest.raises(RecipeError, match=r"bad\.jsonl:2 line 2 has no text"):
         run(sources={**sources, "bad": source})
 
@@ -222,7 +224,7 @@ def test_a_text_without_a_held_out_part_is_refused(run, sources, tmp_path):
     message = r"data\.sources\.tiny: has 0 tokens held out, one window needs 2"
     with pytest.raises(RecipeError, match=message):
         run(
-            sources={**sources, "tiny": type(sources["first"])((str(one),))},
+            sources={**sources, "tiny": Source(files=(str(one),))},
             held_out_fraction=1e-20,
         )
 
@@ -244,7 +246,8 @@ def _peak_bytes(folder: Path, copies: int) -> int:
     script = f"""
 import random, resource, sys
 from pathlib import Path
-from tests.data_prep.conftest import TextSource, make_paragraphs, make_tokenizer
+from components.config.schema.data import Source
+from tests.data_prep.conftest import make_paragraphs, make_tokenizer
 from data_prep.prepare import prepare
 from data_prep.tokenise import Here
 
@@ -253,7 +256,7 @@ with (folder / "a.txt").open("w") as file:
     for seed in range({copies}):
         for paragraph in make_paragraphs(7500, "abcdefg", seed=seed):
             file.write(paragraph + chr(10) * 2)
-prepare(sources={{"a": TextSource((str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
+prepare(sources={{"a": Source(files=(str(folder / "a.txt"),))}}, tokenizer=make_tokenizer(),
         root=folder, name="mix", held_out_fraction=0.1, tokenizer_sample_bytes=100_000,
         tokenizer_folder="none", sequence_length=16, verify="contents", tokenise=Here(),
         say=lambda line: None)

@@ -13,7 +13,7 @@ from components.data.unigram import Unigram
 from components.errors import RecipeError
 from data_prep.prepare import prepare
 from data_prep.stages.executors import Executor
-from data_prep.token_passes import InPasses
+from data_prep.stages.tokens import InPasses
 from data_prep.tokenise import Here, Tokenise
 from tests.cluster.programs import Programs
 from tests.data_prep.corpora import (

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.files import open_files
 from data_prep.read import LocalFile
+from data_prep.sources import open_files
 
 WHERE = "data.sources.mine.files"
 

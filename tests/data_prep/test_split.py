@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.embedded import LibraryDocument, library_docs, library_source
-from data_prep.read import Text
-from data_prep.split import HeldOutSplit, measure_groups
-from data_prep.split import choose_split as choose
+from data_prep.embedded import library_docs, library_source
+from data_prep.read import Document
+from data_prep.sources import HeldOutSplit, measure_groups
+from data_prep.sources import choose_split as choose
 
 
 def choose_split(documents, fraction: float) -> tuple[HeldOutSplit, int]:
@@ -18,7 +18,7 @@ FRACTIONS = st.floats(0.001, 0.999)
 
 @given(st.lists(st.text(min_size=1), min_size=2), FRACTIONS)
 def test_every_document_stands_on_one_side_and_both_sides_have_some(words, fraction):
-    documents = [Text(word) for word in words]
+    documents = [Document(word) for word in words]
     split, count = choose_split(documents, fraction)
     assert count == len(documents)
     train = [split.train_text(document) for document in documents]
@@ -31,14 +31,14 @@ def test_every_document_stands_on_one_side_and_both_sides_have_some(words, fract
 
 
 def test_about_the_fraction_is_held_out():
-    documents = [Text(f"document {number}") for number in range(4000)]
+    documents = [Document(f"document {number}") for number in range(4000)]
     split, _ = choose_split(documents, 0.1)
     held_out = sum(bool(split.held_out_text(document)) for document in documents)
     assert held_out == pytest.approx(400, abs=60)  # three standard deviations
 
 
 def test_more_documents_do_not_move_the_others():
-    documents = [Text(f"document {number}") for number in range(300)]
+    documents = [Document(f"document {number}") for number in range(300)]
     few, _ = choose_split(documents[:150], 0.1)
     many, _ = choose_split(documents, 0.1)
     assert all(few.train_text(d) == many.train_text(d) for d in documents[:150])
@@ -47,21 +47,19 @@ def test_more_documents_do_not_move_the_others():
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_lone_document_is_split_inside_at_white_space(copies):
     text = "eins zwei drei vier fünf sechs sieben acht neun zehn"
-    split, _ = choose_split([Text(text)] * copies, 0.2)
-    assert split.train_text(Text(text)) == "eins zwei drei vier fünf sechs sieben acht"
-    assert split.held_out_text(Text(text)) == " neun zehn"
+    split, _ = choose_split([Document(text)] * copies, 0.2)
+    assert split.train_text(Document(text)) == "eins zwei drei vier fünf sechs sieben acht"
+    assert split.held_out_text(Document(text)) == " neun zehn"
 
 
 def test_a_lone_word_is_split_at_the_letter():
-    split, _ = choose_split([Text("abcdefghij")], 0.2)
-    assert (split.train_text(Text("abcdefghij")), split.held_out_text(Text("abcdefghij"))) == (
-        "abcdefgh",
-        "ij",
-    )
+    word = Document("abcdefghij")
+    split, _ = choose_split([word], 0.2)
+    assert (split.train_text(word), split.held_out_text(word)) == ("abcdefgh", "ij")
 
 
 def test_documents_of_a_group_stay_together():
-    documents = [LibraryDocument(text=str(i), group=str(i // 5)) for i in range(500)]
+    documents = [Document(str(i), str(i // 5)) for i in range(500)]
     split, _ = choose_split(documents, 0.3)
     sides = {(d.group, bool(split.held_out_text(d))) for d in documents}
     assert len(sides) == 100

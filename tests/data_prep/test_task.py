@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages.array import Array, deal_tasks
 from data_prep.stages.executors import Say
-from data_prep.task import main
+from data_prep.task import Array, deal_tasks, main
 from tests.data_prep.corpora import EXACT, clean, digest_of, write_corpus
 
 

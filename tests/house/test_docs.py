@@ -1,6 +1,7 @@
 """The documentation is whole: every page is in the site, every link leads somewhere."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import iter_modules
@@ -22,6 +23,26 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
+FILE = re.compile(r"`([\w./-]+\.(?:py|j2|sh))(?: [^`\n]*)?`")
+TOP = {path.name for path in ROOT.iterdir()}
+# What a command writes, placeholders, and files of the works that are described.
+NOT_OURS = {
+    *(
+        "array.sh",
+        "install.sh",
+        "job.sh",
+        "gpu_tile_compact.sh",
+        "NAME.py",
+        "ACTION.py",
+        "x.py",
+    ),
+    *(
+        "parameters_filtering.py",
+        "colossal_oscar.py",
+        "bigscience_pii_detect_redact.py",
+        "cli.py",
+    ),
+}
 
 
 def prose(page: Path) -> str:
@@ -94,3 +115,21 @@ def test_the_site_asks_no_other_host_for_fonts() -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     assert config["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css"} & set(config)
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, check=True)
+    files = tracked.stdout.decode().split()
+    names = {Path(file).name for file in files} | NOT_OURS
+
+    def exists(name: str) -> bool:
+        whole = name.split("/")[0] in TOP and Path(name).name not in NOT_OURS
+        return name in files if whole else Path(name).name in names
+
+    missing = {
+        f"{page.name}: {name}"
+        for page in LINKING
+        for name in FILE.findall(page.read_text("utf-8"))
+        if not exists(name)
+    }
+    assert missing == set()

@@ -23,14 +23,14 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {  # the graphs of a rank; the
         4,
         ("parallelism.tensor=2", "parallelism.recompute=[attention,norms]"),
     ),
-    "context 2": (7, ("parallelism.context=2",)),
+    "context 2": (5, ("parallelism.context=2",)),
     "zero 3": (1, ("parallelism.data=2", "parallelism.zero=3")),
     "DeepSpeed's zero 2": (
         1,
         ("parallelism.engine=deepspeed", "parallelism.data=2", "parallelism.zero=2"),
     ),
-    "experts over 2": (  # what precedes them in a layer, and what follows, twice
-        4,
+    "experts over 2": (  # what precedes them in a layer, and what follows
+        2,
         ("recipe=mula7b_a1b", "parallelism.expert=2", "parallelism.data=2"),
     ),
     "all again": (1, ("parallelism.recompute=full",)),

@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.relayout import relayout
+from components.config.resolve import relayout
 from components.run.folder import create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program, entries
 

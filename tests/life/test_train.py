@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from components.build import build
+from components.config.schema.recipe import read_recipe
 from tests.life.conftest import TINY, Program, act, command, entries, environment, records
 
 # Two ranks add the same fp32 numbers in another order; losses are near 6.
@@ -58,6 +60,14 @@ def test_a_run_leaves_a_folder_that_explains_itself(whole: Path) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"]
     kept = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert kept == ["tokens-000000000009216", "tokens-000000000012288"]
+
+
+def test_each_step_has_the_rate_of_the_tokens_before_it(whole: Path) -> None:
+    recipe = read_recipe(whole / "recipe.json")
+    schedule = build(recipe.schedule, "schedule")
+    for step in entries(whole, "step"):
+        rate = recipe.optimizer["lr"] * schedule((step["step"] - 1) * 512)
+        assert step["lr"] == pytest.approx(rate)
 
 
 def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(

@@ -33,10 +33,10 @@ def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
     original = DataParallel._reduce
 
     def mutated(
-        self: DataParallel, bucket: Sequence[WeightShard], family: ParamGroupMesh
+        self: DataParallel, bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh
     ) -> None:
         own = {shard.name: shard.weight.grad for shard in bucket}
-        original(self, bucket, family)
+        original(self, bucket, param_mesh)
         for shard in bucket:
             if shard.name == SPOILT:
                 shard.parameter.grad = own[shard.name]
@@ -84,9 +84,9 @@ def divide_expert_gradients_twice(patch: pytest.MonkeyPatch) -> None:
     """As if experts saw the tokens of their own rank alone."""
     original = DataParallel._divisor
 
-    def mutated(self: DataParallel, family: ParamGroupMesh) -> int:
-        again = self._mesh.degrees.expert if family is self._mesh.experts else 1
-        return original(self, family) * again
+    def mutated(self: DataParallel, param_mesh: ParamGroupMesh) -> int:
+        again = self._mesh.degrees.expert if param_mesh is self._mesh.experts else 1
+        return original(self, param_mesh) * again
 
     patch.setattr(DataParallel, "_divisor", mutated)
 

@@ -197,7 +197,10 @@ def test_precision_is_bfloat16_on_a100_and_scaled_float16_on_v100(name: str) -> 
 @pytest.mark.parametrize("name", HOMES)
 def test_the_batch_ramps_up_in_the_published_number_of_steps(name: str) -> None:
     ramp = compose_recipe(read_point([f"recipe={name}", "scale=full"])).ramp
-    assert (ramp.ramp_steps, ramp.consumed_after(ramp.ramp_steps)) == RAMPS[name]
+    assert (
+        ramp.plateaus[-1].first_step,
+        ramp.consumed_after(ramp.plateaus[-1].first_step),
+    ) == RAMPS[name]
 
 
 @pytest.mark.parametrize(("step", "samples", "rate"), LOG)

@@ -11,11 +11,10 @@ import pytest
 
 from command.arguments import ROOT
 from command.compose import compose_recipe
-from command.study.listed import plan_point
-from command.study.listed_points import ListedStudy
+from command.study.listed import PointResult, median_deviation, relative
 from command.study.request import StudyRequest, ask
-from command.study.rows import PointResult, median_deviation, relative
-from command.study.schema import SearchStudy
+from command.study.runs import plan_point
+from command.study.schema import ListedStudy, SearchStudy
 
 FILES = sorted((ROOT / "studies").glob("*.yaml"))
 DATA, TENSOR, PIPELINE = (f"parallelism.{name}" for name in ("data", "tensor", "pipeline"))
@@ -154,11 +153,11 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
     """The first and the last point; products and the recipe's own arithmetic must agree."""
     study, last = listed(name), listed(name).points[-1]
     if name in REFUSED:
-        plan = plan_point(asked(name), study, last)
+        plan = plan_point(asked(name), last)
         assert plan.figure is None
         assert REFUSED[name] in plan.why
     for point in (study.points[0], *(() if name in REFUSED else (last,))):
-        plan = plan_point(asked(name), study, point)
+        plan = plan_point(asked(name), point)
         assert plan.figure is not None, plan.why
         recipe = compose_recipe(asked(name).arguments_of(point))
         assert recipe.derived.steps <= 30  # a rate, not a training
@@ -179,7 +178,7 @@ def test_the_recipe_of_a_point_is_on_as_many_devices_as_the_figure_says(name: st
 @pytest.mark.parametrize("name", LISTED)
 def test_what_a_study_says_of_its_plans_is_what_they_say(name: str) -> None:
     study = listed(name)
-    plans = [plan_point(asked(name), study, point) for point in study.points]
+    plans = [plan_point(asked(name), point) for point in study.points]
     tried = [
         PointResult(
             point=point,

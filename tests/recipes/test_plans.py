@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from command.actions.plan import as_json, run
+from command.actions.plan import run
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.planner.result import plan_result
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans"
@@ -26,6 +27,10 @@ def at_home(name: str, *words: str) -> Recipe:
     tree = yaml.safe_load((ROOT / "recipes" / f"{name}.yaml").read_text("utf-8"))
     cluster = f"cluster={tree['home']}"
     return compose_recipe(read_point([f"recipe={name}", cluster, *words]))
+
+
+def plan_tree(recipe: Recipe) -> dict[str, Any]:
+    return plan_result(recipe, plan_recipe(recipe)).as_json()
 
 
 def rounded(value: Any) -> Any:
@@ -40,7 +45,7 @@ def rounded(value: Any) -> Any:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_plan_is_its_golden_file(name: str) -> None:
     recipe = at_home(name)
-    tree = as_json(recipe, plan_recipe(recipe))
+    tree = plan_tree(recipe)
     stages = tree["memory"].pop("by_stage")
     tree["memory"]["first_stage"], tree["memory"]["last_stage"] = stages[0], stages[-1]
     del tree["assumed"]
@@ -57,7 +62,7 @@ def test_no_plan_is_left_without_its_recipe() -> None:
 
 
 def predictions(recipe: Recipe) -> Any:
-    tree = as_json(recipe, plan_recipe(recipe))
+    tree = plan_tree(recipe)
     return {key: tree[key] for key in ("memory", "time", "bill", "missing")}
 
 
@@ -111,9 +116,9 @@ def test_a_machine_that_nobody_measured_has_no_plan() -> None:
 
 
 def test_recomputation_counts_in_hfu_alone() -> None:
-    again = as_json(recipe := at_home("gpt175b"), plan_recipe(recipe))["time"]
+    again = plan_tree(at_home("gpt175b"))["time"]
     assert again["hfu"] == pytest.approx(again["mfu_full"] * 4 / 3, rel=0.02)
-    once = as_json(recipe := at_home("playbook1b"), plan_recipe(recipe))["time"]
+    once = plan_tree(at_home("playbook1b"))["time"]
     assert once["hfu"] == once["mfu_full"] > once["mfu_causal"]
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.job import JobSettings
-from cluster.render import render
+from cluster.job import JobSettings, render
 from components.config.schema.cluster import QueueSection
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import ROOT, job_of, scripts
@@ -69,7 +68,7 @@ def test_shellcheck_finds_nothing_to_say() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_directive_is_documented_and_asks_for_what_the_recipe_needs(name: str) -> None:
     found, asked = read_directives(rendered(name)), job(name)
-    if asked.scheduler == "slurm":
+    if asked.cluster.scheduler == "slurm":
         assert found["--nodes"] == [str(asked.nodes)]
         assert found["--ntasks-per-node"] == [str(asked.tasks_per_node)]
         assert found["--time"] == [asked.walltime]

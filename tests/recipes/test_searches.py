@@ -4,7 +4,6 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,9 +13,8 @@ from command.arguments import read_point
 from command.compose import compose_recipe, compose_searched
 from command.layout_search import SearchResult
 from components.planner.communication import group_of
-from components.planner.comparison import describe, step_parts
 from components.planner.plan import plan_recipe
-from components.report.search_table import search_tree
+from components.planner.search_result import LayoutsFound, describe, layouts_found, step_parts
 from tests.recipes.test_plans import at_home, rounded
 
 SEARCHES = Path(__file__).parent / "searches"
@@ -29,14 +27,14 @@ def searched(name: str, cluster: str, *words: str) -> SearchResult:
     return compose_searched(read_point(point))
 
 
-def found_abroad(name: str, cluster: str, *words: str) -> dict[str, Any]:
+def found_abroad(name: str, cluster: str, *words: str) -> LayoutsFound:
     found = searched(name, cluster, *words)
-    return search_tree(found.search, found.recipe, found.published, found.refusal)
+    return layouts_found(found.search, found.recipe, found.published, found.refusal)
 
 
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
-    tree = found_abroad(name, cluster)
+    tree = found_abroad(name, cluster).model_dump(mode="json")
     assert tree.pop("seconds") > 0
     tree["best"] = [{key: one[key] for key in one if key != "layout"} for one in tree["best"]]
     tree["paper"].pop("layout", None)
@@ -111,7 +109,7 @@ def test_the_published_layout_found_best_is_said_to_be_so() -> None:
     values = [128, 2, 2, 1, "true", 1]
     words = [f"parallelism.{key}={value}" for key, value in zip(keys, values, strict=True)]
     words += ["parallelism.schedule=1f1b", "parallelism.recompute=none"]
-    why = found_abroad("teuken7b", "juwels", *words)["why"]
+    why = found_abroad("teuken7b", "juwels", *words).why
     assert why[0] == "the published layout is the best one found"
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from components.config.microbatches import neighbours
 from components.config.rules.data import check_data, check_schedule
 from components.config.rules.engine import FLOAT8, check_float8
-from components.config.rules.fault_tolerance import check_guard, check_watchdog
+from components.config.rules.fault_tolerance import check_guard, check_profiler, check_watchdog
 from components.config.rules.layout import check_layout
 from components.config.rules.model import check_model
-from components.config.schema.recording import check_profiler
 from components.config.shape import check_shape
 from components.errors import RecipeError
 
@@ -26,7 +25,10 @@ def check_rules(recipe: "Recipe") -> None:
     check_shape(recipe.shape)
     check_model(recipe.model)
     check_schedule(recipe.schedule)
-    _check_vocabulary(recipe)
+    pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
+    if pieces > rows:
+        problem = f"{pieces:,} pieces do not fit model.vocab_size {rows:,}"
+        raise RecipeError("tokenizer.vocab_size", problem, f"set model.vocab_size={pieces} too")
     _check_budget(recipe)
     _check_ramp(recipe)
     _check_precision(recipe)
@@ -36,16 +38,6 @@ def check_rules(recipe: "Recipe") -> None:
     check_watchdog(recipe)
     check_guard(recipe)
     check_profiler(recipe)
-
-
-def _check_vocabulary(recipe: "Recipe") -> None:
-    pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
-    if pieces > rows:
-        raise RecipeError(
-            "tokenizer.vocab_size",
-            f"{pieces:,} pieces do not fit model.vocab_size {rows:,}",
-            f"set model.vocab_size={pieces} too",
-        )
 
 
 def _check_budget(recipe: "Recipe") -> None:
@@ -77,11 +69,9 @@ def _check_ramp(recipe: "Recipe") -> None:
         value = getattr(budget.ramp_up, key)
         if value % unit:
             below, above = neighbours(value, unit)
-            raise RecipeError(
-                f"budget.ramp_up.{key}",
-                f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank",
-                f"the nearest that are: {below:,} and {above:,}",
-            )
+            problem = f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank"
+            remedy = f"the nearest that are: {below:,} and {above:,}"
+            raise RecipeError(f"budget.ramp_up.{key}", problem, remedy)
     grown = budget.global_batch_tokens - budget.ramp_up.start_tokens
     if grown <= 0 or grown % budget.ramp_up.increment_tokens:
         raise RecipeError(
@@ -93,40 +83,28 @@ def _check_ramp(recipe: "Recipe") -> None:
 
 
 def _check_precision(recipe: "Recipe") -> None:
-    _check_loss_scale(recipe)
-    scaled = not isinstance(recipe.precision.loss_scale, str)
-    compute = recipe.precision.compute
-    if compute == "float16" and not scaled:
-        raise RecipeError(
-            "precision.loss_scale",
-            "float16 gradients vanish without one",
-            "choose precision=fp16, or precision.compute=bfloat16",
-        )
-    if scaled and compute not in {"float16", "auto"}:
-        raise RecipeError(
-            "precision.loss_scale",
-            f"{compute} needs none, it would be ignored",
-            "set precision.loss_scale=none",
-        )
-
-
-def _check_loss_scale(recipe: "Recipe") -> None:
-    scale = recipe.precision.loss_scale
+    scale, compute = recipe.precision.loss_scale, recipe.precision.compute
+    scaled = not isinstance(scale, str)
     if not isinstance(scale, str) and scale.initial < scale.minimum:
-        raise RecipeError(
-            "precision.loss_scale.initial",
-            f"{scale.initial:g} is below loss_scale.minimum {scale.minimum:g}",
-            f"give at least {scale.minimum:g}",
-        )
+        problem = f"{scale.initial:g} is below loss_scale.minimum {scale.minimum:g}"
+        remedy = f"give at least {scale.minimum:g}"
+        raise RecipeError("precision.loss_scale.initial", problem, remedy)
+    if compute == "float16" and not scaled:
+        problem = "float16 gradients vanish without one"
+        remedy = "choose precision=fp16, or precision.compute=bfloat16"
+        raise RecipeError("precision.loss_scale", problem, remedy)
+    if scaled and compute not in {"float16", "auto"}:
+        problem = f"{compute} needs none, it would be ignored"
+        raise RecipeError("precision.loss_scale", problem, "set precision.loss_scale=none")
 
 
 def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
-    """Say what is legal and costly, as ``path: what, and its price``."""
-    return (*_tensor_over_nodes(recipe), *_float8(recipe))
+    """Return what is legal and costly, as ``path: what, and its price``.
 
-
-def _tensor_over_nodes(recipe: "Recipe") -> list[str]:
-    """Ultra-Scale Playbook (Tazi et al. 2025): tensor 16 against 8 on nodes of 8, 3B model."""
+    Ultra-Scale Playbook (Tazi et al. 2025): tensor 16 against 8 on nodes of 8, 3B model.
+    Quantized training, torchao's documentation: speed with its compiler, one 8B model.
+    """
+    lines = []
     tensor, devices = recipe.parallelism.tensor, recipe.cluster.devices_per_node
     stride = rank_stride(recipe, "tensor")
     crossing = sum(
@@ -134,30 +112,25 @@ def _tensor_over_nodes(recipe: "Recipe") -> list[str]:
         for block in range(0, recipe.cluster.ranks, stride * tensor)
         for first in range(block, block + stride)
     )
-    if not crossing:
-        return []
-    groups = recipe.cluster.ranks // tensor
-    return [
-        f"parallelism.tensor: {crossing:,} of {groups:,} groups of {tensor} tensor ranks lie "
-        f"on several nodes of {devices} devices; the Ultra-Scale Playbook lost 43 % of its "
-        "throughput where that began, and 66 % of the rest at the next doubling"
-    ]
-
-
-def _float8(recipe: "Recipe") -> list[str]:
-    """Quantized training, torchao's documentation: speed with its compiler, one 8B model."""
-    if recipe.precision.compute != FLOAT8 or isinstance(recipe.cluster.hardware, str):
-        return []
-    lines = [
-        "precision.compute: float8 is planned as bfloat16, time and memory: no measured run in "
-        "it stands behind the planner"
-    ]
-    if recipe.parallelism.compile == "none":
+    if crossing:
+        groups = recipe.cluster.ranks // tensor
         lines.append(
-            "parallelism.compile: none leaves each cast to float8 a pass over memory of its "
-            "own; torchao states its gains, up to 1.25 times on 8 GPUs, for compiled layers"
+            f"parallelism.tensor: {crossing:,} of {groups:,} groups of {tensor} tensor ranks "
+            f"lie on several nodes of {devices} devices; the Ultra-Scale Playbook lost 43 % of "
+            "its throughput where that began, and 66 % of the rest at the next doubling"
         )
-    return lines
+    if recipe.precision.compute == FLOAT8 and not isinstance(recipe.cluster.hardware, str):
+        lines.append(
+            "precision.compute: float8 is planned as bfloat16, time and memory: no measured "
+            "run in it stands behind the planner"
+        )
+        if recipe.parallelism.compile == "none":
+            lines.append(
+                "parallelism.compile: none leaves each cast to float8 a pass over memory of "
+                "its own; torchao states its gains, up to 1.25 times on 8 GPUs, for compiled "
+                "layers"
+            )
+    return tuple(lines)
 
 
 def rank_stride(recipe: "Recipe", axis: str) -> int:

@@ -19,56 +19,37 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
     Raises:
         RecipeError: the first rule that is broken.
     """
-    _check_mixture(data)
-    for name in data.phases:
-        _check_phase(data, name, total_tokens)
-    for name, source in data.sources.items():
-        if name not in data.names:
-            raise RecipeError(
-                f"data.sources.{name}",
-                "no share is given for this source",
-                f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}",
-            )
-        _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
-    _check_tokenizer(data)
-
-
-def _check_mixture(data: DataSection) -> None:
     if data.mixture == "given":
         _check_sum("data.shares", data.shares)
     elif data.shares:
-        raise RecipeError(
-            "data.shares",
-            f"{len(data.shares)} shares are given, but data.mixture computes them",
-            "set data.shares={} too, or data.mixture=given",
-        )
+        problem = f"{len(data.shares)} shares are given, but data.mixture computes them"
+        remedy = "set data.shares={} too, or data.mixture=given"
+        raise RecipeError("data.shares", problem, remedy)
+    for name, phase in data.phases.items():
+        path = f"data.phases.{name}"
+        if (phase.from_tokens is None) == (phase.from_fraction is None):
+            problem = "says not once where it begins"
+            raise RecipeError(path, problem, "give it either from_tokens or from_fraction")
+        if phase.from_tokens is not None and phase.from_tokens >= total_tokens:
+            outside = f"is not inside the budget of {total_tokens:,} tokens"
+            problem = f"{phase.from_tokens:,} {outside}"
+            remedy = "let it begin earlier, or leave it out"
+            raise RecipeError(f"{path}.from_tokens", problem, remedy)
+        _check_sum(f"{path}.shares", phase.shares)
+    for name, source in data.sources.items():
+        if name not in data.names:
+            problem = "no share is given for this source"
+            remedy = f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}"
+            raise RecipeError(f"data.sources.{name}", problem, remedy)
+        _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
+    _check_tokenizer(data)
 
 
 def _check_sum(path: str, shares: Mapping[str, float]) -> None:
     total = sum(shares.values())
     if abs(total - 1) > SHARES_TOLERANCE:
-        raise RecipeError(
-            path,
-            f"{len(shares)} shares add up to {total:.6f}, not to 1",
-            f"divide each by {total:.6f}, or change one by {1 - total:+.6f}",
-        )
-
-
-def _check_phase(data: DataSection, name: str, total_tokens: int) -> None:
-    phase, path = data.phases[name], f"data.phases.{name}"
-    if (phase.from_tokens is None) == (phase.from_fraction is None):
-        raise RecipeError(
-            path,
-            "says not once where it begins",
-            "give it either from_tokens or from_fraction",
-        )
-    if phase.from_tokens is not None and phase.from_tokens >= total_tokens:
-        raise RecipeError(
-            f"{path}.from_tokens",
-            f"{phase.from_tokens:,} is not inside the budget of {total_tokens:,} tokens",
-            "let it begin earlier, or leave it out",
-        )
-    _check_sum(f"{path}.shares", phase.shares)
+        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
+        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
 
 
 def _check_tokenizer(data: DataSection) -> None:
@@ -85,25 +66,17 @@ def _check_tokenizer(data: DataSection) -> None:
 
 
 def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
-    kinds = {
-        "files": source.files,
-        "embedded": source.embedded,
-        "tokens": source.tokens,
-        "dataset": source.dataset,
-    }
-    given = [kind for kind, value in kinds.items() if value]
+    kinds = ("files", "embedded", "tokens", "dataset")
+    given = [kind for kind in kinds if getattr(source, kind)]
     if len(given) > 1:
         raise RecipeError(path, f"{' and '.join(given)} exclude each other", "give one of them")
     if source.eod == "absent" and not source.tokens:
-        raise RecipeError(
-            f"{path}.eod", "is of token files, and there are none", "leave it out"
-        )
+        problem = "is of token files, and there are none"
+        raise RecipeError(f"{path}.eod", problem, "leave it out")
     if source.eod == "absent" and document_mask:
-        raise RecipeError(
-            f"{path}.eod",
-            "absent, but data.document_mask needs to see where documents end",
-            "set data.document_mask=false, or tokenize again with --append-eod",
-        )
+        problem = "absent, but data.document_mask needs to see where documents end"
+        remedy = "set data.document_mask=false, or tokenize again with --append-eod"
+        raise RecipeError(f"{path}.eod", problem, remedy)
 
 
 PEAKS = ("start", "value")  # where a warm-up ends
@@ -117,8 +90,19 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
     """
     for where, phase in check_phases(schedule, path).items():
         check_schedule(phase, where)
-    if "warmup_tokens" in schedule:
-        _check_warmup(schedule, path)
+    if "warmup_tokens" not in schedule:
+        return
+    warmup, total = schedule["warmup_tokens"], schedule.get("total_tokens")
+    if total is not None and warmup >= total:
+        problem = f"{warmup:,} leaves nothing of total_tokens {total:,}"
+        remedy = "shorten the warm-up or lengthen the schedule"
+        raise RecipeError(f"{path}.warmup_tokens", problem, remedy)
+    first = schedule.get("warmup_from", 0.0)
+    for key in PEAKS:
+        if (peak := schedule.get(key, first)) < first:
+            problem = f"{first} is above {key} {peak}, where the warm-up ends"
+            none = "for no warm-up warmup_tokens=0 and warmup_from=0.0"
+            raise RecipeError(f"{path}.warmup_from", problem, f"give at most {peak}, or {none}")
 
 
 def check_phases(
@@ -140,22 +124,3 @@ def check_phases(
             remedy = "copy a phase of a recipe that has some, with its _target_"
             raise RecipeError(where, "is no schedule: it names no class", remedy)
     return phases
-
-
-def _check_warmup(schedule: Mapping[str, Any], path: str) -> None:
-    warmup, total = schedule["warmup_tokens"], schedule.get("total_tokens")
-    if total is not None and warmup >= total:
-        raise RecipeError(
-            f"{path}.warmup_tokens",
-            f"{warmup:,} leaves nothing of total_tokens {total:,}",
-            "shorten the warm-up or lengthen the schedule",
-        )
-    first = schedule.get("warmup_from", 0.0)
-    for key in PEAKS:
-        if key in schedule and first > schedule[key]:
-            raise RecipeError(
-                f"{path}.warmup_from",
-                f"{first} is above {key} {schedule[key]}, where the warm-up ends",
-                f"give at most {schedule[key]}, or for no warm-up warmup_tokens=0 and "
-                "warmup_from=0.0",
-            )

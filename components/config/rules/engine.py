@@ -8,7 +8,6 @@ from components.errors import RecipeError
 if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
 
-_OTHER_AXES = ("tensor", "pipeline", "expert", "context")
 _TO_MESH = "or parallelism.engine=mesh"
 
 
@@ -21,14 +20,11 @@ def check_engine(recipe: "Recipe") -> None:
     degrees = recipe.parallelism
     if degrees.engine == "mesh":
         if degrees.offload_optimizer:
-            raise RecipeError(
-                "parallelism.offload_optimizer",
-                "true, but the mesh engine keeps the optimizer's state on the device",
-                "set offload_optimizer=false, or parallelism.engine=deepspeed",
-            )
+            problem = "true, but the mesh engine keeps the optimizer's state on the device"
+            remedy = "set offload_optimizer=false, or parallelism.engine=deepspeed"
+            raise RecipeError("parallelism.offload_optimizer", problem, remedy)
         return
     _check_degrees(recipe)
-    _check_compiler(recipe)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":
         check_precision(recipe, compute)
@@ -38,13 +34,11 @@ def check_engine(recipe: "Recipe") -> None:
 
 def _check_degrees(recipe: "Recipe") -> None:
     degrees = recipe.parallelism
-    for axis in _OTHER_AXES:
+    for axis in ("tensor", "pipeline", "expert", "context"):
         if (degree := getattr(degrees, axis)) > 1:
-            raise RecipeError(
-                f"parallelism.{axis}",
-                f"{degree}, but the deepspeed engine has data ranks alone",
-                f"set parallelism.{axis}=1, {_TO_MESH}",
-            )
+            problem = f"{degree}, but the deepspeed engine has data ranks alone"
+            remedy = f"set parallelism.{axis}=1, {_TO_MESH}"
+            raise RecipeError(f"parallelism.{axis}", problem, remedy)
     if degrees.zero and degrees.data_shard != degrees.data:
         raise RecipeError(
             "parallelism.data_shard",
@@ -52,16 +46,10 @@ def _check_degrees(recipe: "Recipe") -> None:
             f"set parallelism.data_shard={degrees.data}, {_TO_MESH}",
         )
     if degrees.offload_optimizer and degrees.zero == 0:
-        raise RecipeError(
-            "parallelism.offload_optimizer",
-            "true at zero=0, where DeepSpeed has no state of its own to move",
-            "set parallelism.zero=1, or offload_optimizer=false",
-        )
-
-
-def _check_compiler(recipe: "Recipe") -> None:
-    """Refuse layers that could not share a graph: a run would stop at the ninth."""
-    degrees = recipe.parallelism
+        problem = "true at zero=0, where DeepSpeed has no state of its own to move"
+        remedy = "set parallelism.zero=1, or offload_optimizer=false"
+        raise RecipeError("parallelism.offload_optimizer", problem, remedy)
+    # Layers could not share a graph: a run would stop at the ninth.
     if degrees.compile != "none" and degrees.zero == 3:
         raise RecipeError(
             "parallelism.compile",
@@ -79,25 +67,19 @@ def check_precision(recipe: "Recipe", compute: str) -> None:
     """
     for key, value in {**recipe.precision.model_dump(), "compute": compute}.items():
         if value == "float64":
-            raise RecipeError(
-                f"precision.{key}",
-                "float64 is unknown to DeepSpeed",
-                f"set precision.{key}=float32, {_TO_MESH}",
-            )
+            remedy = f"set precision.{key}=float32, {_TO_MESH}"
+            raise RecipeError(f"precision.{key}", "float64 is unknown to DeepSpeed", remedy)
     if compute != "float32" and recipe.parallelism.zero == 0:
-        raise RecipeError(
-            "parallelism.zero",
+        problem = (
             f"0, but in {compute} DeepSpeed keeps float32 weights that can be saved only with "
-            "ZeRO",
-            f"set parallelism.zero=1, {_TO_MESH}",
+            "ZeRO"
         )
+        raise RecipeError("parallelism.zero", problem, f"set parallelism.zero=1, {_TO_MESH}")
     accumulate = recipe.precision.accumulate
     if accumulate not in {"float32", compute}:
-        raise RecipeError(
-            "precision.accumulate",
-            f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32",
-            f"set precision.accumulate=float32, {_TO_MESH}",
-        )
+        problem = f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32"
+        remedy = f"set precision.accumulate=float32, {_TO_MESH}"
+        raise RecipeError("precision.accumulate", problem, remedy)
     if compute == "float16":
         _check_loss_scale(recipe)
 
@@ -106,17 +88,13 @@ def _check_loss_scale(recipe: "Recipe") -> None:
     scaling = recipe.precision.loss_scale
     assert not isinstance(scaling, str), "float16 without one is refused before"
     if scaling.initial < 1 or not log2(scaling.initial).is_integer():
-        raise RecipeError(
-            "precision.loss_scale.initial",
-            f"{scaling.initial:,}, but DeepSpeed starts from a power of two",
-            f"the nearest: {2.0 ** max(0, round(log2(scaling.initial))):,}",
-        )
+        problem = f"{scaling.initial:,}, but DeepSpeed starts from a power of two"
+        remedy = f"the nearest: {2.0 ** max(0, round(log2(scaling.initial))):,}"
+        raise RecipeError("precision.loss_scale.initial", problem, remedy)
     if scaling.minimum < 1 or not scaling.minimum.is_integer():
-        raise RecipeError(
-            "precision.loss_scale.minimum",
-            f"{scaling.minimum}, but DeepSpeed takes whole numbers from 1 on",
-            f"the nearest: {max(1.0, float(round(scaling.minimum)))}",
-        )
+        problem = f"{scaling.minimum}, but DeepSpeed takes whole numbers from 1 on"
+        remedy = f"the nearest: {max(1.0, float(round(scaling.minimum)))}"
+        raise RecipeError("precision.loss_scale.minimum", problem, remedy)
 
 
 FLOAT8 = "float8"
@@ -131,9 +109,17 @@ def check_float8(recipe: "Recipe") -> None:
     Raises:
         RecipeError: a width that they cannot have, or a device that has none.
     """
-    if recipe.precision.compute == FLOAT8:
-        _check_shapes(recipe)
-        _check_profile(recipe)
+    if recipe.precision.compute != FLOAT8:
+        return
+    _check_shapes(recipe)
+    hardware = recipe.cluster.hardware
+    if recipe.cluster.device == "cpu" or isinstance(hardware, str):
+        return  # emulated, or known on the machine alone
+    if FLOAT8 not in hardware.peak_teraflops:  # where devices have it, a profile states it
+        stated = ", ".join(hardware.peak_teraflops)
+        has = f"{hardware.device} has none: its profile states a peak in {stated}"
+        remedy = f"set {_TO_BFLOAT16}, or choose a cluster whose devices have it"
+        raise RecipeError("precision.compute", f"{FLOAT8}, but {has}", remedy)
 
 
 def check_float8_layout(recipe: "Recipe") -> None:
@@ -173,24 +159,7 @@ def _check_shapes(recipe: "Recipe") -> None:
         widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
     for key, width in widths.items():
         if width % MULTIPLE:
-            raise RecipeError(
-                key,
-                f"gives linear maps {width:,} wide, but products in {FLOAT8} want multiples "
-                f"of {MULTIPLE}",
-                f"choose it so that they are {width + MULTIPLE - width % MULTIPLE:,}, or set "
-                f"{_TO_BFLOAT16}",
-            )
-
-
-def _check_profile(recipe: "Recipe") -> None:
-    """Where devices have float8, a profile states its peak."""
-    hardware = recipe.cluster.hardware
-    if recipe.cluster.device == "cpu" or isinstance(hardware, str):
-        return  # emulated, or known on the machine alone
-    if FLOAT8 not in hardware.peak_teraflops:
-        raise RecipeError(
-            "precision.compute",
-            f"{FLOAT8}, but {hardware.device} has none: its profile states a peak in "
-            f"{', '.join(hardware.peak_teraflops)}",
-            f"set {_TO_BFLOAT16}, or choose a cluster whose devices have it",
-        )
+            wants = f"products in {FLOAT8} want multiples of {MULTIPLE}"
+            wider = width + MULTIPLE - width % MULTIPLE
+            remedy = f"choose it so that they are {wider:,}, or set {_TO_BFLOAT16}"
+            raise RecipeError(key, f"gives linear maps {width:,} wide, but {wants}", remedy)

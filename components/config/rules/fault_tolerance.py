@@ -1,4 +1,4 @@
-"""Rules of guards and watchdog: what an engine can judge, limits that contain each other."""
+"""Rules of guards, watchdog and profiler: what an engine can judge, limits within limits."""
 
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,9 @@ def check_guard(recipe: "Recipe") -> None:
     for number, fault in enumerate(guard.inject):
         for key, limit in limits.items():
             if (value := getattr(fault, key)) > limit:
-                raise RecipeError(
-                    f"guard.inject.{number}.{key}",
-                    f"{value}, but the last {key} is {limit}",
-                    f"choose one up to {limit}",
-                )
+                problem = f"{value}, but the last {key} is {limit}"
+                remedy = f"choose one up to {limit}"
+                raise RecipeError(f"guard.inject.{number}.{key}", problem, remedy)
 
 
 def check_watchdog(recipe: "Recipe") -> None:
@@ -53,11 +51,9 @@ def check_watchdog(recipe: "Recipe") -> None:
             f"set watchdog.pause_seconds={watchdog.step_seconds:g} or more",
         )
     if watchdog.restarts and cluster.ranks == 1 and cluster.scheduler == "none":
-        raise RecipeError(
-            "watchdog.restarts",
-            f"{watchdog.restarts}, but a single rank here has no agent to start it again",
-            "set watchdog.restarts=0, or cluster.ranks=2",
-        )
+        problem = f"{watchdog.restarts}, but a single rank here has no agent to start it again"
+        remedy = "set watchdog.restarts=0, or cluster.ranks=2"
+        raise RecipeError("watchdog.restarts", problem, remedy)
     if cluster.spare_nodes:
         _check_spare_nodes(recipe)
 
@@ -66,11 +62,8 @@ def _check_spare_nodes(recipe: "Recipe") -> None:
     """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
     cluster = recipe.cluster
     if cluster.scheduler == "none":
-        raise RecipeError(
-            "cluster.spare_nodes",
-            f"{cluster.spare_nodes}, but without a scheduler there is no job to have them",
-            "set cluster.spare_nodes=0",
-        )
+        problem = f"{cluster.spare_nodes}, but without a scheduler there is no job to have them"
+        raise RecipeError("cluster.spare_nodes", problem, "set cluster.spare_nodes=0")
     if not isinstance(cluster.preflight, str):
         return
     if cluster.scheduler == "pbs":
@@ -87,3 +80,30 @@ def _check_spare_nodes(recipe: "Recipe") -> None:
             "again has no use for them",
             "leave cluster.preflight as it is, or set watchdog.restarts=3",
         )
+
+
+def check_profiler(recipe: "Recipe") -> None:
+    """Hold a profile to the steps and ranks that there are.
+
+    Raises:
+        RecipeError: a step or a rank beyond the last.
+    """
+    profiler = recipe.profiler
+    if not profiler.steps:
+        return
+    # Of a copy: who goes through layouts gives the recipe other degrees yet.
+    steps = recipe.model_copy().derived.steps
+    last = profiler.first_step + profiler.steps - 1
+    if last > steps:
+        raise RecipeError(
+            "profiler.first_step",
+            f"{profiler.first_step} and profiler.steps {profiler.steps} end with step {last}, "
+            f"but the last step is {steps}",
+            f"set profiler.first_step={max(1, steps - profiler.steps + 1)} or less"
+            if profiler.steps <= steps
+            else f"set profiler.first_step=1 profiler.steps={steps} or less",
+        )
+    ranks = recipe.cluster.ranks
+    if max(profiler.ranks) >= ranks:
+        problem = f"there is no rank {max(profiler.ranks)}: the last rank is {ranks - 1}"
+        raise RecipeError("profiler.ranks", problem, f"choose ranks up to {ranks - 1}")

@@ -4,7 +4,7 @@ Everything that a full-size job would refuse after minutes in the queue is refus
 numbers alone.
 """
 
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 from components.config.microbatches import check_microbatches
@@ -37,7 +37,6 @@ def check_degrees(recipe: "Recipe") -> None:
         RecipeError: the first rule that is broken.
     """
     _check_ranks(recipe)
-    _check_order(recipe.parallelism)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
     _check_context(recipe)
@@ -51,48 +50,35 @@ def check_degrees(recipe: "Recipe") -> None:
 
 def _check_ranks(recipe: "Recipe") -> None:
     degrees, cluster = recipe.parallelism, recipe.cluster
-    product = 1
-    for axis in AXES:
-        product *= getattr(degrees, axis)
+    product = prod(getattr(degrees, axis) for axis in AXES)
     if product != cluster.ranks:
         factors = " x ".join(f"{axis} {getattr(degrees, axis)}" for axis in AXES)
-        raise RecipeError(
-            "parallelism",
-            f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}",
-            f"set cluster.ranks={product}, or leave one of the two to be derived",
-        )
-
-
-def _check_order(degrees: Parallelism) -> None:
+        problem = f"{factors} = {product} ranks, but cluster.ranks is {cluster.ranks}"
+        remedy = f"set cluster.ranks={product}, or leave one of the two to be derived"
+        raise RecipeError("parallelism", problem, remedy)
     if sorted(degrees.rank_order) != sorted(AXES):
-        raise RecipeError(
-            "parallelism.rank_order",
-            f"[{', '.join(degrees.rank_order)}] does not name each of the five axes once",
-            "[pipeline, data, expert, context, tensor] does, slowest axis first",
-        )
+        problem = f"[{', '.join(degrees.rank_order)}] does not name each of the five axes once"
+        remedy = "[pipeline, data, expert, context, tensor] does, slowest axis first"
+        raise RecipeError("parallelism.rank_order", problem, remedy)
 
 
 def _check_shards(degrees: Parallelism) -> None:
     """Without ZeRO nothing is sharded, so 1 and all data ranks mean the same, and no more."""
     ranks, shard = degrees.data * degrees.expert, degrees.data_shard
     if ranks % shard:
-        raise RecipeError(
-            "parallelism.data_shard",
-            f"{shard} does not divide data x expert = {ranks}",
-            f"values that do: {_divisors(ranks, shard)}",
-        )
+        problem = f"{shard} does not divide data x expert = {ranks}"
+        divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+        near = sorted(divisors, key=lambda divisor: abs(divisor - shard))[:12]
+        remedy = f"values that do: {', '.join(map(str, sorted(near)))}"
+        raise RecipeError("parallelism.data_shard", problem, remedy)
     if shard % degrees.expert and (degrees.zero or shard > 1):
-        raise RecipeError(
-            "parallelism.data_shard",
-            f"{shard} ranks cannot hold whole groups of {degrees.expert} expert ranks",
-            f"use a multiple of parallelism.expert={degrees.expert}",
-        )
+        problem = f"{shard} ranks cannot hold whole groups of {degrees.expert} expert ranks"
+        remedy = f"use a multiple of parallelism.expert={degrees.expert}"
+        raise RecipeError("parallelism.data_shard", problem, remedy)
     if degrees.zero == 0 and shard not in {1, ranks}:
-        raise RecipeError(
-            "parallelism.data_shard",
-            f"{shard} ranks would share a sharded copy, but at zero=0 nothing is sharded",
-            "leave data_shard out, or set parallelism.zero=1",
-        )
+        problem = f"{shard} ranks would share a sharded copy, but at zero=0 nothing is sharded"
+        remedy = "leave data_shard out, or set parallelism.zero=1"
+        raise RecipeError("parallelism.data_shard", problem, remedy)
 
 
 def tensor_fits(shape: ModelShape, tensor: int) -> bool:
@@ -113,22 +99,25 @@ def _share_groups(groups: int, tensor: int) -> bool:
 def _check_tensor(recipe: "Recipe") -> None:
     shape, tensor = recipe.shape, recipe.parallelism.tensor
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
-    if heads % tensor:
-        problem = f"{tensor} does not divide model.attention.num_heads {heads}"
-        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
-    if not _share_groups(groups, tensor):
-        problem = f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other"
-        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
-    if shape.mlp.ffn_dim % tensor:
-        problem = f"{tensor} does not divide model.mlp.ffn_dim {shape.mlp.ffn_dim:,}"
-        raise RecipeError("parallelism.tensor", problem, _fitting_tensor(shape))
+    undivided = {
+        f"{tensor} does not divide model.attention.num_heads {heads}": heads % tensor,
+        f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other": (
+            not _share_groups(groups, tensor)
+        ),
+        f"{tensor} does not divide model.mlp.ffn_dim {shape.mlp.ffn_dim:,}": (
+            shape.mlp.ffn_dim % tensor
+        ),
+    }
+    for problem, broken in undivided.items():
+        if broken:
+            fitting = [str(n) for n in range(1, heads + 1) if tensor_fits(shape, n)]
+            remedy = f"values that fit the model: {', '.join(fitting)}"
+            raise RecipeError("parallelism.tensor", problem, remedy)
     rows = shape.padded_vocab_size
     if rows % tensor:
-        raise RecipeError(
-            "model.padded_vocab_size",
-            f"{rows:,} rows do not divide among {tensor} tensor ranks",
-            f"the next multiple: {rows + tensor - rows % tensor:,}",
-        )
+        problem = f"{rows:,} rows do not divide among {tensor} tensor ranks"
+        remedy = f"the next multiple: {rows + tensor - rows % tensor:,}"
+        raise RecipeError("model.padded_vocab_size", problem, remedy)
     length = recipe.budget.sequence_length
     if recipe.parallelism.sequence_parallel and length % tensor:
         raise RecipeError(
@@ -137,12 +126,6 @@ def _check_tensor(recipe: "Recipe") -> None:
             "set sequence_parallel=false, or a sequence_length of "
             f"{length + tensor - length % tensor:,}",
         )
-
-
-def _fitting_tensor(shape: ModelShape) -> str:
-    heads = shape.attention.num_heads
-    fitting = [n for n in range(1, heads + 1) if tensor_fits(shape, n)]
-    return f"values that fit the model: {', '.join(map(str, fitting))}"
 
 
 def sequence_divisor(*, context: int, slices: int) -> int:
@@ -168,18 +151,14 @@ def _check_context(recipe: "Recipe") -> None:
             f"the nearest that do: {f'{below:,} and ' if below else ''}{below + divisor:,}",
         )
     if recipe.model["attention"]["backend"] == "flex":
-        raise RecipeError(
-            "parallelism.context",
-            f"{degrees.context} ranks gather keys, which flex does not know the order of",
-            "set model.attention.backend=auto, or parallelism.context=1",
-        )
+        problem = f"{degrees.context} ranks gather keys, which flex does not know the order of"
+        remedy = "set model.attention.backend=auto, or parallelism.context=1"
+        raise RecipeError("parallelism.context", problem, remedy)
     places = recipe.shape.positions.num_positions
     if places is not None and places < length:
-        raise RecipeError(
-            "model.positions.num_positions",
-            f"{places:,} learned positions for {length:,} tokens",
-            f"use {length:,} or more, or shorten budget.sequence_length",
-        )
+        problem = f"{places:,} learned positions for {length:,} tokens"
+        remedy = f"use {length:,} or more, or shorten budget.sequence_length"
+        raise RecipeError("model.positions.num_positions", problem, remedy)
 
 
 def check_schedule(degrees: Parallelism) -> None:
@@ -190,18 +169,13 @@ def check_schedule(degrees: Parallelism) -> None:
     """
     schedule, stages = degrees.schedule, degrees.stages_per_rank
     several = schedule in {"interleaved", "zero_bubble"}
-    if several and stages < 2:
-        raise RecipeError(
-            "parallelism.stages_per_rank",
-            f"{schedule} needs several stages on each rank, not {stages}",
-            "set parallelism.stages_per_rank=2, or parallelism.schedule=1f1b",
-        )
-    if stages > 1 and not several:
-        raise RecipeError(
-            "parallelism.stages_per_rank",
-            f"{schedule} has one stage on each rank, not {stages}",
-            "set parallelism.stages_per_rank=1, or parallelism.schedule=interleaved",
-        )
+    if several == (stages > 1):
+        return
+    wants = "needs several stages" if several else "has one stage"
+    problem = f"{schedule} {wants} on each rank, not {stages}"
+    number, other = (2, "1f1b") if several else (1, "interleaved")
+    remedy = f"set parallelism.stages_per_rank={number}, or parallelism.schedule={other}"
+    raise RecipeError("parallelism.stages_per_rank", problem, remedy)
 
 
 def _check_zero_bubble(recipe: "Recipe") -> None:
@@ -216,11 +190,9 @@ def _check_zero_bubble(recipe: "Recipe") -> None:
             "set parallelism.zero=1, or parallelism.schedule=interleaved",
         )
     if degrees.recompute != "none":
-        raise RecipeError(
-            "parallelism.recompute",
-            "zero_bubble goes through the backward pass twice, torch's recomputation once",
-            "set parallelism.recompute=none, or parallelism.schedule=interleaved",
-        )
+        problem = "zero_bubble goes through the backward pass twice, torch's recomputation once"
+        remedy = "set parallelism.recompute=none, or parallelism.schedule=interleaved"
+        raise RecipeError("parallelism.recompute", problem, remedy)
     if accumulate == "bfloat16":
         raise RecipeError(
             "precision.accumulate",
@@ -249,10 +221,3 @@ def _check_pipeline(recipe: "Recipe") -> None:
             f"model.num_layers is {layers}",
             f"the most that has a layer on each stage: parallelism.pipeline={fitting}",
         )
-
-
-def _divisors(number: int, near: int) -> str:
-    """List the divisors of ``number``, the dozen around ``near`` if there are more."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    around = sorted(divisors, key=lambda divisor: abs(divisor - near))[:12]
-    return ", ".join(map(str, sorted(around)))

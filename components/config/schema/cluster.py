@@ -1,17 +1,23 @@
 """Schema of a cluster's profile: its hardware, its site, and what a node must show.
 
-A figure that no source gives is null; a plan that needs it names it and says how to measure
-it. Rates are per device; a device is what a rank gets, a tile where a card has two.
-
-Every value comes from the site's documentation or from scripts that ran there; the profiles
-name their sources in comments. What belongs to one user (account, paths, image) is not here.
+A figure that no source gives is null; a plan that needs it says how to measure it. Rates are
+per device; a device is what a rank gets, a tile where a card has two. What belongs to one user
+(account, paths, image) is not here.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.config.schema.types import Count, Fraction, FrozenMapping, Section
+from components.config.schema.types import (
+    Count,
+    Fraction,
+    FrozenMapping,
+    OrNone,
+    Seconds,
+    Section,
+    Words,
+)
 
 Rate = Annotated[float, Field(gt=0)]
 Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
@@ -31,11 +37,7 @@ class NetworkLink(Section):
 
 
 class Network(NetworkLink):
-    """The links between nodes.
-
-    ``by_nodes`` lists bus bandwidths of an all-reduce over all devices of so many nodes: they
-    fall where many nodes share switches.
-    """
+    """Links between nodes; ``by_nodes``: the bus bandwidth of an all-reduce over so many."""
 
     by_nodes: Annotated[tuple[Measured, ...], Field(strict=False)]
 
@@ -63,10 +65,7 @@ class Hardware(Section):
 
 
 class Storage(Section):
-    """The file system that checkpoints go to, as all nodes of one job together see it.
-
-    ``peak`` is what the site states of it, for all its users; the other two are measured.
-    """
+    """The file system of checkpoints: the site's ``peak``, and what one job measured."""
 
     peak_gigabytes_per_second: Rate | None
     write_gigabytes_per_second: Rate | None
@@ -87,10 +86,7 @@ class Accounting(Section):
 
 
 class QueueSection(Section):
-    """A queue's limits: jobs of so many nodes may run so long.
-
-    Jobs are handed to ``route`` where a site sorts them into its queues itself.
-    """
+    """A queue's limits; jobs go to ``route`` where a site sorts them into queues itself."""
 
     name: str
     fewest_nodes: Count
@@ -100,11 +96,7 @@ class QueueSection(Section):
     route: str | None = None
 
 
-Machine = Hardware | Literal["none"]
-Bill = Accounting | Literal["none"]
-
-
-Words = Annotated[tuple[str, ...], Field(strict=False)]
+Machine = OrNone[Hardware]
 
 
 class Variable(Section):
@@ -122,11 +114,7 @@ class SetupStep(Section):
 
 
 class Binding(Section):
-    """Which cores and which network port a rank gets.
-
-    ``cores`` is the launcher's own binding argument, null where the scheduler's default is
-    right; ``ports`` says in words who gives a rank its port.
-    """
+    """Cores of a rank, as the launcher's argument or null, and in words its network port."""
 
     cores_per_rank: Count | None
     cores: str | None
@@ -176,10 +164,6 @@ class Site(Section):
     file_systems: FrozenMapping[FileSystem]
 
 
-JobSite = Site | Literal["none"]
-
-
-Seconds = Annotated[float, Field(gt=0)]
 _ROUNDS = 1 + 2 + 3  # of pairs: the second waits twice as long as the first, the third thrice
 
 
@@ -210,4 +194,4 @@ class Preflight(Section):
         return self.answer_seconds + _ROUNDS * self.link_seconds
 
 
-Preflights = Preflight | Literal["none"]
+Preflights = OrNone[Preflight]

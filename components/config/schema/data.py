@@ -1,8 +1,4 @@
-"""Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates.
-
-Of a preparation ``executor``, ``workers``, ``most_jobs`` and ``wait`` say where and how wide
-the work is done; they change no byte of the result. Everything else decides it.
-"""
+"""Schema of ``data``: sources, mixture, preparation of a corpus, near duplicates."""
 
 import math
 from fractions import Fraction as Exact
@@ -11,7 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainSerializer
 
 from components.config.schema.document_steps import DocumentSteps
-from components.config.schema.types import Count, Fraction, FrozenMapping, Section
+from components.config.schema.types import (
+    BY_FORM,
+    SECTION,
+    WORD,
+    Count,
+    Fraction,
+    FrozenMapping,
+    KeyGroup,
+    OrNone,
+    Section,
+    Share,
+    Words,
+)
 
 
 class NearDuplicates(Section):
@@ -28,9 +36,6 @@ class NearDuplicates(Section):
     rows: Count
     threshold: Annotated[float, Field(gt=0, le=1)] | Literal["none"]
     seed: Annotated[int, Field(ge=0, lt=1 << 64)]
-
-
-MANNER = frozenset({"executor", "workers", "most_jobs", "wait"})
 
 
 class Reading(Section):
@@ -51,7 +56,7 @@ class ExactDuplicates(Section):
 
 
 class Preparation(DocumentSteps):
-    """The stages, and how they are run: what is done to one document, then the duplicates.
+    """What is done to one document, then the duplicates; and how, which changes no byte.
 
     ``workers`` are processes on one machine, ``most_jobs`` elements of a job array, each on a
     node of its own. A task is about ``shard_bytes`` of input. Without ``wait`` a job array is
@@ -59,14 +64,14 @@ class Preparation(DocumentSteps):
     Personal data is removed last, from what is kept.
     """
 
-    executor: Literal["local", "slurm", "ray"]
-    workers: Count | Literal["auto"]
-    most_jobs: Count
-    wait: bool
+    executor: Annotated[Literal["local", "slurm", "ray"], KeyGroup.MACHINE]
+    workers: Annotated[Count | Literal["auto"], KeyGroup.MACHINE]
+    most_jobs: Annotated[Count, KeyGroup.MACHINE]
+    wait: Annotated[bool, KeyGroup.MACHINE]
     shard_bytes: Count
     read: Reading
-    exact_duplicates: ExactDuplicates | Literal["none"]
-    near_duplicates: NearDuplicates | Literal["none"]
+    exact_duplicates: OrNone[ExactDuplicates]
+    near_duplicates: OrNone[NearDuplicates]
 
 
 Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: not names)]
@@ -74,7 +79,6 @@ Names = Annotated[tuple[str, ...], Field(strict=False, exclude_if=lambda names: 
 Window = Annotated[
     tuple[Annotated[int, Field(ge=0)], Count], Field(strict=False), PlainSerializer(list)
 ]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class HubDataset(Section):
@@ -85,6 +89,9 @@ class HubDataset(Section):
     split: str
     revision: str | None = None
     streaming: bool = False
+
+
+Remark = Annotated[str | None, Field(exclude_if=lambda one: one is None), KeyGroup.RECORD]
 
 
 class Source(Section):
@@ -102,9 +109,11 @@ class Source(Section):
     ``licence`` and ``origin`` are for the data card: under which terms, and from where.
     """
 
-    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    keys_group = KeyGroup.MATHEMATICS
+
+    files: Words = ()
     embedded: str | None = None
-    stand_in: str | None = None
+    stand_in: Annotated[str | None, KeyGroup.RECORD] = None
     tokens: Names = ()
     eod: Annotated[
         Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
@@ -112,9 +121,9 @@ class Source(Section):
     dataset: Annotated[HubDataset | None, Field(exclude_if=lambda one: one is None)] = None
     column: Annotated[str, Field(exclude_if=lambda name: name == "text")] = "text"
     most_epochs: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
-    language: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
-    licence: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
-    origin: Annotated[str | None, Field(exclude_if=lambda one: one is None)] = None
+    language: Remark = None
+    licence: Remark = None
+    origin: Remark = None
 
     @property
     def has_text(self) -> bool:
@@ -148,19 +157,23 @@ class DataSection(Section):
     ``skip`` leaves windows of samples out of the run's order, as a guard does in mid-run.
     """
 
+    keys_group = KeyGroup.MATHEMATICS
+
     shares: FrozenMapping[Share]
-    mixture: Literal["given", "natural"] | Temperature
+    mixture: Annotated[
+        Annotated[Literal["given", "natural"], WORD] | Annotated[Temperature, SECTION], BY_FORM
+    ]
     surplus: Literal["refused", "dealt"]
     phases: FrozenMapping[DataPhase]
     sources: FrozenMapping[Source]
-    preparation: Preparation | Literal["none"]
-    folder: str
+    preparation: OrNone[Preparation]
+    folder: Annotated[str, KeyGroup.MACHINE]
     tokenizer_folder: str
     held_out_fraction: Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
     document_mask: bool
-    verify: Literal["contents", "sizes"]
-    write_megatron: bool
+    verify: Annotated[Literal["contents", "sizes"], KeyGroup.MACHINE]
+    write_megatron: Annotated[bool, KeyGroup.MACHINE]
     skip: Annotated[tuple[Window, ...], Field(strict=False)]
 
     @property

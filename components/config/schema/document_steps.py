@@ -1,32 +1,31 @@
 """What is done to one document before it is packed: four sections, each settings or ``none``.
 
-``except_sources`` names the sources whose documents a section leaves as they are: a filter made
-for natural language would remove source code, and a published filter may have met a part of a
-corpus only.
+``except_sources`` names the sources whose documents a section leaves as they are.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from components.config.schema.types import Count, FrozenMapping, Section
+from components.config.schema.types import Count, FrozenMapping, OrNone, Section, Share, Words
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Part = Annotated[float, Field(gt=0, le=1)]  # to datatrove's Gopher filters 0 is no limit at all
 Positive = Annotated[float, Field(gt=0)]
-Words = Annotated[tuple[str, ...], Field(strict=False)]
 # Pairs of a number of words and the largest share of the characters allowed for it.
 Limits = Annotated[
     tuple[Annotated[tuple[Count, Part], Field(strict=False)], ...], Field(strict=False)
 ]
 EVERY_OTHER = "default"
+T = TypeVar("T")
 
 
-def has_default(value: FrozenMapping[object]) -> FrozenMapping[object]:
-    """Hold that a mapping by language says what holds for the languages it does not name."""
+def _has_default(value: FrozenMapping[T]) -> FrozenMapping[T]:
     if EVERY_OTHER not in value:
         raise ValueError(f"needs a key {EVERY_OTHER}, for the languages that it does not name")
     return value
+
+
+ByLanguage = Annotated[FrozenMapping[T], AfterValidator(_has_default)]
 
 
 class Normalise(Section):
@@ -40,16 +39,14 @@ class Normalise(Section):
 class Language(Section):
     """Name each document's language, and keep what is wanted and certain enough.
 
-    ``minimum_score`` is by language (ISO 639-1) and ``default``; ``lower_case`` is what the
-    identifier reads, the document stays as it is.
+    ``minimum_score`` is by language (ISO 639-1) and ``default``; the identifier reads a
+    document in ``lower_case``.
     """
 
     keep: Literal["all"] | Words
-    minimum_score: FrozenMapping[Share]
+    minimum_score: ByLanguage[Share]
     lower_case: bool
     except_sources: Words
-
-    _default = field_validator("minimum_score")(has_default)
 
 
 class GopherRepetition(Section):
@@ -131,9 +128,7 @@ class TextRatios(Section):
     stop_words: str
     flagged_words: str
     link_pieces: Words
-    languages: FrozenMapping[Ratios]
-
-    _default = field_validator("languages")(has_default)
+    languages: ByLanguage[Ratios]
 
 
 class Annotations(Section):
@@ -178,14 +173,14 @@ class Filters(Section):
     """Remove documents, in the order of these keys; the first reason is the one that counts."""
 
     except_sources: Words
-    annotations: Annotations | Literal["none"]
-    line_shape: LineShape | Literal["none"]
-    repeated_ngrams: RepeatedNgrams | Literal["none"]
-    text_ratios: TextRatios | Literal["none"]
-    gopher_repetition: GopherRepetition | Literal["none"]
-    gopher_quality: GopherQuality | Literal["none"]
-    c4: C4 | Literal["none"]
-    fineweb: FineWeb | Literal["none"]
+    annotations: OrNone[Annotations]
+    line_shape: OrNone[LineShape]
+    repeated_ngrams: OrNone[RepeatedNgrams]
+    text_ratios: OrNone[TextRatios]
+    gopher_repetition: OrNone[GopherRepetition]
+    gopher_quality: OrNone[GopherQuality]
+    c4: OrNone[C4]
+    fineweb: OrNone[FineWeb]
 
 
 class PersonalData(Section):
@@ -201,7 +196,7 @@ class PersonalData(Section):
 class DocumentSteps(Section):
     """The steps in their order."""
 
-    normalise: Normalise | Literal["none"]
-    language: Language | Literal["none"]
-    filters: Filters | Literal["none"]
-    personal_data: PersonalData | Literal["none"]
+    normalise: OrNone[Normalise]
+    language: OrNone[Language]
+    filters: OrNone[Filters]
+    personal_data: OrNone[PersonalData]

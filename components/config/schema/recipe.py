@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,25 +16,20 @@ from components.config.batch_ramp import (
 )
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
+from components.config.schema import monitoring, sections
 from components.config.schema.data import DataSection
-from components.config.schema.guards import GuardSection, Watchdog
-from components.config.schema.recording import Profiler, Tracking
-from components.config.schema.sections import (
-    AssumedValue,
-    Budget,
-    Checkpoint,
-    Cluster,
-    EvaluationSection,
-    Parallelism,
-    Precision,
-    PublishedFigure,
-    ScaleSection,
-    Stem,
-    Works,
+from components.config.schema.sections import Stem
+from components.config.schema.types import (
+    SECTION,
+    WORD,
+    FrozenMapping,
+    Node,
+    OtherGroup,
+    Section,
+    sections_at,
+    thaw,
 )
-from components.config.schema.types import FrozenMapping, Node, Section, of_what_was_meant, thaw
-from components.config.shape import ModelShape
-from components.config.stages import stage_layers
+from components.config.shape import ModelShape, stage_layers
 from components.config.targets import check_nodes, nearest
 from components.errors import RecipeError
 from components.json_file import read_mapping
@@ -46,28 +40,33 @@ S = TypeVar("S", bound=BaseModel)
 class Recipe(Section):
     """Everything that one run needs, with every number settled."""
 
-    name: Stem
-    why: str
-    home: Stem
-    works: Works
-    model: Node
-    tokenizer: Node
+    name: Annotated[Stem, KeyGroup.RECORD]
+    why: Annotated[str, KeyGroup.RECORD]
+    home: Annotated[Stem, KeyGroup.RECORD]
+    works: Annotated[sections.Works, KeyGroup.RECORD]
+    model: Annotated[
+        Node,
+        KeyGroup.MATHEMATICS,
+        # Kernels for the same products; the last bits differ.
+        OtherGroup(KeyGroup.LAYOUT, ("attention.backend", "mlp.path")),
+    ]
+    tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
-    budget: Budget
-    optimizer: Node
-    schedule: Node
-    precision: Precision
-    parallelism: Parallelism
-    checkpoint: Checkpoint
-    evaluation: EvaluationSection
-    guard: GuardSection
-    watchdog: Watchdog
-    profiler: Profiler
-    tracking: Tracking
-    cluster: Cluster
-    scale: ScaleSection
-    published: FrozenMapping[PublishedFigure]
-    assumed: FrozenMapping[AssumedValue]
+    budget: Annotated[sections.Budget, KeyGroup.MATHEMATICS]
+    optimizer: Annotated[Node, KeyGroup.MATHEMATICS]
+    schedule: Annotated[Node, KeyGroup.MATHEMATICS]
+    precision: Annotated[sections.Precision, KeyGroup.MATHEMATICS]
+    parallelism: sections.Parallelism
+    checkpoint: Annotated[sections.Checkpoint, KeyGroup.MACHINE]
+    evaluation: sections.EvaluationSection
+    guard: Annotated[monitoring.GuardSection, KeyGroup.MACHINE]
+    watchdog: Annotated[monitoring.Watchdog, KeyGroup.MACHINE]
+    profiler: Annotated[monitoring.Profiler, KeyGroup.MACHINE]
+    tracking: Annotated[monitoring.Tracking, KeyGroup.RECORD]
+    cluster: Annotated[sections.Cluster, KeyGroup.MACHINE]
+    scale: Annotated[sections.ScaleSection, KeyGroup.RECORD]
+    published: Annotated[FrozenMapping[sections.PublishedFigure], KeyGroup.RECORD]
+    assumed: Annotated[FrozenMapping[sections.AssumedValue], KeyGroup.RECORD]
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -90,19 +89,13 @@ class Recipe(Section):
     @cached_property
     def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
         """First sample, YAML path and shares of each phase; the first may be left to a rule."""
-        budget, named = self.budget, self.data.phases
-        first = (0, "data.shares", self.data.shares)
-        later = [
-            (
-                phase.first_sample(
-                    total_tokens=budget.total_tokens, sequence_length=budget.sequence_length
-                ),
-                f"data.phases.{name}.shares",
-                phase.shares,
-            )
-            for name, phase in named.items()
-        ]
-        return (first, *sorted(later, key=lambda phase: phase[0]))
+        tokens, length = self.budget.total_tokens, self.budget.sequence_length
+        later = []
+        for name, phase in self.data.phases.items():
+            first = phase.first_sample(total_tokens=tokens, sequence_length=length)
+            later.append((first, f"data.phases.{name}.shares", phase.shares))
+        later.sort(key=lambda phase: phase[0])
+        return ((0, "data.shares", self.data.shares), *later)
 
     @property
     def total_samples(self) -> int:
@@ -119,18 +112,24 @@ class Recipe(Section):
     @cached_property
     def derived(self) -> DerivedNumbers:
         """Numbers that follow from the settled ones; computed here and nowhere else."""
-        budget, degrees = self.budget, self.parallelism
+        budget, degrees, shape = self.budget, self.parallelism, self.shape
         samples = budget.global_batch_tokens // budget.sequence_length
+        ranks = degrees.data * degrees.expert
         return DerivedNumbers(
-            parameters=ParameterCounts.of(self.shape),
+            parameters=ParameterCounts(
+                total=shape.total_parameters,
+                active=shape.active_parameters,
+                embedding=shape.embedding_parameters,
+                expert=shape.expert_parameters,
+                padding=shape.padding_parameters,
+            ),
             tokens_per_step=budget.global_batch_tokens,
             samples_per_step=samples,
             steps=self.ramp.steps(-(-budget.total_tokens // budget.sequence_length)),
             ranks=self.cluster.ranks,
-            microbatches_per_step=samples
-            // (degrees.data * degrees.expert * degrees.microbatch_sequences),
+            microbatches_per_step=samples // (ranks * degrees.microbatch_sequences),
             layers_by_stage=tuple(len(layers) for layers in self.stages),
-            flops_per_token=FlopsPerToken.of(self.shape, budget.sequence_length),
+            flops_per_token=FlopsPerToken.of(shape, budget.sequence_length),
         )
 
     def fingerprint(self) -> str:
@@ -175,51 +174,22 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
-        errors = of_what_was_meant(failure.errors())
-        lines = [_sentence(error, kind, path) for error in errors]
+        lines = [_sentence(error, kind, path) for error in failure.errors()]
     first, _, rest = lines[0].partition(": ")
     raise RecipeError(first, "\n".join([rest, *lines[1:]]))
 
 
 def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
-    location = ".".join(str(step) for step in error["loc"])
+    steps = [step for step in error["loc"] if step not in {SECTION.tag, WORD.tag}]
+    location = ".".join(str(step) for step in steps)
     where = f"{path}.{location}" if path else location
     if error["type"] == "extra_forbidden":
-        known = _fields(kind, error["loc"][:-1])
-        return f"{where}: unknown key; {nearest(str(error['loc'][-1]), known)}"
+        there = sections_at(kind, steps[:-1])
+        known = [name for section in there for name in section.model_fields]
+        return f"{where}: unknown key; {nearest(str(steps[-1]), known)}"
     if error["type"] == "missing":
         return f"{where}: missing; set {where}=..."
     given = error["input"]
     whole = error["type"] == "int_type" and isinstance(given, float) and given.is_integer()
     way = f"; write {int(given):_}" if whole else ""
     return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}{way}"
-
-
-def _fields(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Names of the fields of the section that ``location`` leads to."""
-    here: list[Any] = [kind]
-    for step in location:
-        here = [one for annotation in here for one in _inside(annotation, step)]
-    return [name for one in here if _is_section(one) for name in one.model_fields]
-
-
-def _inside(annotation: Any, step: Any) -> list[Any]:
-    """Types one step down: of a section's field, or of what a mapping or a list holds."""
-    if _is_section(annotation):
-        field = annotation.model_fields.get(step)
-        return _choices(field.annotation) if field else []
-    held = [one for one in get_args(annotation) if one is not Ellipsis]
-    return _choices(held[-1]) if held else []
-
-
-def _choices(annotation: Any) -> list[Any]:
-    """Types that ``A | B`` stands for."""
-    if get_origin(annotation) is Annotated:
-        return _choices(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType}:
-        return [one for choice in get_args(annotation) for one in _choices(choice)]
-    return [annotation]
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,7 +1,6 @@
 """The fixed sections of a recipe: types and ranges, without defaults (those live in ``conf/``).
 
-Open sections (``model``, ``tokenizer``, ``optimizer``, ``schedule``) name a class with
-``_target_``; their schema is its constructor, see :mod:`components.config.targets`.
+The constructors of open sections are theirs, see :mod:`components.config.targets`.
 """
 
 from typing import Annotated, Literal
@@ -9,17 +8,25 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.config.schema.cluster import (
-    Bill,
+    Accounting,
     Failures,
-    JobSite,
     Machine,
     Preflights,
     QueueSection,
     Rate,
+    Site,
     Storage,
 )
-from components.config.schema.types import Count, Fraction, FrozenMapping, FrozenValue, Section
-from components.config.stages import Balance
+from components.config.schema.types import (
+    Count,
+    Fraction,
+    FrozenMapping,
+    FrozenValue,
+    KeyGroup,
+    OrNone,
+    Section,
+)
+from components.config.shape import Balance
 from components.ranges import Positive, Ranks
 
 Part = Literal["attention", "mlp", "norms"]
@@ -41,7 +48,7 @@ class Budget(Section):
 
     total_tokens: Count
     global_batch_tokens: Count
-    ramp_up: RampUp | Literal["none"]
+    ramp_up: OrNone[RampUp]
     sequence_length: Count
     seed: Annotated[int, Field(ge=0)]
 
@@ -65,7 +72,7 @@ class Precision(Section):
     compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
     accumulate: Literal["bfloat16", "float32", "float64"]
     reduce: Literal["bfloat16", "float32", "float64"]
-    loss_scale: LossScaleSection | Literal["none"]
+    loss_scale: OrNone[LossScaleSection]
 
 
 class Parallelism(Section):
@@ -77,6 +84,8 @@ class Parallelism(Section):
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
     others are under way.
     """
+
+    keys_group = KeyGroup.LAYOUT
 
     data: Ranks
     data_shard: Ranks
@@ -125,6 +134,8 @@ class Checkpoint(Section):
 class EvaluationSection(Section):
     """How often the held-out loss is taken, and on how many windows of each source."""
 
+    keys_group = KeyGroup.RECORD
+
     every_tokens: Count
     max_windows_per_source: Count
 
@@ -150,7 +161,7 @@ class Cluster(Section):
     hardware: Machine
     storage: Storage
     failures: Failures
-    accounting: Bill
+    accounting: OrNone[Accounting]
     queues: Annotated[tuple[QueueSection, ...], Field(strict=False)]
     waiting_hours: Annotated[float, Field(ge=0)]
     hours: Literal["auto"] | Rate
@@ -159,7 +170,7 @@ class Cluster(Section):
     spare_nodes: Annotated[int, Field(ge=0)]
     preflight: Preflights
     imports: Literal["shared", "node_local"]
-    site: JobSite
+    site: OrNone[Site]
 
 
 class PublishedFigure(Section):
@@ -209,4 +220,4 @@ class ScaleSection(Section):
     """Which size of the recipe this is, and how a smaller one is made."""
 
     name: Stem
-    shrink: Shrink | Literal["none"]
+    shrink: OrNone[Shrink]

@@ -1,18 +1,59 @@
-"""Schema types: the base of every section, frozen mappings and lists, errors of unions.
+"""Schema types: the base of every section, the groups of keys, frozen mappings and lists."""
 
-Of a union pydantic tries every member and reports the failures of all, each under the member's
-name, which no user has ever written.
-"""
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+)
 
 from components.ranges import Count as Count
+from components.ranges import Share as Share
 
 T = TypeVar("T")
+
+
+class KeyGroup(StrEnum):
+    """What a key of a recipe decides, the weightiest first.
+
+    *Mathematics*: which numbers are computed, up to the rounding of their sums. *Layout*: in
+    what parts, in which order, by which kernels. *Machine*: where, what happens when something
+    breaks, and how a run saves. *Record*: what is said and measured of the run; no weight
+    depends on it.
+    """
+
+    MATHEMATICS = "mathematics"
+    LAYOUT = "layout"
+    MACHINE = "machine"
+    RECORD = "record"
+
+
+@dataclass(frozen=True)
+class OtherGroup:
+    """Keys below a field that are of another group than the field."""
+
+    group: KeyGroup
+    keys: tuple[str, ...]
+
+
+class Section(BaseModel):
+    """Strict, frozen, and closed: an unknown key is an error.
+
+    A field says its :class:`KeyGroup` in its ``Annotated``, for itself and all below it; a
+    section may say in ``keys_group`` what holds for those of its fields that do not.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    keys_group: ClassVar[KeyGroup | None] = None
 
 
 def freeze(value: Any) -> Any:
@@ -40,59 +81,43 @@ FrozenMapping = Annotated[
 ]
 FrozenValue = Annotated[Any, AfterValidator(freeze), PlainSerializer(thaw)]
 Node = FrozenMapping[Any]
-
-
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+Seconds = Annotated[float, Field(gt=0)]
+
+# Pydantic reports the failures of every member of a union: with this, of the one that is meant.
+SECTION, WORD = Tag("(section)"), Tag("(word)")
+BY_FORM = Discriminator(
+    lambda value: SECTION.tag if isinstance(value, Mapping | BaseModel) else WORD.tag
+)
+OrNone = Annotated[Annotated[T, SECTION] | Annotated[Literal["none"], WORD], BY_FORM]
 
 
-class Section(BaseModel):
-    """Strict, frozen, and closed: an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-Location = tuple[int | str, ...]
-
-
-def of_what_was_meant(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keep, of a union of a word and a section, the errors of what the value looks like."""
-    names = {kind.__name__ for kind in _kinds(Section)}
-    was_section = {
-        error["loc"][:-1]: isinstance(error["input"], Mapping)
-        for error in errors
-        if _is_word(error["loc"][-1:])
-    }
-    kept = []
-    for error in errors:
-        location, in_section = error["loc"], True
-        place = next((location[:i] for i, step in enumerate(location) if step in names), None)
-        if place is None and _is_word(location[-1:]):
-            place, in_section = location[:-1], False
-        if place is None or not _is_union(place, was_section, errors, names):
-            kept.append(dict(error))
-        elif was_section[place] == in_section:
-            kept.append({**error, "loc": (*place, *location[len(place) + 1 :])})
-    return kept if len(kept) == len(errors) else of_what_was_meant(kept)  # unions in unions
+def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Section]]:
+    """List the sections that the keys of ``location`` lead to from ``kind``."""
+    here: list[Any] = [kind]
+    for step in location:
+        here = [one for annotation in here for one in _inside(annotation, step)]
+    return [one for one in here if _is_section(one)]
 
 
-def _is_word(end: Location) -> bool:
-    return bool(end) and str(end[0]).startswith("literal[")
+def _inside(annotation: Any, step: Any) -> list[Any]:
+    """List types one step down: of a section's field, or of what a mapping or a list holds."""
+    if _is_section(annotation):
+        field = annotation.model_fields.get(step)
+        return _choices(field.annotation) if field else []
+    held = [one for one in get_args(annotation) if one is not Ellipsis]
+    return _choices(held[-1]) if held else []
 
 
-def _is_union(
-    place: Location,
-    words: Container[Location],
-    errors: Sequence[Mapping[str, Any]],
-    names: Container[str],
-) -> bool:
-    """Whether a word and a section may be here; numbers and lists keep their own messages."""
-    inside = [error["loc"] for error in errors if error["loc"][: len(place)] == place]
-    return place in words and any(
-        step in names for location in inside for step in location[len(place) :][:1]
-    )
+def _choices(annotation: Any) -> list[Any]:
+    """List the types that ``A | B`` stands for."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return [one for choice in get_args(annotation) for one in _choices(choice)]
+    return [annotation]
 
 
-def _kinds(kind: type[Section]) -> Iterator[type[Section]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _kinds(child)
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

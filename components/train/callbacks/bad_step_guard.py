@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -20,19 +20,17 @@ from components.train.module import Pretraining
 MOST_NAMED = 8
 
 
+@dataclass(kw_only=True, eq=False)
 class Guarding(RunCallback):
     """Act on the verdict over a step, on all ranks alike, and tell the journal.
 
     The step was not taken: weights, optimizer and clock are as before it.
     """
 
-    def __init__(
-        self, *, checkpoints: Checkpoints, journal: EventLog, metrics: Metrics
-    ) -> None:
-        self._checkpoints = checkpoints
-        self._journal = journal
-        self._metrics = metrics
-        self._began = time.perf_counter()
+    checkpoints: Checkpoints
+    journal: EventLog
+    metrics: Metrics
+    _began: float = field(default_factory=time.perf_counter, init=False)
 
     def before_step(self, module: Pretraining, batch: object) -> None:
         self._began = time.perf_counter()
@@ -52,27 +50,21 @@ class Guarding(RunCallback):
                 evidence |= self._go_back(module, before=first, verdict=verdict)
         except RecipeError:
             module.progress = replace(module.progress, guard=module.guard.state())
-            self._checkpoints.save(module, ["tokens"], "stopping")
-            self._note("stop", module, verdict, evidence)
+            self.checkpoints.save(module, ["tokens"], "stopping")
+            self._note("stop", module, verdict.cause, evidence)
             raise
         module.progress = replace(module.progress, guard=module.guard.state())
         module.skip_windows()
         assert verdict.action != "stop", "the guard has raised"
-        self._note(verdict.action, module, verdict, evidence)
+        self._note(verdict.action, module, verdict.cause, evidence)
 
     def _go_back(
         self, module: Pretraining, *, before: int, verdict: StepVerdict
     ) -> dict[str, object]:
-        """Load the newest checkpoint of the first ``before`` steps; later ones are no more.
-
-        Raises:
-            RecipeError: there is none.
-        """
-        tokens = (
-            module.recipe.ramp.consumed_after(before) * module.recipe.budget.sequence_length
-        )
-        left = module.progress.step
-        progress = self._checkpoints.go_back(module, tokens)
+        """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
+        recipe, left = module.recipe, module.progress.step
+        tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
+        progress = self.checkpoints.go_back(module, tokens)
         if progress is None:
             raise RecipeError(
                 f"guard.{verdict.rule}.action",
@@ -84,22 +76,18 @@ class Guarding(RunCallback):
         assert progress.guard is not None
         module.guard.go_back(progress.guard)
         module.progress = replace(progress, guard=module.guard.state())
-        self._metrics.go_back(progress)
-        dropped = self._checkpoints.claim(module.progress)
-        name = name_of("tokens", progress.tokens)
-        return {"from_step": left, "checkpoint": name, "dropped": dropped}
+        self.metrics.go_back(progress)
+        return {
+            "from_step": left,
+            "checkpoint": name_of("tokens", progress.tokens),
+            "dropped": self.checkpoints.claim(module.progress),
+        }
 
     def _note(
-        self, kind: Kind, module: Pretraining, verdict: StepVerdict, evidence: dict[str, object]
+        self, kind: Kind, module: Pretraining, cause: str, evidence: dict[str, object]
     ) -> None:
-        self._journal.note(
-            kind,
-            step=module.progress.step,
-            tokens=module.progress.tokens,
-            cause=verdict.cause,
-            seconds=time.perf_counter() - self._began,
-            evidence=evidence,
-        )
+        seconds = time.perf_counter() - self._began
+        self.journal.note(kind, module.progress, cause, evidence, seconds=seconds)
 
 
 def found_by(module: Pretraining) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -28,57 +28,59 @@ from components.train.module import Pretraining
 Cause = Literal["due", "stopping"]
 
 
+@dataclass(kw_only=True, eq=False)
 class Checkpoints(RunCallback):
     """Save at every cadence that a step crosses, at the end, and before stopping."""
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        journal: EventLog,
-        metrics: Metrics,
-        settings: Checkpoint,
-        say: Callable[[str], None],
-        stopped: Callable[[], bool],
-    ) -> None:
-        self._stopped = stopped
-        self._folder = folder
-        self._journal = journal
-        self._metrics = metrics
-        self._settings = settings
-        self._say = say
-        self._saver: Saver | None = None
+    folder: Path
+    journal: EventLog
+    metrics: Metrics
+    settings: Checkpoint
+    say: Callable[[str], None]
+    stopped: Callable[[], bool]
+    _saver: Saver | None = field(default=None, init=False)
 
     @property
     def saver(self) -> Saver:
         assert self._saver is not None, "the run has begun"
         return self._saver
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
-        assert isinstance(pl_module, Pretraining)
-        self._wait_for_folder()
-        fingerprint = pl_module.recipe.fingerprint()
-        chosen = load_newest(self._folder, pl_module.engine, fingerprint=fingerprint)
+    def on_load(self, module: Pretraining) -> None:
+        """Go on from the newest whole checkpoint, if there is one.
+
+        Every run has the folder: a run that did not wait for it would begin anew.
+
+        Raises:
+            RecipeError: it is away for longer than a save would wait.
+        """
+        by_first(lambda: self._patience()(self.folder, self.folder.stat))
+        fingerprint = module.recipe.fingerprint()
+        chosen = load_newest(self.folder, module.engine, fingerprint=fingerprint)
         if chosen is not None:
-            pl_module.go_on_from(chosen.marker.progress)
+            module.go_on_from(chosen.marker.progress)
             for one in chosen.damaged:
-                self._say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
+                self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
                 self._note_damaged(chosen.marker.progress, one)
-        self._saver = self._make_saver(pl_module, fingerprint)
+        self._saver = self._make_saver(module, fingerprint)
 
     def on_step(self, module: Pretraining) -> None:
         if self.saver.has_failed:
             module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
         self._note(self.saver.poll(), "due")
-        if kinds := self._due(module):
+        kinds: list[Kind] = []
+        if module.is_due(self.settings.every_tokens) or module.stopping:
+            kinds.append("tokens")
+        weights = self.settings.weights_every_tokens
+        if weights != "none" and module.is_due(weights):
+            kinds.append("weights")
+        if kinds:
             self.save(module, kinds, "stopping" if module.stopping else "due")
         if module.stopping:
             module.trainer.should_stop = True
 
     def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
         """Begin checkpoints of where the run is; wait for them where it stops here."""
-        loss = self._metrics.held_out_loss(module.progress.tokens)
+        loss = self.metrics.held_out_loss(module.progress.tokens)
         saver, progress = self.saver, module.progress
         before = saver.save(module.engine, progress, kinds=kinds, held_out_loss=loss)
         self._note(before, "due")
@@ -88,7 +90,7 @@ class Checkpoints(RunCallback):
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
         """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
-        chosen = choose_up_to(self._folder, tokens)
+        chosen = choose_up_to(self.folder, tokens)
         if chosen is None:
             return None
         for one in chosen.damaged:
@@ -100,7 +102,7 @@ class Checkpoints(RunCallback):
 
     def claim(self, progress: RunProgress) -> list[str]:
         """Let a restart go on from here too: ``progress`` is amended, what is later removed."""
-        target = self._folder / name_of("tokens", progress.tokens)
+        target = self.folder / name_of("tokens", progress.tokens)
 
         def amended() -> list[str]:
             amend(target, progress)
@@ -108,10 +110,8 @@ class Checkpoints(RunCallback):
 
         return by_first(lambda: self._patience()(target, amended))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._saver is not None:
-            self._note(self._saver.wait(), "due")
-        super().on_train_end(trainer, pl_module)
+    def on_end(self, module: Pretraining) -> None:
+        self._note(self.saver.wait(), "due")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -124,59 +124,30 @@ class Checkpoints(RunCallback):
         if self._saver is not None:
             self._saver.close()
 
-    def _due(self, module: Pretraining) -> list[Kind]:
-        kinds: list[Kind] = []
-        if module.is_due(self._settings.every_tokens) or module.stopping:
-            kinds.append("tokens")
-        weights = self._settings.weights_every_tokens
-        if weights != "none" and module.is_due(weights):
-            kinds.append("weights")
-        return kinds
-
     def _note(self, finished: list[FinishedCheckpoint], cause: Cause) -> None:
-        """Tell of checkpoints that are whole by now; later steps may stand before them."""
+        """Report of checkpoints that are whole by now; later steps may stand before them."""
         for one in finished:
             evidence = asdict(one) | {"folder": str(one.folder)}
             del evidence["progress"]
-            self._journal.note(
-                "checkpoint",
-                step=one.progress.step,
-                tokens=one.progress.tokens,
-                cause=cause,
-                seconds=evidence.pop("stall_seconds"),
-                evidence=evidence,
-            )
+            seconds = evidence.pop("stall_seconds")
+            self.journal.note("checkpoint", one.progress, cause, evidence, seconds=seconds)
 
     def _note_damaged(self, progress: RunProgress, found: DamagedCheckpointError) -> None:
-        self._journal.note(
-            "damaged",
-            step=progress.step,
-            tokens=progress.tokens,
-            cause="a newer checkpoint is not whole",
-            seconds=0.0,
-            evidence={"path": found.path, "problem": found.problem},
-        )
-
-    def _wait_for_folder(self) -> None:
-        """Look whether the folder is there, as every run's is: without it one would begin anew.
-
-        Raises:
-            RecipeError: it is away for longer than a save would wait.
-        """
-        by_first(lambda: self._patience()(self._folder, self._folder.stat))
+        evidence = {"path": found.path, "problem": found.problem}
+        self.journal.note("damaged", progress, "a newer checkpoint is not whole", evidence)
 
     def _patience(self) -> Patience:
-        return Patience(seconds=self._settings.retry_seconds, stopped=self._stopped)
+        return Patience(seconds=self.settings.retry_seconds, stopped=self.stopped)
 
     def _make_saver(self, module: Pretraining, fingerprint: str) -> Saver:
-        settings = self._settings
+        settings = self.settings
         copy_to = None if settings.copy_to == "none" else Path(settings.copy_to)
         if copy_to is not None:
             by_first(lambda: check_target(copy_to))
         patience = timedelta(seconds=settings.retry_seconds)
         group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
         return Saver(
-            folder=self._folder,
+            folder=self.folder,
             fingerprint=fingerprint,
             group=group,
             stager=HostBuffers(module.device) if settings.asynchronous else None,
@@ -188,25 +159,23 @@ class Checkpoints(RunCallback):
             files=settings.files,
             retry_seconds=settings.retry_seconds,
             copy_to=copy_to,
-            stopped=self._stopped,
+            stopped=self.stopped,
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class StopOnRequest(RunCallback):
     """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
 
-    def __init__(
-        self, *, file: Path, say: Callable[[str], None], say_at_once: Callable[[str], None]
-    ) -> None:
-        self._file = file
-        self._say = say
-        self._say_at_once = say_at_once
-        self._before: dict[int, Any] = {}
-        self._signalled = False
+    file: Path
+    say: Callable[[str], None]
+    say_at_once: Callable[[str], None]
+    _before: dict[int, Any] = field(default_factory=dict, init=False)
+    _signalled: bool = field(default=False, init=False)
 
     def is_asked(self) -> bool:
         """Whether a signal or the file has asked, as who waits for a disk wants to know."""
-        return self._signalled or self._file.exists()
+        return self._signalled or self.file.exists()
 
     def on_begin(self, module: Pretraining) -> None:
         def ask(number: int, frame: FrameType | None) -> None:
@@ -214,15 +183,15 @@ class StopOnRequest(RunCallback):
                 raise KeyboardInterrupt
             module.stop_asked = self._signalled = True
             name = signal.Signals(number).name
-            self._say_at_once(f"{name}: saving after this step, then stopping")
+            self.say_at_once(f"{name}: saving after this step, then stopping")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, ask)
 
     def on_step(self, module: Pretraining) -> None:
-        if dist.get_rank() == 0 and not module.stop_asked and self._file.exists():
+        if dist.get_rank() == 0 and not module.stop_asked and self.file.exists():
             module.stop_asked = True
-            self._say(f"{self._file} exists: saving after the next step, then stopping")
+            self.say(f"{self.file} exists: saving after the next step, then stopping")
 
     def on_close(self) -> None:
         for number, handler in self._before.items():

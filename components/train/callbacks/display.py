@@ -1,16 +1,13 @@
 """What a person sees while it trains: a live bar on a terminal, plain lines elsewhere."""
 
 import time
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from components import terminal
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 LINES = 20  # plain lines over a whole run
 
@@ -18,7 +15,7 @@ LINES = 20  # plain lines over a whole run
 class Display(RunCallback):
     """Show loss, tokens a second, the share of the budget and the time that is left."""
 
-    def __init__(self, console: "Console") -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -58,7 +55,10 @@ class Display(RunCallback):
             last.step in {1, steps}
             or last.step * LINES // steps > (last.step - 1) * LINES // steps
         ):
-            left = self._seconds_left(module)
+            # By all tokens since the start, evaluations and checkpoints included.
+            done = module.progress.tokens - self._first_tokens
+            tokens_left = module.recipe.budget.total_tokens - module.progress.tokens
+            left = (time.monotonic() - self._began) / done * tokens_left
             self._console.print(
                 f"step {last.step:>{len(str(steps))}}/{steps}  {last.step / steps:4.0%}  "
                 f"loss {last.loss:6.3f}  lr {last.lr:.2e}  "
@@ -69,16 +69,10 @@ class Display(RunCallback):
         self._console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
-        """Say it from a signal handler, which may have interrupted a line or an import here."""
+        """Print it from a signal handler, which may have interrupted a line or an import."""
         if not self._console.quiet:
             terminal.say_at_once(text)
 
     def on_close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-    def _seconds_left(self, module: Pretraining) -> float:
-        """Judge by all tokens since the start, evaluations and checkpoints included."""
-        done = module.progress.tokens - self._first_tokens
-        total = module.recipe.budget.total_tokens
-        return (time.monotonic() - self._began) / done * (total - module.progress.tokens)

@@ -3,11 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from components.distributed.devices import MASKS, count_devices
 from components.distributed.mesh import sum_over_ranks
@@ -27,12 +26,8 @@ class EnergySource:
     units: int
     text: str
 
-    @property
-    def is_uncounted(self) -> bool:
-        """Whether something is there that nothing counts."""
-        return self.units > 0 and not self.counters
 
-
+@dataclass(kw_only=True, eq=False)
 class Metering(RunCallback):
     """Count energy from the first step of each process on, to the end of its training.
 
@@ -40,19 +35,21 @@ class Metering(RunCallback):
     It comes before whoever writes them, so that the last line is written before that closes.
     """
 
-    def __init__(self, *, metrics: Metrics, sysfs: Path, say: Callable[[str], None]) -> None:
-        self._metrics = metrics
-        self._sysfs = sysfs
-        self._say = say
-        self.sources = dict.fromkeys(("devices", "hosts"), "no step was taken")
+    metrics: Metrics
+    sysfs: Path
+    say: Callable[[str], None]
+    sources: dict[str, str] = field(
+        default_factory=lambda: dict.fromkeys(("devices", "hosts"), "no step was taken"),
+        init=False,
+    )
 
     def on_begin(self, module: Pretraining) -> None:
         rank, ranks = module.local_rank, module.recipe.cluster.devices_per_node
-        devices = device_source(module.device, rank=rank, ranks=ranks, sysfs=self._sysfs)
-        hosts = host_source(rank=rank, sysfs=self._sysfs)
+        devices = device_source(module.device, rank=rank, ranks=ranks, sysfs=self.sysfs)
+        hosts = host_source(rank=rank, sysfs=self.sysfs)
         self.sources = {"devices": devices.text, "hosts": hosts.text}
-        if devices.is_uncounted:
-            self._say(f"the energy of the devices is not measured: {devices.text}")
+        if devices.units and not devices.counters:
+            self.say(f"the energy of the devices is not measured: {devices.text}")
         now = time.monotonic()
         module.rank_figures.meters = [
             Meter(counters=one.counters, units=one.units, now=now) for one in (devices, hosts)
@@ -62,14 +59,12 @@ class Metering(RunCallback):
         told = module.rank_figures.told
         if told is not None:
             devices, hosts = told.energy
-            self._metrics.energy(module.progress, devices=devices, hosts=hosts)
+            self.metrics.energy(module.progress, devices=devices, hosts=hosts)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Pretraining)
-        own = pl_module.rank_figures.own_energy(pl_module.device)
+    def on_end(self, module: Pretraining) -> None:
+        own = module.rank_figures.own_energy(module.device)
         devices, hosts = everyones_energy(sum_over_ranks(own))
-        self._metrics.energy(pl_module.progress, devices=devices, hosts=hosts)
-        super().on_train_end(trainer, pl_module)
+        self.metrics.energy(module.progress, devices=devices, hosts=hosts)
 
 
 def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -> EnergySource:
@@ -80,23 +75,15 @@ def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -
     """
     if device.type == "cpu":
         return EnergySource(counters=(), units=0, text="a CPU's energy is its host's")
-    units = 1 if device.type == "cuda" else 0 if rank else ranks
-    try:
-        if device.type == "cuda":
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            return EnergySource(counters=[NvidiaCounter(uuid=uuid)], units=units, text="NVML")
-        cards = whole_cards(ranks, sysfs) if units else ()
-        return EnergySource(counters=cards, units=units, text="hwmon of the cards")
-    except NoCounterError as error:
-        return EnergySource(counters=(), units=units, text=f"no counter: {error}")
+    if device.type == "cuda":
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        return _source(1, "NVML", lambda: [NvidiaCounter(uuid=uuid)])
+    units = 0 if rank else ranks
+    return _source(units, "hwmon of the cards", lambda: _whole_cards(ranks, sysfs))
 
 
-def whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
-    """Find the counters of Intel's cards, if all that they count is that of our ``ranks``.
-
-    Raises:
-        NoCounterError: there is none, or part of what they count may be others'.
-    """
+def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
+    """Find the counters of Intel's cards, if all that they count is that of our ``ranks``."""
     cards = card_counters(sysfs)
     seen = count_devices("xpu")
     if os.environ.get(MASKS["xpu"]) or seen != ranks or seen % len(cards):
@@ -108,11 +95,12 @@ def whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
 
 def host_source(*, rank: int, sysfs: Path) -> EnergySource:
     """Choose what counts the host of a node's rank ``rank``: its first rank answers for it."""
-    units = 0 if rank else 1
+    text = "RAPL of processors and memory"
+    return _source(0 if rank else 1, text, lambda: host_counters(sysfs))
+
+
+def _source(units: int, text: str, find: Callable[[], Sequence[EnergyCounter]]) -> EnergySource:
     try:
-        counters = host_counters(sysfs) if units else ()
-        return EnergySource(
-            counters=counters, units=units, text="RAPL of processors and memory"
-        )
+        return EnergySource(counters=find() if units else (), units=units, text=text)
     except NoCounterError as error:
         return EnergySource(counters=(), units=units, text=f"no counter: {error}")

@@ -1,16 +1,29 @@
-"""The moments of a run that our callbacks hear of, with the module's own type."""
+"""The moments of a run that our callbacks hear of; its lifecycle events; faults on request."""
 
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from components.checkpoint.error_sync import together
+from components.config.schema.monitoring import Fault
+from components.distributed.devices import emulation_of
+from components.fault_tolerance.faults import FaultInjector, Reach
 from components.fault_tolerance.guards import StepVerdict
+from components.run.event_log import EventLog, job_name, node_name
+from components.run.folder import RunFolder
 from components.train.module import Pretraining
 
 
 class RunCallback(Callback):
     """Pass Lightning's hooks on; a callback overrides the moments that it needs."""
+
+    def on_load(self, module: Pretraining) -> None:
+        """Once the module is built, to put weights and clock in place."""
 
     def on_begin(self, module: Pretraining) -> None:
         """Before the first step that this process computes, weights and clock in place."""
@@ -24,8 +37,15 @@ class RunCallback(Callback):
     def on_step(self, module: Pretraining) -> None:
         """After each step, when ``module.last`` and ``module.progress`` are of that step."""
 
+    def on_end(self, module: Pretraining) -> None:
+        """When training has ended, unless by an error."""
+
     def on_close(self) -> None:
         """When training ends, for whatever reason."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Pretraining)
+        self.on_load(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Pretraining)
@@ -52,9 +72,63 @@ class RunCallback(Callback):
             self.on_bad_step(pl_module, pl_module.verdict)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Pretraining)
+        self.on_end(pl_module)
         self.on_close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.on_close()
+
+
+@dataclass(kw_only=True, eq=False)
+class Story(RunCallback):
+    """Note the start or resume of each process group, what changed before it, and its end.
+
+    ``began`` is the clock (`time.perf_counter`) when the ranks were asked to train. Let it be
+    the first callback, so that a start ends before the first evaluation begins.
+    """
+
+    folder: RunFolder
+    journal: EventLog
+    began: float
+
+    def on_begin(self, module: Pretraining) -> None:
+        nodes = together(lambda: node_name(os.environ))
+        where: dict[str, object] = {
+            "ranks": module.recipe.cluster.ranks,
+            "nodes": list(dict.fromkeys(nodes)),
+        }
+        if (job := job_name(os.environ)) is not None:
+            where["job"] = job
+        progress, seconds = module.progress, time.perf_counter() - self.began
+        if emulated := emulation_of(module.recipe, module.device.type):
+            where["float8"] = emulated
+        if progress.step == 0:
+            self.journal.note("start", progress, "a run begins", where, seconds=seconds)
+            return
+        cause = "a checkpoint was found"
+        self.journal.note("resume", progress, cause, where, seconds=seconds)
+        if changed := self.folder.changes_at(progress.step):
+            cause = "the user set other values"
+            self.journal.note("changed_setting", progress, cause, changed)
+
+    def on_end(self, module: Pretraining) -> None:
+        if module.stopping:
+            cause = "a signal or the stop file asked for it"
+            self.journal.note("stop", module.progress, cause, {})
+        else:
+            self.journal.note("end", module.progress, "the budget is spent", {})
+
+
+class Rehearsing(RunCallback):
+    """Fire the faults of this ``rank`` before the steps that the recipe names."""
+
+    def __init__(self, *, folder: RunFolder, faults: Sequence[Fault], rank: int) -> None:
+        self._injector = FaultInjector(faults=faults, folder=folder.path, rank=rank)
+        self._folder = folder
+
+    def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        reach = Reach(checkpoints=self._folder.checkpoints, batch=batch, stages=module.decoders)
+        self._injector.before_step(module.progress, reach)

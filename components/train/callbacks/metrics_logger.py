@@ -1,16 +1,24 @@
-"""Metrics logger: steps, losses, energy into ``metrics.jsonl`` and TensorBoard."""
+"""Metrics logger: steps, held-out losses, energy into ``metrics.jsonl`` and TensorBoard."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
 
+import torch
+from torch import Tensor
+
 from components.checkpoint.metadata import RunProgress
+from components.config.rules.layout import sequence_divisor
+from components.data.samples import HeldOutWindows
+from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import NOTHING, EnergyReading
 from components.run.disk import Patience
-from components.run.event_log import append_line
+from components.run.event_log import ClockReading, append_line
 from components.run.lines import read_lines
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
@@ -39,21 +47,24 @@ class Curves:
     def add(self, values: Mapping[str, float], *, step: int) -> None:
         if SummaryWriter is None:
             return
-        try:
+        with self._lossy():
             if self._writer is None:
                 self._writer = SummaryWriter(str(self._folder))
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
-        except OSError as error:
-            self._writer = None
-            _log.warning("%s: %s; some points are missing there", self._folder, error.strerror)
 
     def close(self) -> None:
         if self._writer is None:
             return
-        try:
+        with self._lossy():
             self._writer.close()
+
+    @contextmanager
+    def _lossy(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
+            self._writer = None
             _log.warning("%s: %s; some points are missing there", self._folder, error.strerror)
 
 
@@ -75,20 +86,32 @@ class Metrics(RunCallback):
         self._patience = Patience(seconds=retry_seconds, stopped=stopped)
         self._curves = curves
         self.held_out_losses: list[tuple[int, float, dict[str, float]]] = []
-        self.energy_used = self._energy_before = _energy_so_far(file)
+        # What steps used that were thrown away is part of it.
+        self.energy_used = {"devices": NOTHING, "hosts": NOTHING}
+        for entry in read_lines(file):
+            if entry["kind"] == "energy":
+                self.energy_used = {
+                    name: EnergyReading.from_json(entry[name]) for name in self.energy_used
+                }
+        self._energy_before = self.energy_used
 
     def on_begin(self, module: Pretraining) -> None:
-        if module.progress.step:
-            self.held_out_losses = self._losses_up_to(module.progress)
+        """Read the evaluations again; of one that was repeated, the last counts."""
+        if not module.progress.step:
+            return
+        found = {
+            entry["tokens"]: (entry["loss"], entry["by_source"])
+            for entry in read_lines(self._file)
+            if entry["kind"] == "held_out" and entry["step"] <= module.progress.step
+        }
+        self.held_out_losses = [(tokens, *found[tokens]) for tokens in sorted(found)]
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
-        record = asdict(module.last)
-        self._append("step", record)
-        self._plot(
-            {name: record[name] for name in record if name not in {"step", "samples_digest"}},
-            record["step"],
-        )
+        figures = asdict(module.last)
+        curves = figures.copy()
+        del curves["step"], curves["samples_digest"]
+        self._write("step", module.last, figures, curves)
 
     def on_close(self) -> None:
         if self._curves is not None:
@@ -100,9 +123,8 @@ class Metrics(RunCallback):
         """Note an evaluation that took ``seconds``."""
         mean = fmean(by_source.values())
         self.held_out_losses.append((progress.tokens, mean, by_source))
-        entry = {"step": progress.step, "tokens": progress.tokens, "loss": mean}
-        self._append("held_out", entry | {"by_source": by_source, "seconds": seconds})
-        self._plot({"held_out": mean}, progress.step)
+        figures = {"loss": mean, "by_source": by_source, "seconds": seconds}
+        self._write("held_out", progress, figures, {"held_out": mean})
 
     def energy(
         self, progress: RunProgress, *, devices: EnergyReading, hosts: EnergyReading
@@ -111,10 +133,10 @@ class Metrics(RunCallback):
         before = self._energy_before
         used = {"devices": before["devices"] + devices, "hosts": before["hosts"] + hosts}
         self.energy_used = used
-        entry = {"step": progress.step, "tokens": progress.tokens}
-        self._append("energy", entry | {name: one.as_json() for name, one in used.items()})
-        if used["devices"].counted_seconds:
-            self._plot({"device_joules": used["devices"].joules}, progress.step)
+        devices = used["devices"]
+        curves = {"device_joules": devices.joules} if devices.counted_seconds else {}
+        figures = {name: one.as_json() for name, one in used.items()}
+        self._write("energy", progress, figures, curves)
 
     def held_out_loss(self, tokens: int) -> float | None:
         """Return the loss that was taken after so many tokens, if it was then."""
@@ -126,29 +148,87 @@ class Metrics(RunCallback):
             entry for entry in self.held_out_losses if entry[0] <= progress.tokens
         ]
 
-    def _losses_up_to(self, progress: RunProgress) -> list[tuple[int, float, dict[str, float]]]:
-        """Read the evaluations again; of one that was repeated, the last counts."""
-        found = {
-            entry["tokens"]: (entry["loss"], entry["by_source"])
-            for entry in read_lines(self._file)
-            if entry["kind"] == "held_out" and entry["step"] <= progress.step
-        }
-        return [(tokens, *found[tokens]) for tokens in sorted(found)]
-
-    def _append(self, kind: str, entry: Mapping[str, object]) -> None:
-        if self._curves is not None:
-            line = {"kind": kind, "time": time.time(), **entry}
-            self._patience(self._file, lambda: append_line(self._file, line, sync=False))
-
-    def _plot(self, values: Mapping[str, float], step: int) -> None:
-        if self._curves is not None:
-            self._curves.add(values, step=step)
+    def _write(
+        self,
+        kind: str,
+        at: ClockReading,
+        figures: Mapping[str, object],
+        curves: Mapping[str, float],
+    ) -> None:
+        if self._curves is None:
+            return
+        line = {"kind": kind, "time": time.time(), "step": at.step, "tokens": at.tokens}
+        line |= figures
+        self._patience(self._file, lambda: append_line(self._file, line, sync=False))
+        if curves:
+            self._curves.add(curves, step=at.step)
 
 
-def _energy_so_far(file: Path) -> dict[str, EnergyReading]:
-    """Read what the run has used; what steps used that were thrown away is part of it."""
-    used = {"devices": NOTHING, "hosts": NOTHING}
-    for entry in read_lines(file):
-        if entry["kind"] == "energy":
-            used = {name: EnergyReading.from_json(entry[name]) for name in used}
-    return used
+@dataclass(kw_only=True, eq=False)
+class HeldOutLoss(RunCallback):
+    """Evaluate before the first step, at every cadence that a step crosses, and at the end."""
+
+    windows: HeldOutWindows
+    metrics: Metrics
+
+    def on_begin(self, module: Pretraining) -> None:
+        if module.progress.step == 0:
+            self._evaluate(module)
+
+    def on_step(self, module: Pretraining) -> None:
+        if module.is_due(module.recipe.evaluation.every_tokens):
+            self._evaluate(module)
+
+    @torch.no_grad()
+    def _evaluate(self, module: Pretraining) -> None:
+        began = time.perf_counter()
+        module.eval()
+        by_source = {name: self._loss(module, name) for name in self.windows.sources}
+        module.train()
+        self.metrics.held_out(module.progress, by_source, time.perf_counter() - began)
+
+    def _loss(self, module: Pretraining, source: str) -> float:
+        """Average over tokens, in nats; the data ranks take turns.
+
+        Ranks that evaluate the same window count it once each, and context ranks their part of
+        it, all equally long: the mean is that of the window.
+        """
+        sums = torch.zeros(2, dtype=torch.float64, device=module.device)
+        degrees = module.recipe.parallelism
+        divisor = sequence_divisor(
+            context=degrees.context, slices=degrees.tensor if degrees.sequence_parallel else 1
+        )
+        windows = _divisible(self.windows.windows(source), divisor)
+        batches = same_length(windows, degrees.microbatch_sequences)
+        for rows, counts in _turns(batches, module.mesh.data_rank, module.mesh.data_ranks):
+            loss = module.engine.evaluate(rows.to(module.device))
+            if loss is not None and counts:
+                tokens = loss.new_tensor(rows[:, 1:].numel()).double()
+                sums += torch.stack([loss.double() * tokens, tokens])
+        total, tokens = sum_over_ranks(sums).tolist()
+        return float(total / tokens)
+
+
+def _turns(batches: Iterator[Tensor], rank: int, ranks: int) -> Iterator[tuple[Tensor, bool]]:
+    """Take every ``ranks``-th batch of a shape, and say whether it counts.
+
+    All ranks take equally many of one shape, since some layouts move weights or tokens between
+    ranks at every one of them: who has none left repeats another's, for nothing.
+    """
+    for _, alike in groupby(batches, key=lambda batch: batch.shape):
+        while turn := list(islice(alike, ranks)):
+            yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
+
+
+def _divisible(windows: Iterable[Tensor], divisor: int) -> Iterator[Tensor]:
+    """Leave out the few last tokens that would not divide among the ranks of a sequence."""
+    for window in windows:
+        if kept := (len(window) - 1) // divisor * divisor:
+            yield window[: kept + 1]
+
+
+def same_length(windows: Iterable[Tensor], most: int) -> Iterator[Tensor]:
+    """Stack neighbouring windows of one length into batches of at most ``most``."""
+    for _, group in groupby(windows, key=len):
+        while batch := list(islice(group, most)):
+            yield torch.stack(batch)

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
-from typing_extensions import override
 
-from components.config.schema.recording import Profiler
+from components.config.schema.monitoring import Profiler
 from components.fault_tolerance.guards import StepVerdict
 from components.profiling.parts import Ranges
 from components.profiling.profile import ON_PURPOSE, profile_of
@@ -21,57 +21,44 @@ from components.train.module import Pretraining
 from components.train.results import GraphCount
 
 
+@dataclass(kw_only=True, eq=False)
 class Profiling(RunCallback):
     """Profile the steps that ``settings`` name, on this ``rank``.
 
     Between steps, where others evaluate or save, the trace goes on, but its steps are over.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Profiler,
-        folder: RunFolder,
-        rank: int,
-        graphs: GraphCount,
-        say: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._folder = folder
-        self._rank = rank
-        self._graphs = graphs
-        self._say = say
-        self._running: tuple[profile, Ranges] | None = None
-        self._step: ExitStack | None = None
-        self._left = settings.steps
+    settings: Profiler
+    folder: RunFolder
+    rank: int
+    graphs: GraphCount
+    say: Callable[[str], None]
+    _running: tuple[profile, Ranges] | None = field(default=None, init=False)
+    _step: ExitStack | None = field(default=None, init=False)
+    _taken: int = field(default=0, init=False)
 
-    @override
     def on_begin(self, module: Pretraining) -> None:
-        first, done = self._settings.first_step, module.progress.step
+        first, done = self.settings.first_step, module.progress.step
         if done >= first and not self.trace.exists():
-            self._say(
+            self.say(
                 f"profiler.first_step: {first} is over, the run goes on after step {done}: "
                 "nothing is profiled"
             )
         self._begin_before(module)
 
-    @override
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
         if self._running is not None:
             _wait(module.device)
             self._step = ExitStack()
             self._step.enter_context(record_function(f"{STEP}{module.progress.step + 1}"))
 
-    @override
     def on_step(self, module: Pretraining) -> None:
         self._end_step(module)
         self._begin_before(module)
 
-    @override
     def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
         self._end_step(module)
 
-    @override
     def on_close(self) -> None:
         """Drop what a run that ends within the profile has seen of it."""
         if self._running is not None:
@@ -79,21 +66,25 @@ class Profiling(RunCallback):
 
     @property
     def trace(self) -> Path:
-        return self._folder.profiles / f"rank-{self._rank}.trace.json.gz"
+        return self.folder.profiles / f"rank-{self.rank}.trace.json.gz"
 
     def _begin_before(self, module: Pretraining) -> None:
         """Begin when the next step is the first one, before its batch is read.
 
         Guards can take the run back to before that step: a profile goes on that has begun.
         """
-        is_next = module.progress.step + 1 == self._settings.first_step
-        if not is_next or not self._left or self._running is not None:
+        is_next = module.progress.step + 1 == self.settings.first_step
+        if not is_next or self._taken == self.settings.steps or self._running is not None:
             return
         ranges = Ranges(module.decoders)
+        activities = {
+            "cuda": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            "xpu": [ProfilerActivity.CPU, ProfilerActivity.XPU],
+        }
         running = profile(
-            activities=_activities(module.device),
+            activities=activities.get(module.device.type, [ProfilerActivity.CPU]),
             record_shapes=True,
-            with_stack=self._settings.stacks,
+            with_stack=self.settings.stacks,
         )
         running.start()
         self._running = running, ranges
@@ -104,8 +95,8 @@ class Profiling(RunCallback):
         _wait(module.device)
         self._step.close()
         self._step = None
-        self._left -= 1
-        if self._left == 0:
+        self._taken += 1
+        if self._taken == self.settings.steps:
             self._write(module)
 
     def _stop(self) -> profile:
@@ -119,7 +110,7 @@ class Profiling(RunCallback):
         """Keep the trace, and what it says."""
         began = time.perf_counter()
         running = self._stop()
-        self._folder.profiles.mkdir(exist_ok=True)
+        self.folder.profiles.mkdir(exist_ok=True)
         running.export_chrome_trace(str(self.trace))
         recipe = module.recipe
         found = profile_of(
@@ -127,18 +118,11 @@ class Profiling(RunCallback):
             machine=recipe.cluster.hardware,
             dtype=str(module.dtype_of("compute")).removeprefix("torch."),
         )
-        name = f"{self._folder.profiles.name}/rank-{self._rank}.json"
-        about = {"rank": self._rank, "compiler": self._graphs.figures}
-        self._folder.write_json(name, {**about, **found})
+        name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
+        about = {"rank": self.rank, "compiler": self.graphs.figures}
+        self.folder.write_json(name, {**about, **found})
         seconds = time.perf_counter() - began
-        self._say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """Ask for what the host does, and what its device does if it has one."""
-    host = ProfilerActivity.CPU
-    beside = {"cuda": [ProfilerActivity.CUDA], "xpu": [ProfilerActivity.XPU]}
-    return [host, *beside.get(device.type, [])]
+        self.say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
 
 
 def _wait(device: torch.device) -> None:

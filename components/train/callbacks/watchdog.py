@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from components.config.schema.guards import Watchdog
+from components.config.schema.monitoring import Watchdog
 from components.distributed.mesh import Mesh, sum_over_ranks
 from components.fault_tolerance.failures import describe_end, forget_errors, read_errors
-from components.fault_tolerance.flight_recorder import last_collectives, record_collectives
 from components.fault_tolerance.guards import StepVerdict
-from components.fault_tolerance.hang import HangState, HangWatch, WatchedWork
+from components.fault_tolerance.hang import (
+    HangState,
+    HangWatch,
+    WatchedWork,
+    last_collectives,
+    record_collectives,
+)
 from components.fault_tolerance.rank_health import Growth, slow_ranks
 from components.fault_tolerance.replicas import (
     ReplicaDifference,
@@ -47,14 +52,8 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
     def leave_word(report: HangState) -> None:
         if report.waits_in is None or report.rank in (0, ranks - 1):
             evidence = {"rank": report.rank, "node": report.node, "waits_in": report.waits_in}
-            journal.note(
-                "hang",
-                step=report.work.step,
-                tokens=report.work.tokens,
-                cause=str(report),
-                seconds=report.work.seconds,
-                evidence=evidence,
-            )
+            seconds = report.work.seconds
+            journal.note("hang", report.work, str(report), evidence, seconds=seconds)
         try:
             raise Hang(str(report))
         except Hang as hang:
@@ -69,39 +68,31 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
     return watch
 
 
+@dataclass(kw_only=True, eq=False)
 class Watching(RunCallback):
-    """Say how long each step may take; name slow ranks; let no replica differ unnoticed.
+    """Describe how long each step may take; name slow ranks; let no replica differ unnoticed.
 
     It comes before whoever saves, so that no checkpoint holds replicas that differ.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Watchdog,
-        hang: HangWatch,
-        ranks: Path,
-        journal: EventLog,
-        say: Callable[[str], None],
-        checkpoint_tokens: int,
-    ) -> None:
-        self._settings = settings
-        self._hang = hang
-        self._ranks = ranks
-        self._journal = journal
-        self._say = say
-        self._checkpoint_tokens = checkpoint_tokens
-        self._growth = Growth(fraction=settings.memory_growth_fraction)
+    settings: Watchdog
+    hang: HangWatch
+    folder: RunFolder
+    journal: EventLog
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._growth = Growth(fraction=self.settings.memory_growth_fraction)
         self._is_first = True
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        limits = self._settings
+        limits = self.settings
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
         progress = module.progress
         name = f"step {progress.step + 1}"
-        self._hang.expect(WatchedWork(name, progress.step, progress.tokens, seconds))
+        self.hang.expect(WatchedWork(name, progress.step, progress.tokens, seconds))
 
     def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
         """Give the guard time: it may read a checkpoint."""
@@ -110,54 +101,43 @@ class Watching(RunCallback):
     def on_step(self, module: Pretraining) -> None:
         self._pause(module)
         self._look(module)
-        if module.is_due(self._checkpoint_tokens) or module.stopping:
+        if module.is_due(module.recipe.checkpoint.every_tokens) or module.stopping:
             self._compare(module, module.progress.step)
 
     def on_begin(self, module: Pretraining) -> None:
-        """Tell on the first rank why the ranks of this job started again, if they did."""
+        """Report on the first rank why the ranks of this job started again, if they did."""
         module.engine.on_gradients = lambda: self._before_update(module)
         if dist.get_rank():  # who reads while the first rank forgets finds files gone
             return
-        errors = read_errors(self._ranks)
+        errors = read_errors(self.folder.path / "ranks")
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if not errors and not restarts:
             return
         cause, silent = describe_end(errors, ranks=dist.get_world_size())
         lost_at = min((error.at for error in errors), default=time.time_ns())
-        self._journal.note(
-            "restart",
-            step=module.progress.step,
-            tokens=module.progress.tokens,
-            cause=cause,
-            seconds=(time.time_ns() - lost_at) / 1e9,
-            evidence={"restart": restarts, "without_a_word": silent},
-        )
-        forget_errors(self._ranks)
+        evidence = {"restart": restarts, "without_a_word": silent}
+        seconds = (time.time_ns() - lost_at) / 1e9
+        self.journal.note("restart", module.progress, cause, evidence, seconds=seconds)
+        forget_errors(self.folder.path / "ranks")
 
     def _pause(self, module: Pretraining) -> None:
         step, tokens = module.progress.step, module.progress.tokens
-        seconds = self._settings.pause_seconds
-        self._hang.expect(WatchedWork(f"after step {step}", step, tokens, seconds))
+        seconds = self.settings.pause_seconds
+        self.hang.expect(WatchedWork(f"after step {step}", step, tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
         told = module.rank_figures.told
         if told is None:
             return
         alike = kinds_of_work(module.mesh)
-        for slow in slow_ranks(told.seconds, alike, ratio=self._settings.slow_ratio):
-            self._tell(
-                module,
-                "slow_rank",
-                f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like",
-                {"rank": slow.rank, "ratio": slow.ratio, "seconds_a_step": slow.seconds},
-            )
+        for slow in slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):
+            text = f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like"
+            figures = {"ratio": slow.ratio, "seconds_a_step": slow.seconds}
+            self._tell(module, "slow_rank", text, {"rank": slow.rank, **figures})
         for rank, fraction in self._growth.look(told.memory_bytes).items():
-            self._tell(
-                module,
-                "memory_growth",
-                f"rank {rank} holds {fraction:.0%} more memory than it did",
-                {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]},
-            )
+            text = f"rank {rank} holds {fraction:.0%} more memory than it did"
+            evidence = {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]}
+            self._tell(module, "memory_growth", text, evidence)
 
     def _before_update(self, module: Pretraining) -> None:
         """Compare what the step has computed with, before the update hides it.
@@ -165,16 +145,12 @@ class Watching(RunCallback):
         An engine that divides the update sends the new rows to all: after it what a rank had
         been wrong in is gone, or has become everyone's.
         """
-        step, every = module.progress.step + 1, self._settings.replicas_every_steps
+        step, every = module.progress.step + 1, self.settings.replicas_every_steps
         if isinstance(every, int) and step % every == 0:
             self._compare(module, step)
 
     def _compare(self, module: Pretraining, step: int) -> None:
-        """Compare replicas in ``step``; on a difference all ranks end.
-
-        Raises:
-            ReplicasDifferError: with the weight and the ranks that differ.
-        """
+        """Compare replicas in ``step``; on a difference all ranks end."""
         differences = everyones(compare_replicas(module.engine.shards, module.mesh))
         if not differences:
             return
@@ -183,26 +159,15 @@ class Watching(RunCallback):
         text = (
             f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
         )
-        self._tell(
-            module,
-            "replicas",
-            text,
-            {"weights": [each.weight for each in differences], "ranks": list(first.ranks)},
-        )
+        weights = [each.weight for each in differences]
+        self._tell(module, "replicas", text, {"weights": weights, "ranks": list(first.ranks)})
         raise ReplicasDifferError(f"in step {step} {text}")
 
     def _tell(
         self, module: Pretraining, kind: Kind, text: str, evidence: dict[str, Any]
     ) -> None:
-        self._say(text)
-        self._journal.note(
-            kind,
-            step=module.progress.step,
-            tokens=module.progress.tokens,
-            cause=text,
-            seconds=0.0,
-            evidence=evidence,
-        )
+        self.say(text)
+        self.journal.note(kind, module.progress, text, evidence)
 
 
 def kinds_of_work(mesh: Mesh) -> list[int]:

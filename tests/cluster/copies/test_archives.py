@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.copies.__main__ import list_archives, main
-from cluster.failures import find_failure
+from cluster.end import find_failure
 from tests.cluster.jobs import ROOT
 
 

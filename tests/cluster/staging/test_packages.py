@@ -15,7 +15,7 @@ Lock = Callable[[str], list[str]]
 
 
 def target(python: str) -> Target:
-    return Target(cluster="there", python=python, provided=("torch",))
+    return Target(python=python, provided=("torch",))
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.schema.data import MANNER, Preparation
+from components.config.key_groups import KeyGroup, declared
+from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 
@@ -38,7 +39,10 @@ def test_every_preset_is_a_preparation_of_which_the_user_sets_single_keys(
 
 def test_who_does_the_work_is_no_part_of_the_mathematics() -> None:
     words = {"executor": "ray", "workers": "7", "most_jobs": "3", "wait": "false"}
-    assert words.keys() == MANNER
+    keys = {
+        key for key in Preparation.model_fields if declared(f"{AT}.{key}") is KeyGroup.MACHINE
+    }
+    assert words.keys() == keys
     plain = compose("preparation=plain").fingerprint()
     for key, value in words.items():
         assert compose("preparation=plain", f"{AT}.{key}={value}").fingerprint() == plain

@@ -111,7 +111,7 @@ def test_the_steps_are_the_fewest_that_see_the_total(ramp: BatchRamp, total: int
 
 @given(ramp=ramps())
 def test_the_full_batch_comes_first_after_the_ramps_steps(ramp: BatchRamp) -> None:
-    before, after = ramp.ramp_steps - 1, ramp.ramp_steps
+    before, after = ramp.plateaus[-1].first_step - 1, ramp.plateaus[-1].first_step
     assert ramp.samples_at(ramp.consumed_after(before)) < ramp.full_samples
     assert ramp.samples_at(ramp.consumed_after(after)) == ramp.full_samples
 
@@ -122,14 +122,17 @@ def test_blooms_ramps_equal_megatrons_floating_point_at_every_step(name: str) ->
     ramp = bloom(name)
     share = RAMP_SAMPLES / ((full - 192) // increment)
     rule = stepped(full, 192, increment, RAMP_SAMPLES, share)
-    for consumed, batch in islice(rule, ramp.ramp_steps + 2):
+    for consumed, batch in islice(rule, ramp.plateaus[-1].first_step + 2):
         assert ramp.samples_at(consumed) == batch
 
 
 @pytest.mark.parametrize("name", BLOOM)
 def test_blooms_ramps_end_where_the_scripts_say(name: str) -> None:
     ramp = bloom(name)
-    assert (ramp.ramp_steps, ramp.consumed_after(ramp.ramp_steps)) == RAMP_ENDS[name]
+    assert (
+        ramp.plateaus[-1].first_step,
+        ramp.consumed_after(ramp.plateaus[-1].first_step),
+    ) == RAMP_ENDS[name]
 
 
 @pytest.mark.parametrize("name", BLOOM)
@@ -160,7 +163,7 @@ def test_a_step_may_be_longer_than_a_plateau() -> None:
 
 def test_without_a_ramp_every_step_is_full() -> None:
     ramp = BatchRamp.constant(1024)
-    assert (ramp.ramp_steps, ramp.samples_at(0)) == (0, 1024)
+    assert (ramp.plateaus[-1].first_step, ramp.samples_at(0)) == (0, 1024)
     assert ramp.consumed_after(1_430_511) == 1_430_511 * 1024
     assert ramp.steps(6_000_000_000_000 // 4096) == 1_430_512
     assert [ramp.steps(samples) for samples in (0, 1, 1024, 1025)] == [0, 1, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.relayout import SECTIONS, check_movable, relayout
+from components.config.resolve import SECTIONS, check_movable, relayout
 from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.config.stages import Balance, stage_layers
+from components.config.shape import Balance, stage_layers
 from components.errors import RecipeError
 
 BALANCES: tuple[Balance, ...] = ("layers", "layers_and_ends")

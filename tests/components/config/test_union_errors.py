@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from components.config.schema.recipe import read_section
-from components.config.schema.types import Count, Section
+from components.config.schema.types import Count, OrNone, Section
 from components.errors import RecipeError
 
 
@@ -16,7 +16,7 @@ class Inner(Section):
 
 
 class Outer(Section):
-    part: Inner | Literal["none"]
+    part: OrNone[Inner]
     amount: Count | Literal["all"]
     words: Literal["none"] | Annotated[tuple[str, ...], Field(strict=False)]
 

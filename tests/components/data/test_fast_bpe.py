@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from components.data import fast_bpe
-from components.data.fast_bpe import open_fast
+from components.data import byte_bpe
+from components.data.byte_bpe import open_fast
 from tests.components.data.test_byte_bpe import FAMILIES, ROOT, make, words
 
 ABSENT = find_spec("fastokens") is None
@@ -105,7 +105,7 @@ def test_a_tokenizer_that_it_cannot_read_is_left_to_the_engine(tmp_path: Path):
 def test_without_it_the_ids_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with_it, without = make("bpe_neox_dolma"), make("bpe_neox_dolma")
     with_it.train(words(), tmp_path)
-    monkeypatch.setattr(fast_bpe, "fastokens", None)
+    monkeypatch.setattr(byte_bpe, "fastokens", None)
     without.load(tmp_path)
     assert without._fast is None
     assert with_it._fast is not None

@@ -55,10 +55,10 @@ def mapped(folder) -> int:
 def test_no_more_files_are_open_than_allowed(tmp_path):
     files = OpenFiles(folder=tmp_path, most_open=3)
     tokens = sharded(tmp_path, [5] * 40, files)
-    assert (len(files), mapped(tmp_path)) == (0, 0)
+    assert mapped(tmp_path) == 0
     for start in (0, 100, 7, 150, 60, 0):
         tokens.read(start, start + 50)
-        assert len(files) == mapped(tmp_path) == 3
+        assert mapped(tmp_path) == 3
 
 
 def test_a_file_read_again_and_again_stays_open(tmp_path):

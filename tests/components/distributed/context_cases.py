@@ -14,9 +14,9 @@ from components.distributed.context import (
     SequencePart,
     gather_sequence,
     mean_over_parts,
-    part_seed,
     split_sequence,
 )
+from components.distributed.dropout_streams import stream_seed
 from components.distributed.tensor import split_tensors
 from components.model.attention import AttentionCore
 from components.model.masks import ForwardScope
@@ -72,7 +72,11 @@ def mean_of_ranks() -> float:
 def seeds() -> tuple[int, int]:
     """Return what 3 becomes on this rank of the axis, and on an axis of one rank."""
     alone = mesh_of(torch.distributed.get_world_size(), 1)["tensor"]
-    return part_seed(3, context_mesh()), part_seed(3, alone)
+    first, second = (
+        stream_seed(3, mesh, sequence_parallel=mesh.size() > 1)
+        for mesh in (context_mesh(), alone)
+    )
+    return first, second
 
 
 def core_differences(core: Core) -> list[float]:

@@ -100,7 +100,7 @@ def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
     optimizer.step()
     counts = {"dense": 0, "experts": 0, "dense_state": 0, "experts_state": 0}
     for shard in poured.shards:
-        family = "experts" if shard.family is poured.mesh.experts else "dense"
+        family = "experts" if shard.param_mesh is poured.mesh.experts else "dense"
         counts[family] += shard.shape.numel()
         state = optimizer.state[shard.parameter]
         kept = sum(value.numel() for key, value in state.items() if key != "step")

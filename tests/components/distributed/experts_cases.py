@@ -10,8 +10,12 @@ from torch import Tensor
 
 from components.distributed import collectives
 from components.distributed.experts import ExchangedMixture, GatheredMixture
-from components.model.expert_chunks import chunked_products
-from components.model.expert_products import Matrices, grouped_products, loop
+from components.model.expert_products import (
+    Matrices,
+    grouped_products,
+    loop,
+    sorted_products,
+)
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
 from tests.components.distributed.layout_cases import Layout, Poured, batch_of, layout_mesh
@@ -19,7 +23,7 @@ from tests.components.distributed.tensor_cases import Parts, randomized
 
 MIXTURE_TOLERANCE = 1e-5  # `grouped_mm` has no double precision
 DIM, FFN_DIM, NUM_EXPERTS, TOP_K, TOKENS = 8, 4, 6, 2, 7
-PATHS = {"loop": loop, "chunked": chunked_products, "grouped": grouped_products}
+PATHS = {"loop": loop, "sorted": sorted_products, "grouped": grouped_products}
 KINDS = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}
 
 

@@ -1,4 +1,4 @@
-"""Ranks that fill what they hold, beside `initialize` on the whole model."""
+"""Ranks that fill what they hold, beside one that draws the whole model."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from components.distributed.tensor import split_tensors
 from components.distributed.weight_shards import local
 from components.engine.parallelize import copy_weights, draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import Normal, initialize
+from components.model.initialization import Normal
 from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
 from tests.components.distributed.tensor_cases import Parts, batch, build, randomized, relative
 
@@ -50,7 +50,7 @@ def whole_rows(parts: Parts) -> Tensor:
 def _whole(parts: Parts) -> Decoder:
     whole = build(parts)
     whole.initialization = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW)
-    initialize(whole, seed=SEED)
+    draw_weights(whole, seed=SEED)
     return whole
 
 

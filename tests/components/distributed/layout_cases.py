@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from components.config.stages import stage_layers
+from components.config.shape import stage_layers
 from components.distributed.data import DataParallel, shard_weights
 from components.distributed.dropout_streams import seed_layers
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
@@ -25,7 +25,7 @@ from components.distributed.pipeline import (
     sum_tied_gradients,
 )
 from components.distributed.tensor import split_tensors
-from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers
 from components.model.routing import RoutingTally

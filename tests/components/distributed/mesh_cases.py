@@ -41,5 +41,5 @@ def _see(mesh: Mesh) -> Seen:
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
         model_ranks=mesh.model_ranks,
-        data_group=dist.get_process_group_ranks(mesh.dense.copies.get_group()),
+        data_group=dist.get_process_group_ranks(mesh.dense.grad_sync.get_group()),
     )

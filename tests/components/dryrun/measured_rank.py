@@ -82,7 +82,7 @@ def measure(folder: RunFolder, rank: int) -> None:
 
 def by_operator(flops: FlopLedger) -> dict[str, int]:
     """Count linear maps by oneDNN as what they are elsewhere; the layouts' have no bias."""
-    found = flops.take()
+    found = flops.flops
     if by_onednn := found.pop(BY_ONEDNN, 0):
         found["mm"] += by_onednn
     return dict(found)

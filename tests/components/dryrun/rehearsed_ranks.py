@@ -2,7 +2,7 @@
 
 import sys
 
-from components.dryrun.role import main
+from components.dryrun.rehearsal import main
 
 if __name__ == "__main__":
     for folder in sys.argv[1:]:

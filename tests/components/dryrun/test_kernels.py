@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from components.dryrun.kernels import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
 from components.model.attention import AttentionCore
-from components.model.expert_chunks import chunked_products
-from components.model.expert_products import Matrices, grouped_products
+from components.model.expert_products import Matrices, grouped_products, sorted_products
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
 
@@ -119,9 +118,9 @@ def test_experts_are_rehearsed_by_the_products_that_the_layer_takes_on_the_devic
     parent = nn.ModuleDict({"mixture": layer})
     replace_parts(parent, "cuda")
     rehearsed = products_of_experts(cast("Mixture", parent["mixture"]), dtype)
-    grouped, chunked = "aten._grouped_mm.default", "aten.mm.out"
-    kinds = {grouped_products: {grouped}, chunked_products: {chunked}}
-    assert rehearsed & {grouped, chunked} == kinds[taken]
+    grouped, single = "aten._grouped_mm.default", "aten.mm.out"
+    kinds = {grouped_products: {grouped}, sorted_products: {single}}
+    assert rehearsed & {grouped, single} == kinds[taken]
 
 
 @pytest.mark.parametrize(("device", "grouped"), [("cuda", True), ("cpu", False)])

@@ -7,8 +7,7 @@ from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 from components.dryrun.drive import roles_of
 from components.dryrun.rehearsal import microbatches_to_rehearse
-from components.planner.job import job_of
-from components.planner.placement import coordinates
+from components.planner.job import coordinates, job_of
 
 
 def composed(*words: str) -> Recipe:

@@ -6,11 +6,11 @@ import pytest
 
 from components.errors import RecipeError
 from components.evaluate import harness
-from components.evaluate.harness import Harness
+from components.evaluate.harness import ask_tasks
 
 
 def ask(folder: Path) -> None:
-    Harness(folder=folder, compute=None, most_rows=1).ask([])
+    ask_tasks(folder, [], compute=None, most_rows=1)
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sys, time
 from pathlib import Path
 from components.fault_tolerance.faults import hang
 from components.fault_tolerance.hang import HangWatch, WatchedWork
-from components.config.schema.guards import HangFault
+from components.config.schema.monitoring import HangFault
 
 waits_in = sys.argv[3] or None
 watch = HangWatch(

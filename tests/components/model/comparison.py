@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import initialize
 from tests.components.model.mappings import State
 
 # float32 rounds to 6e-8; a few hundred sums of either order lie between.
@@ -20,7 +20,7 @@ Mapped = Callable[[State], dict[str, Tensor]]
 
 def randomized(model: Decoder) -> Decoder:
     """Initialize, then move vectors off 1 and 0, where a forgotten one would hide."""
-    initialize(model, seed=3)
+    draw_weights(model, seed=3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():

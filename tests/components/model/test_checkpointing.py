@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from components.errors import RecipeError
-from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from tests.components.model.comparison import gradient_of, randomized
 

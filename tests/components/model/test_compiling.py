@@ -11,15 +11,15 @@ from torch import Tensor
 
 from components.errors import RecipeError
 from components.model import attention
-from components.model.checkpointing import checkpoint_activations
-from components.model.compiling import compile_layers
+from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
 from components.model.masks import ForwardScope
-from components.model.moe import Experts, auxiliary_terms, expert_layers
+from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
 from components.torch_internals.autograd import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
+from tests.components.model.routing_terms import auxiliary_terms
 
 # Torch's compiler warns of its own imports and inner workings, and hides that from whoever has
 # not made warnings errors.

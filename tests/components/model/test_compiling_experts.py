@@ -12,8 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from components.model import moe
-from components.model.checkpointing import checkpoint_activations
-from components.model.compiling import compile_layers
+from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts
@@ -58,22 +57,18 @@ def falling_on(favourites: Sequence[int]) -> Tensor:
     return hidden.requires_grad_()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 3e-2)], ids=str
-)
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, gated: bool
+    monkeypatch: pytest.MonkeyPatch, gated: bool
 ) -> None:
-    # In bfloat16 the way of a device with grouped products, in double precision the chunks.
     monkeypatch.setattr(moe, "has_grouped_kernel", lambda device: True)
-    layer = mixture(gated=gated)(dim=DIM).to(dtype)
+    layer = mixture(gated=gated)(dim=DIM).bfloat16()
     with torch.no_grad():
         layer.router.weight.copy_(torch.eye(NUM_EXPERTS, DIM))
     compiled = torch.compile(layer.forward, fullgraph=True, dynamic=False, backend="aot_eager")
     loads: list[list[float]] = []
     for favourites in ([0, 1], [2, 3], [], [1, 2]):
-        hidden = falling_on(favourites).to(dtype).detach().requires_grad_()
+        hidden = falling_on(favourites).bfloat16().detach().requires_grad_()
         stance = "fail_on_recompile" if loads else "default"
         with torch.compiler.set_stance(stance):
             mixed = compiled(hidden)
@@ -82,7 +77,7 @@ def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
         plain = layer(hidden)
         expected = [plain, *gradients(plain, hidden, layer)]
         for one, other in zip(found, expected, strict=True):
-            assert (one - other).abs().max() <= tolerance * other.abs().max()
+            assert (one - other).abs().max() <= 3e-2 * other.abs().max()
         assert routing is not None
         loads.append(routing.counts.tolist())
     assert loads[0] == [TOKENS, TOKENS, 0, 0]
@@ -109,9 +104,8 @@ def test_layers_of_experts_keep_losses_gradients_and_what_routers_counted(
     checkpoint_activations(model, recompute)
     compile_layers(model, "layers", recompute=recompute)
     compare(plain, model, torch.randint(61, (2, 19)))
-    # What precedes experts in a layer, they themselves where they are recomputed, what follows.
-    pieces = (path == "loop") * 2 if recompute != ["mlp"] else 2 + (path == "auto")
-    assert counters["stats"]["unique_graphs"] == max(pieces, 1)
+    # What precedes experts in a layer, and what follows: a CPU has no grouped products.
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 def test_a_repeated_forward_pass_of_a_compiled_layer_leaves_the_record_of_the_first() -> None:

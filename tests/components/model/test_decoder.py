@@ -3,23 +3,21 @@
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-import hydra.utils
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.build import build
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.model.norms import Norm
 from components.model.positions import Learned
 from tests.components.model.comparison import assert_equal_models, gradient_of, randomized
 from tests.components.model.mappings import to_llama
-
-MODEL = Path(__file__).parents[3] / "conf" / "model" / "teuken7b.yaml"
 
 
 def llama_like(
@@ -84,8 +82,9 @@ def test_a_later_token_changes_no_earlier_logit(small_decoder: Callable[..., Dec
 
 
 def test_the_full_size_has_exactly_the_published_parameters() -> None:
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "scale=full"]))
     with torch.device("meta"):
-        model = hydra.utils.instantiate(OmegaConf.load(MODEL), _convert_="all")
+        model = build(recipe.model, "model")
     padded = sum(parameter.numel() for parameter in model.parameters())
     padding = (
         model.embedding.num_embeddings - model.vocab_size

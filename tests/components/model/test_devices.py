@@ -18,9 +18,10 @@ from torch._subclasses import FakeTensorMode
 from components.dryrun.kernels import even_load
 from components.model.decoder import Decoder
 from components.model.expert_products import has_grouped_kernel
-from components.model.moe import Experts, auxiliary_terms
+from components.model.moe import Experts
 from components.model.positions import Alibi, Learned
 from tests.components.model.planted_guard import lend_guard
+from tests.components.model.routing_terms import auxiliary_terms
 
 LENGTH, ROWS = 16, 67
 MIXTURE = partial(

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.model.expert_chunks import chunked_products
-from components.model.expert_operator import _mix, _mix_back, chunked_operator
 from components.model.expert_products import (
     Matrices,
     Order,
@@ -15,6 +13,7 @@ from components.model.expert_products import (
     _Spread,
     grouped_products,
     loop,
+    sorted_products,
 )
 from components.model.mlp import ACTIVATIONS
 
@@ -25,8 +24,7 @@ TOLERANCES = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 3e-2}
 Mix = Callable[..., Tensor]
 PATHS: dict[str, Mix] = {
     "loop": loop,
-    "chunks": chunked_products,
-    "operator": chunked_operator,
+    "sorted": sorted_products,
     "grouped": grouped_products,
 }
 paths = pytest.mark.parametrize("path", list(PATHS))
@@ -66,9 +64,9 @@ def reference(tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matric
     gate, up, down, activation, _ = matrices
     widened = torch.einsum("td,efd->tef", tokens, up)
     if gate is None:
-        inner = activation.forward(widened)
+        inner = activation(widened)
     else:
-        inner = activation.forward(torch.einsum("td,efd->tef", tokens, gate)) * widened
+        inner = activation(torch.einsum("td,efd->tef", tokens, gate)) * widened
     chose = torch.nn.functional.one_hot(experts, NUM_EXPERTS).to(tokens.dtype)
     shares = torch.einsum("tk,tke->te", weights, chose)
     return torch.einsum("te,tef,edf->td", shares, inner, down)
@@ -104,7 +102,7 @@ def test_an_expert_that_nobody_chose_gets_a_gradient_of_zeros(path: str) -> None
         assert gradient[3].any()
 
 
-@pytest.mark.parametrize("mix", [loop, chunked_products, chunked_operator])
+@pytest.mark.parametrize("mix", [loop, sorted_products])
 @routings
 def test_gradients_are_the_numerical_ones(mix: Mix, routing: str) -> None:
     chosen = choose(routing)[:5]
@@ -131,21 +129,3 @@ def test_spread_and_reduce_have_the_numerical_gradients(first: int, routing: str
     assert torch.autograd.gradcheck(
         lambda given: _Reduce.apply(given, order, len(chosen)), sorted_rows
     )
-
-
-# What torch 2.15 reads of the tensors that this check of its own makes.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("gated", [True, False])
-def test_the_operator_is_what_it_tells_torch_s_compiler(gated: bool) -> None:
-    chosen = choose("random")
-    tokens, weights, *stacks, upstream = draw(len(chosen), gated=gated, dtype=torch.float32)
-    gate = stacks[0] if gated else None
-    order = Order.of(chosen, num_experts=NUM_EXPERTS, parts=1)
-    sorted_weights = weights.flatten()[order.pairs]
-    given = (tokens, sorted_weights, gate, *stacks[-2:])
-    learned = tuple(None if each is None else each.requires_grad_() for each in given)
-    torch.library.opcheck(_mix, (*learned, *order[:3], "silu"))
-    _, counts, widened = _mix(*given, *order[:3], "silu")
-    detached = [None if each is None else each.detach() for each in given]
-    saved = (*detached, *order[:2], counts, [each.detach() for each in widened])
-    torch.library.opcheck(_mix_back, (upstream, *saved, "silu"))

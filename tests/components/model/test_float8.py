@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from components.build import build
+from components.engine.parallelize import draw_weights
 from components.errors import RecipeError
 from components.model import float8
 from components.model.decoder import Decoder
 from components.model.float8 import check_torchao, float8_layers
-from components.model.initialization import initialize
-from components.model.linear import ResidualLinear
+from components.model.products import ResidualLinear
 
 LARGEST = 448.0  # of e4m3: 1.75 x 2**8
 TOKENS, INPUTS, OUTPUTS = 24, 64, 48
@@ -139,7 +139,7 @@ def test_layers_change_their_products_and_nothing_else(name: str) -> None:
     changed = copy.deepcopy(plain)
     float8_layers(changed, emulates=True)
     for model in (plain, changed):
-        initialize(model, seed=3)
+        draw_weights(model, seed=3)
     before, after = dict(plain.named_parameters()), dict(changed.named_parameters())
     assert list(before) == list(after)
     assert all(torch.equal(before[key], after[key]) for key in before)

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.engine.parallelize import draw_weights
 from components.model.decoder import Decoder
-from components.model.initialization import Normal, draw_rows, initialize
+from components.model.initialization import Normal, draw_rows
 from components.model.mlp import MLP
 
 ROWS = 2_500  # three blocks, the last one short
@@ -54,8 +55,8 @@ def test_a_model_from_meta_starts_like_one_built_in_memory(
         for parameter in empty.parameters():
             parameter.fill_(torch.nan)
     torch.manual_seed(99)  # the global generator has no say
-    initialize(plain, seed=7)
-    initialize(empty, seed=7)
+    draw_weights(plain, seed=7)
+    draw_weights(empty, seed=7)
     theirs = dict(empty.named_parameters())
     assert all(torch.equal(value, theirs[name]) for name, value in plain.named_parameters())
 
@@ -66,8 +67,8 @@ def test_a_stage_starts_like_its_part_of_the_whole(
     whole, stage = small_decoder(num_layers=3), small_decoder(num_layers=3)
     del stage.layers["0"]
     stage.embedding = None
-    initialize(whole, seed=7)
-    initialize(stage, seed=7)
+    draw_weights(whole, seed=7)
+    draw_weights(stage, seed=7)
     reference = dict(whole.named_parameters())
     parts = dict(stage.named_parameters())
     assert 0 < len(parts) < len(reference)
@@ -76,8 +77,8 @@ def test_a_stage_starts_like_its_part_of_the_whole(
 
 def test_lower_precision_rounds_the_same_values(small_decoder: Callable[..., Decoder]) -> None:
     wide, narrow = small_decoder(), small_decoder().bfloat16()
-    initialize(wide, seed=7)
-    initialize(narrow, seed=7)
+    draw_weights(wide, seed=7)
+    draw_weights(narrow, seed=7)
     for one, other in zip(wide.parameters(), narrow.parameters(), strict=True):
         assert torch.equal(one.bfloat16(), other)
 
@@ -88,7 +89,7 @@ def test_only_maps_onto_the_residual_stream_are_scaled(
 ) -> None:
     model = small_decoder(dim=480, num_layers=4, num_heads=48)
     model.initialization = Normal(std=0.2, residual=residual, padding_row=None)
-    initialize(model, seed=5)
+    draw_weights(model, seed=5)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
@@ -110,15 +111,15 @@ def test_biases_start_at_zero() -> None:
             self.mlp = MLP(dim=4, ffn_dim=6, activation="gelu", gated=False, bias=True)
 
     model = Model()
-    initialize(model, seed=0)
+    draw_weights(cast("Decoder", model), seed=0)
     assert not model.mlp.up.bias.any()
     assert not model.mlp.down.bias.any()
 
 
 def test_the_padding_row_alone_starts_at_zero(small_decoder: Callable[..., Decoder]) -> None:
     plain, padded = small_decoder(), small_decoder(padding_row=5)
-    initialize(plain, seed=7)
-    initialize(padded, seed=7)
+    draw_weights(plain, seed=7)
+    draw_weights(padded, seed=7)
     assert plain.embedding is not None
     assert padded.embedding is not None
     ours, expected = padded.embedding.weight, plain.embedding.weight.detach().clone()

@@ -1,5 +1,6 @@
 """The experts, path against path and against transformers' sparse block."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,9 +13,8 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from components.errors import RecipeError
-from components.model import expert_chunks, moe
-from components.model.expert_chunks import chunked_products
-from components.model.expert_products import Matrices, grouped_products, loop
+from components.model import moe
+from components.model.expert_products import Matrices, grouped_products, loop, sorted_products
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Experts
 
@@ -24,7 +24,7 @@ DIM, FFN_DIM, NUM_EXPERTS, TOP_K = 24, 16, 7, 3
 TOLERANCE = 1e-6
 
 Mix = Callable[..., Tensor]
-MIXES: list[Mix] = [chunked_products, grouped_products]
+MIXES: list[Mix] = [sorted_products, grouped_products]
 
 
 def experts(**changes: Any) -> Experts:
@@ -119,27 +119,6 @@ def test_the_paths_agree_at_the_edges(mix: Mix, chosen: Tensor) -> None:
     )
 
 
-@pytest.mark.parametrize("rows_in_cache", [1, 20, 50])
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows_in_cache: int) -> None:
-    weights = matrices(gated=True, activation="silu", dtype=torch.float32)
-    chosen = spread_choice(41)
-    whole = mixed_and_gradients(chunked_products, weights, chosen)
-    monkeypatch.setattr(expert_chunks, "CHUNK_ELEMENTS", rows_in_cache * DIM)
-    cut = mixed_and_gradients(chunked_products, weights, chosen)
-    assert_all_close(cut, whole)
-
-
-def test_a_chunk_holds_as_many_experts_as_fit_and_at_least_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(expert_chunks, "CHUNK_ELEMENTS", 8 * DIM)
-    counts = [3, 0, 4, 9, 0, 2, 2]
-    chunks = list(expert_chunks.chunks_of(counts, dim=DIM))
-    assert [chunk.counts for chunk in chunks] == [[3, 0, 4], [9], [0, 2, 2]]
-    assert [(c.experts.start, c.experts.stop) for c in chunks] == [(0, 3), (3, 4), (4, 7)]
-    assert [(c.pairs.start, c.pairs.stop) for c in chunks] == [(0, 7), (7, 16), (16, 20)]
-
-
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_written_out_gradients_are_the_numerical_ones(gated: bool) -> None:
     weights = matrices(gated=gated, activation="silu", dtype=torch.float64)
@@ -149,7 +128,8 @@ def test_the_written_out_gradients_are_the_numerical_ones(gated: bool) -> None:
     def mix(tokens: Tensor, shares: Tensor, *learned: Tensor) -> Tensor:
         gate = learned[0] if gated else None
         given = Matrices(gate, learned[-2], learned[-1], weights.activation)
-        return chunked_products(tokens, shares, spread_choice(5), given)
+        mixed: Tensor = sorted_products(tokens, shares, spread_choice(5), given)
+        return mixed
 
     assert torch.autograd.gradcheck(mix, (tokens, shares, *stacks(weights)), fast_mode=True)
 
@@ -223,6 +203,19 @@ def test_one_expert_of_one_is_the_dense_mlp() -> None:
     hidden = torch.randn(2, 4, DIM)
     inner = F.silu(hidden @ part.gate.weight[0].T) * (hidden @ part.up.weight[0].T)
     torch.testing.assert_close(part(hidden), inner @ part.down.weight[0].T)
+
+
+def test_no_token_is_dropped_where_one_expert_gets_all_of_many() -> None:
+    part = experts(num_experts=16, top_k=1)
+    assert part.gate is not None
+    hidden = torch.randn(2, 20, DIM)
+    hidden[..., 0] = 1.0
+    with torch.no_grad():
+        part.router.weight.zero_()
+        part.router.weight[5, 0] = 3.0
+    inner = F.silu(hidden @ part.gate.weight[5].T) * (hidden @ part.up.weight[5].T)
+    share = math.exp(3.0) / (math.exp(3.0) + 15)
+    torch.testing.assert_close(part(hidden), share * (inner @ part.down.weight[5].T))
 
 
 def test_forced_uniform_routing_gives_token_s_the_experts_from_s_on() -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
-from components.model.checkpointing import checkpoint_activations
+from components.engine.parallelize import draw_weights
+from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
-from components.model.initialization import initialize
-from components.model.moe import Experts, auxiliary_terms
+from components.model.moe import Experts
 from components.model.norms import Norm
+from tests.components.model.routing_terms import auxiliary_terms
 
 DIM, FFN_DIM, NUM_LAYERS, NUM_HEADS, NUM_EXPERTS, TOP_K, VOCAB = 32, 16, 2, 4, 6, 2, 61
 COEFFICIENT = 0.5  # large, so that a wrong term would show
@@ -66,7 +67,7 @@ def mixture_decoder(small_decoder: Callable[..., Decoder]) -> Callable[..., Deco
             qk_norm=partial(Norm, eps=1e-5, center=False, weight=True, bias=False),
             mlp=partial(MIXTURE, path=path),
         )
-        initialize(model, seed=3)
+        draw_weights(model, seed=3)
         return model
 
     return make

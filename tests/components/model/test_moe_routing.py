@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
-from components.model.moe import Experts, auxiliary_terms
+from components.model.moe import Experts
+from tests.components.model.routing_terms import auxiliary_terms
 
 DIM, NUM_EXPERTS, TOP_K, NUM_LAYERS = 16, 6, 2, 3
 

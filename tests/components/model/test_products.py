@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.flop_counter import FlopCounterMode
 
-from components.model.linear import Linear
-from components.model.products import goes_to_onednn, linear, product, product_into
+from components.model.products import Linear, goes_to_onednn, linear, product, product_into
 from tests.components.model.comparison import relative_difference
 
 # Sums of some hundred float32 products, in any order.

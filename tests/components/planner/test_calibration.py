@@ -8,10 +8,9 @@ import pytest
 from benchmarks.planning.measured import MeasuredLayout, read_rows
 from benchmarks.planning.planner_accuracy import DATA, is_timed
 from components.errors import RecipeError
-from components.planner.calibrated import corrected
 from components.planner.calibration import MEMORY, SPEED, CalibrationStep, fit_memory, fit_speed
 from components.planner.memory import rank_memory
-from components.planner.software import OURS, read_software
+from components.planner.software import OURS, corrected, read_software
 from components.planner.time import plan_time
 from tests.components.planner.jobs import hopper
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from components.config.shape import ModelShape
-from components.planner.activations import layer_bytes_per_token, microbatches_kept
+from components.planner.layer import layer_bytes_per_token, microbatches_kept
 from components.planner.memory import plan_memory, usable_bytes
 from components.planner.states import DeviceParameters, held, sharded, states, step_bytes
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from components.distributed.mesh import AXES, Degrees, build_mesh
-from components.planner.placement import (
+from components.planner.job import (
     Node,
     coordinates,
     label,

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from components.config.microbatches import fits_schedule
 from components.distributed.pipeline import SCHEDULES
-from components.planner.activations import microbatches_kept
+from components.planner.layer import microbatches_kept
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders
 from tests.components.planner.jobs import gpt, job, layout
 

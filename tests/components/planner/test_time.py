@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.communication import group, node_rate, ring_elements
-from components.planner.products import Product, filled_fraction
-from components.planner.schedule import bubble_fraction, naive_bubble
+from components.planner.communication import group, node_rate
+from components.planner.layer import Product, filled_fraction
+from components.planner.schedule import bubble_fraction
 from components.planner.time import plan_time
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
@@ -28,17 +28,11 @@ def test_the_bubble_of_eight_ranks_is_the_playbook_s(microbatches: int, bubble: 
             schedule=schedule, pipeline=8, microbatches=microbatches, stages=stages
         )
         assert fraction == bubble / stages
-    assert naive_bubble(8) == 7.0
 
 
 def test_a_zero_bubble_leaves_a_third() -> None:
     third = bubble_fraction(schedule="zero_bubble", pipeline=4, microbatches=3, stages=1)
     assert third == pytest.approx(1 / 3)
-
-
-def test_a_ring_sends_twice_the_whole_for_an_all_reduce() -> None:
-    assert ring_elements("all_reduce", 8, 800.0) == 1_400
-    assert ring_elements("all_gather", 8, 800.0) == 700
 
 
 def test_ranks_lie_on_nodes_by_their_stride() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe
+from components.preflight.devices import Rates
 from components.preflight.judge import judge
-from components.preflight.links import Rates
 from components.preflight.verdict import NodeReport, PreflightVerdict
 from tests.components.preflight.conftest import Compose, report
 

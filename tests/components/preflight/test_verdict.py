@@ -5,8 +5,7 @@ import json
 import pytest
 
 from components.errors import RecipeError
-from components.preflight.hub import hub
-from components.preflight.node import look_alone, rules_of
+from components.preflight.node import hub, look_alone, rules_of
 from components.preflight.verdict import (
     HOSTS,
     NodeVerdict,

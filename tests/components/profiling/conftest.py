@@ -20,7 +20,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
 from components.config.schema.recipe import Recipe
-from components.model.checkpointing import checkpoint_activations
+from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from components.profiling.parts import Ranges
 from components.profiling.trace import STEP, Trace, read_trace

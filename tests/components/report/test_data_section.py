@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.report.data_section import data_sections
+from components.report.data_card import data_sections
 from components.report.outcome import load_entries
 from components.report.page import write_report
 from components.run.ownership import seal_of, sign
@@ -60,7 +60,7 @@ def test_the_page_has_the_card_s_figures_and_sources(
     run = trained_on(write_run(), prepare(tmp_path / "walnut-mini-abc"))
     [section] = data_sections(load_entries([run]))
     assert (section.folder, section.key) == ("walnut-mini-abc", KEY)
-    assert section.sources.rows[0].cells[:4] == ("village", "4,321", "77", "12")
+    assert section.sources.rows[0][:4] == ("village", "4,321", "77", "12")
     html = write_report([run], tmp_path / "report.html").read_text("utf-8")
     assert "the mill" in html
     assert str(tmp_path) not in html  # paths name people

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report.evaluation import evaluation_grids
+from components.report.measurements import evaluation_grids
 from components.report.outcome import load_entries
 from components.report.page import render
 
@@ -36,7 +36,7 @@ def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None
     grid = evaluation_grids(load_entries([run]))["evaluated_texts"]
     cells = ("2.500", "12.18", "1.250", "4,100", "9")
     late = ("tokens-000000000002000",)
-    assert [row.cells for row in grid.rows] == [
+    assert grid.rows == [
         ("tokens-000000000001000", "my.txt", *cells),
         (*late, "de", *cells),
         (*late, "language de", *cells),
@@ -48,7 +48,7 @@ def test_a_metric_stands_beside_its_standard_error(write_run) -> None:
     run = write_run("a")
     evaluated(run, 1_000, tasks={"arc": TASK})
     rows = evaluation_grids(load_entries([run]))["evaluated_tasks"].rows
-    assert [row.cells[1:] for row in rows] == [
+    assert [row[1:] for row in rows] == [
         ("arc", "acc", "0.2500", "0.0433", "100", "5"),
         ("arc", "exact_match,strict", "0.5000", "—", "100", "5"),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -41,9 +42,8 @@ def test_loss_chart_shows_training_held_out_and_unigram(write_run):
 
 def test_runs_keep_their_colour_in_every_chart(write_run):
     entries = load_entries([write_run("a"), write_run("b")])
-    charts = (figures.rate_figure, figures.gradient_figure, figures.throughput_figure)
-    for draw in charts:
-        assert [t.line.color for t in draw(entries).data] == [
+    for field in ("lr", "gradient_norm", "tokens_per_second"):
+        assert [t.line.color for t in figures.step_figure(entries, field).data] == [
             figures.colour(0),
             figures.colour(1),
         ]
@@ -66,7 +66,9 @@ def test_without_a_held_out_measurement_there_is_no_chart_of_sources(write_run):
     assert figures.sources_figure(load_entries([write_run(killed=True, lines=[])])) is None
 
 
-@pytest.mark.parametrize("draw", [figures.loss_figure, figures.throughput_figure])
+@pytest.mark.parametrize(
+    "draw", [figures.loss_figure, partial(figures.step_figure, field="tokens_per_second")]
+)
 def test_a_run_without_steps_gives_an_empty_chart(write_run, draw):
     chart = draw(load_entries([write_run(killed=True, lines=[])]))
     assert all(len(trace.x) == 0 for trace in chart.data)

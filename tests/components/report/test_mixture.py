@@ -1,6 +1,6 @@
 """The mixture of a report: promised beside drawn."""
 
-from components.report.data_section import mixture_grid
+from components.report.data_card import mixture_grid
 from components.report.outcome import load_entries
 from tests.components.report.conftest import results_tree
 
@@ -14,7 +14,7 @@ def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run):
     run = write_run("a", results=results_tree(60) | {"mixture": mixture})
     grid = mixture_grid(load_entries([run]))
     assert grid.columns == ("source", "promised", "drawn", "times read")
-    assert [row.cells for row in grid.rows] == [
+    assert grid.rows == [
         ("de", "25.000%", "25.040%", "1.50"),
         ("en", "75.000%", "74.960%", "0.25"),
     ]
@@ -27,8 +27,8 @@ def test_runs_of_other_sources_stand_side_by_side(write_run):
     ]
     grid = mixture_grid(load_entries(runs))
     assert grid.columns[1:4] == ("a: promised", "a: drawn", "a: times read")
-    assert grid.rows[1].cells == ("b", "—", "—", "—", "100.000%", "100.000%", "1.00")
+    assert grid.rows[1] == ("b", "—", "—", "—", "100.000%", "100.000%", "1.00")
 
 
 def test_a_run_without_results_has_no_row(write_run):
-    assert mixture_grid(load_entries([write_run(killed=True)])).rows == ()
+    assert mixture_grid(load_entries([write_run(killed=True)])).rows == []

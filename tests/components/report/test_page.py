@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.report import document
+from components.report import pages
 from components.report.outcome import load_run
 from components.report.page import write_report
 from components.report.tables import summary_table
@@ -192,7 +192,7 @@ def test_charts_and_tables_say_what_they_are_and_scroll_by_themselves(write_run,
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(scheme):
     """WCAG 2.1, success criterion 1.4.3: 4.5 to 1 for text of this size."""
-    style = (Path(document.__file__).parent / "page.css").read_text()
+    style = (Path(pages.__file__).parent / "page.css").read_text()
     block = style.split(":root {")[{"light": 1, "dark": 2}[scheme]].split("}")[0]
     colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
     for ink in ("ink", "soft", "link", "good", "bad"):

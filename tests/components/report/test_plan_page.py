@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 
-from command.actions.plan import as_json
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
+from components.planner.result import PlanResult, plan_result
 from components.planner.schedule import orders
 from components.planner.timeline import PassSeconds, Timeline, simulate
-from components.report.plan_figures import (
+from components.report.plan_page import (
     MOST_BLOCKS,
     cut_microbatches,
     drawn_blocks,
     memory_figure,
     timeline_figure,
+    write_plan,
 )
-from components.report.plan_page import write_plan
 from components.report.plan_tables import Picture, picture_of
 from tests.recipes.test_plans import at_home
-
-Tree = dict[str, Any]
 
 
 class Reader(HTMLParser):
@@ -52,14 +50,14 @@ class Reader(HTMLParser):
             self.text += f"{data} "
 
 
-def planned(name: str, *words: str) -> tuple[Tree, Picture]:
+def planned(name: str, *words: str) -> tuple[PlanResult, Picture]:
     recipe = at_home(name, *words)
     plan = plan_recipe(recipe)
-    return as_json(recipe, plan), picture_of(plan)
+    return plan_result(recipe, plan), picture_of(plan)
 
 
-def read(tree: Tree, picture: Picture, folder: Path) -> Reader:
-    file = write_plan(tree, picture, why="why not?", destination=folder / "plan.html")
+def read(result: PlanResult, picture: Picture, folder: Path) -> Reader:
+    file = write_plan(result, picture, why="why not?", destination=folder / "plan.html")
     return Reader(file.read_text("utf-8"))
 
 
@@ -72,8 +70,8 @@ def numbers_in(tree: Any) -> list[float]:
 
 
 def test_every_number_of_the_plan_is_in_the_page(tmp_path: Path) -> None:
-    tree, picture = planned("teuken7b")
-    page = read(tree, picture, tmp_path)
+    result, picture = planned("teuken7b")
+    page, tree = read(result, picture, tmp_path), result.as_json()
     assert json.loads(page.code) == tree
     figures = numbers_in([tree[key] for key in ("memory", "time", "bill", "layout")])
     assert len(figures) > 60
@@ -81,8 +79,8 @@ def test_every_number_of_the_plan_is_in_the_page(tmp_path: Path) -> None:
 
 
 def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -> None:
-    tree, picture = planned("teuken7b")
-    text = read(tree, picture, tmp_path).text
+    result, picture = planned("teuken7b")
+    text, tree = read(result, picture, tmp_path).text, result.as_json()
     time, bill, memory = tree["time"], tree["bill"], tree["memory"]
     for figure in (
         f"{time['step_seconds']:.3g} s",
@@ -114,9 +112,9 @@ def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
 
 
 def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
-    tree, picture = planned("playbook3b")
-    tree["recipe"] = "</script><img src=x>"
-    page = read(tree, picture, tmp_path)
+    result, picture = planned("playbook3b")
+    named = result.model_copy(update={"recipe": "</script><img src=x>"})
+    page = read(named, picture, tmp_path)
     assert "img" not in page.tags
     assert "</script><img src=x>" in page.text
 
@@ -135,10 +133,10 @@ def test_a_step_that_is_not_predicted_says_so(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_a_warning(tmp_path: Path) -> None:
-    tree, picture = planned("playbook469b")
-    assert tree["memory"]["verdict"] == "does_not_fit"
+    result, picture = planned("playbook469b")
+    assert result.memory.verdict == "does_not_fit"
     assert '<p class="warning">does not fit</p>' in write_plan(
-        tree, picture, why="", destination=tmp_path / "plan.html"
+        result, picture, why="", destination=tmp_path / "plan.html"
     ).read_text("utf-8")
 
 
@@ -175,13 +173,13 @@ def test_a_chart_of_too_many_passes_leaves_out_those_in_the_middle() -> None:
 
 
 def test_the_memory_chart_adds_up_to_the_peaks() -> None:
-    memory = planned("teuken7b")[0]["memory"]
-    stepping = dict.fromkeys(memory["by_stage"][0], 0) | {
+    memory = planned("teuken7b")[0].memory
+    stepping = dict.fromkeys(memory.by_stage[0], 0) | {
         "weights_bytes": 2**30,
         "step_bytes": 2**29,
     }
-    stages = [*memory["by_stage"], stepping]
-    figure = memory_figure({**memory, "by_stage": stages})
+    stages = [*memory.by_stage, stepping]
+    figure = memory_figure(memory.model_copy(update={"by_stage": stages}))
     sums = [sum(trace.x[rank] for trace in figure.data) for rank in range(3)]
-    peaks = [stage["peak_bytes"] / 2**30 for stage in memory["by_stage"]]
+    peaks = [stage["peak_bytes"] / 2**30 for stage in memory.by_stage]
     assert sums == pytest.approx([*peaks, 1.5], rel=1e-5)

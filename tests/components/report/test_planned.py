@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from command.actions.plan import as_json
-from components.planner.plan import plan_recipe
 from components.report.outcome import load_entries
 from components.report.page import write_report
 from components.report.planned import parts_grid, plan_of, planned_grid
@@ -15,7 +13,7 @@ from tests.components.report.conftest import (
     journal_lines,
     results_tree,
 )
-from tests.recipes.test_plans import at_home
+from tests.recipes.test_plans import at_home, plan_tree
 
 STEP, TOKENS, MEMORY = "step, median", "tokens per second", "memory of the first rank"
 HOURS, ENERGY = "device-hours of the whole run", "energy of the devices, whole run"
@@ -29,15 +27,14 @@ def on_juwels() -> dict[str, Any]:
 
 
 def said_by_the_plan() -> dict[str, Any]:
-    recipe = at_home("teuken7b")
-    return as_json(recipe, plan_recipe(recipe))
+    return plan_tree(at_home("teuken7b"))
 
 
 def rows(*runs: Path) -> dict[str, list[tuple[str, ...]]]:
     entries = load_entries(runs)
     found: dict[str, list[tuple[str, ...]]] = {}
     for row in planned_grid(entries, [plan_of(one.run.recipe) for one in entries]).rows:
-        found.setdefault(row.cells[0], []).append(row.cells[1:])
+        found.setdefault(row[0], []).append(row[1:])
     return found
 
 
@@ -107,8 +104,8 @@ def test_the_memory_of_a_whole_process_is_not_set_beside_that_of_tensors(
 def test_the_parts_of_the_planned_step_add_up(write_run: WriteRun) -> None:
     entries = load_entries([write_run(recipe=on_juwels())])
     grid = parts_grid(entries, [plan_of(on_juwels())])
-    shares = [float(row.cells[1].partition("(")[2].rstrip("%)")) for row in grid.rows]
-    assert grid.rows[0].cells[0] == "microbatches"
+    shares = [float(row[1].partition("(")[2].rstrip("%)")) for row in grid.rows]
+    assert grid.rows[0][0] == "microbatches"
     assert abs(sum(shares) - 100) < 0.3
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
+from components.report.measurements import profile_grids
 from components.report.outcome import load_entries
 from components.report.page import render
-from components.report.profile import profile_grids
 
 PROFILE = {
     "steps": [5, 6],
@@ -50,19 +50,19 @@ def test_the_tables_have_rank_by_rank_what_took_time(write_run) -> None:
         profiled(run, rank)
     (run / "profile/rank-2.trace.json.gz").write_bytes(b"")
     grids = profile_grids(load_entries([run]))
-    parts = [row.cells for row in grids["profile_parts"].rows]
+    parts = grids["profile_parts"].rows
     assert parts[:3] == [
         ("2", "products", "1 s", "80.0%", "250 ms", "750 ms", ""),
         ("2", "host", "250 ms", "20.0%", "", "", ""),
         ("2", "step", "1.25 s", "100.0%", "", "", ""),
     ]
     assert [cells[0] for cells in parts[3:]] == ["10"] * 3
-    assert [row.cells[1:] for row in grids["profile_products"].rows[:2]] == [
+    assert [row[1:] for row in grids["profile_products"].rows[:2]] == [
         ("products", "3.00 TFLOP", "6.00 TFLOP/s", "3,000", "8.00 TFLOP/s", "75.0%"),
         ("attention", "2.00 GFLOP", "—", "2", "—", "—"),
     ]
     line = "components/x.py(3): <lambda>"
-    assert grids["profile_waits"].rows[0].cells[1:] == (
+    assert grids["profile_waits"].rows[0][1:] == (
         *("aten::nonzero", "gradients", "", "2", "4 ms", line),
     )
 
@@ -73,7 +73,7 @@ def test_of_several_runs_each_row_says_whose_it_is(write_run) -> None:
         profiled(run, 0)
     grid = profile_grids(load_entries(runs))["profile_parts"]
     assert grid.columns[:3] == ("run", "rank", "part")
-    assert [row.cells[:2] for row in grid.rows] == [("a", "0")] * 3 + [("b", "0")] * 3
+    assert [row[:2] for row in grid.rows] == [("a", "0")] * 3 + [("b", "0")] * 3
     assert grid.text_columns == 3
 
 

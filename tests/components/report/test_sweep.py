@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.report.sweep import RESULTS, Result, named_by_values, sweep_figure, sweep_of
+from components.report.sweep import RESULTS, named_by_values, sweep_figure, sweep_of
 from tests.components.report.conftest import (
     WriteRun,
     environment_tree,
@@ -121,8 +122,8 @@ def test_a_result_that_no_run_has_is_not_drawn(write_run: WriteRun) -> None:
     entries = load_entries(write_points(write_run, [{"optimizer.lr": x} for x in (1, 2, 3)]))
     sweep = sweep_of(entries)
     assert sweep is not None
-    nothing = Result(title="nothing", of=lambda entry: None, from_zero=False)
-    assert sweep_figure(entries, sweep, nothing) is None
+    without = [replace(e, outcome=replace(e.outcome, training_loss=None)) for e in entries]
+    assert sweep_figure(without, sweep, RESULTS["swept_training"]) is None
 
 
 def test_the_page_draws_the_sweep(write_run: WriteRun, tmp_path: Path) -> None:

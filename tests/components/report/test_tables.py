@@ -5,8 +5,8 @@ import json
 import pytest
 
 from components.report import provenance, tables
-from components.report.cards import key_figures
 from components.report.outcome import load_entries
+from components.report.tables import key_figures
 from components.terminal import console
 from tests.components.report.conftest import (
     derived_tree,
@@ -29,7 +29,7 @@ def two_runs(write_run):
 
 
 def _rows(grid):
-    return {row.cells[0]: row.cells[1:] for row in grid.rows}
+    return {row[0]: row[1:] for row in grid.rows}
 
 
 def test_only_overrides_that_differ_are_listed(two_runs):
@@ -132,10 +132,10 @@ def test_assumed_values_carry_their_reason_and_their_run(write_run):
     first = write_run("a")
     alone = provenance.assumed_grid(load_entries([first]))
     row = ("schedule.warmup_tokens", "2,000,000", "no source says")
-    assert [r.cells for r in alone.rows] == [row]
+    assert alone.rows == [row]
     recipe = dict(load_entries([first])[0].run.recipe, assumed={})
     both = provenance.assumed_grid(load_entries([first, write_run("b", recipe=recipe)]))
-    assert [r.cells for r in both.rows] == [(*row, "a")]
+    assert both.rows == [(*row, "a")]
 
 
 def test_flop_rates_are_given_under_both_conventions(write_run):
@@ -149,7 +149,7 @@ def test_flop_rates_are_given_under_both_conventions(write_run):
 def test_environment_rows_that_differ_are_marked(two_runs):
     (two_runs[1] / "environment.json").write_text('{"python": "3.12.1", "commit": "0123abc"}')
     grid = tables.environment_grid(load_entries(two_runs))
-    marked = {row.cells[0]: row.differs for row in grid.rows}
+    marked = {row[0]: place in grid.differing for place, row in enumerate(grid.rows)}
     assert (marked["python"], marked["commit"]) == (True, False)
     assert _rows(grid)["command"][0] == "python run.py recipe=walnut7b 'name=two words'"
 

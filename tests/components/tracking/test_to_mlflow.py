@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.config.schema.recording import Mlflow
+from components.config.schema.monitoring import Mlflow
 from components.errors import RecipeError
 from components.report.outcome import flat
 from components.tracking import to_mlflow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.config.schema.recording import Wandb
+from components.config.schema.monitoring import Wandb
 from components.errors import RecipeError
 from components.report.outcome import flat
 from components.tracking import to_wandb
@@ -91,7 +91,7 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
 def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
     program = (
-        "from pathlib import Path; from components.config.schema.recording import Wandb\n"
+        "from pathlib import Path; from components.config.schema.monitoring import Wandb\n"
         "from components.tracking import run_export, to_wandb\n"
         f"place = Path({str(folder)!r}); section = Wandb(project='x', entity=None, tags=())\n"
         "to_wandb.write(run_export.tell(place), section, place)\n"

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
+from components.checkpoint.layout import read_pieces
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.reading import read_pieces
 from components.config.schema.recipe import Recipe, check_recipe
 from components.distributed.data import DataParallel
 from components.distributed.mesh import Mesh, sum_over_ranks

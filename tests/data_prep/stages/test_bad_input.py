@@ -15,9 +15,8 @@ from components.config.schema.data import Source
 from components.errors import RecipeError
 from data_prep.read import LocalFile
 from data_prep.stages.clean import read_piece
-from data_prep.stages.cut import whole
-from data_prep.stages.executors import Local, Say
-from data_prep.stages.lock import full_disk_told
+from data_prep.stages.executors import Local, Say, full_disk_told
+from data_prep.stages.plan import whole
 from tests.data_prep.corpora import EXACT, clean, digest_of, texts_of, write_corpus
 
 HERE = Local(workers=1, leave_failures=False)

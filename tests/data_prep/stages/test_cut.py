@@ -3,11 +3,11 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.data.files import hash_file
 from components.errors import RecipeError
-from data_prep.hashes import hash_file
 from data_prep.read import LocalFile
 from data_prep.sources import OpenSource
-from data_prep.stages.cut import cut_source
+from data_prep.stages.plan import cut_source
 
 TEXT = st.text(st.sampled_from("ab\n \r\té\u2003"), max_size=60)
 QUICK = settings(max_examples=150)

@@ -1,6 +1,6 @@
 import pytest
 
-from data_prep.stages.tally import DocumentTally, merge_tallies
+from data_prep.stages.record import DocumentTally
 
 
 def test_a_document_counts_once_under_the_short_reason():
@@ -21,7 +21,10 @@ def test_examples_are_the_first_three_in_the_order_of_the_tasks():
     tallies = [DocumentTally() for _ in range(3)]
     for number in range(6):
         tallies[number // 2].remove("web", "de", f"{number}" * 300, "empty")
-    examples = merge_tallies(tallies).examples["empty"]
+    total = DocumentTally()
+    for tally in tallies:
+        total.merge(tally)
+    examples = total.examples["empty"]
     assert [example["text"] for example in examples] == ["0" * 200, "1" * 200, "2" * 200]
 
 

@@ -1,0 +1,249 @@
+"""One layer of one microbatch: what it keeps for its backward pass, and its seconds forward.
+
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1 and table 2) count bytes for each token
+of a GPT layer of width h: 11 h and 5 a s for attention, 19 h for the MLP, 4 h for the norms.
+The same inventory is taken here by tensor, so that grouped heads, gates and experts count too.
+
+A matrix product is cut in tiles that are dealt to the device's units in waves; a last tile or
+wave that is not full takes as long as a full one (NVIDIA, "Matrix Multiplication Background
+User's Guide", sections 4.1 to 4.3). The same guide asks for multiples of 64 numbers.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from components.config.schema.cluster import Hardware
+from components.errors import RecipeError
+from components.planner.job import TrainingJob
+from components.planner.schedule import round_microbatches
+from components.planner.software import SoftwareMemory, SoftwareSpeed
+
+TILE_ROWS, TILE_COLUMNS = 128, 128
+ALIGNED = 64
+# A width of 14,400 / 8 = 1,800 against 13,824 / 8 = 1,728, both otherwise alike: 94.4 against
+# 120.1 TFLOP/s (bigscience, chronicles-prequel.md, "tile and wave quantization").
+UNALIGNED_FRACTION = 0.79
+
+
+def layer_bytes_per_token(job: TrainingJob) -> float:
+    """Count bytes a token that one layer keeps on one tensor rank.
+
+    Tensor parallelism cuts all but the layer's inputs, norms and dropout masks, 10 h in GPT;
+    sequence parallelism cuts these as well (section 4.2 of the same paper).
+    """
+    layout = job.layout
+    if job.recompute == "full":
+        kept = 2.0 * job.shape.dim
+        return kept / layout.tensor if layout.sequence_parallel else kept
+    return _kept(job, job.recompute if isinstance(job.recompute, tuple) else ())
+
+
+def full_layer_bytes_per_token(job: TrainingJob) -> float:
+    """Count what one layer holds while a recomputed one is gone through again."""
+    return _kept(job, ())
+
+
+def _kept(job: TrainingJob, dropped: tuple[str, ...]) -> float:
+    layout, hidden = job.layout, 2.0 * job.shape.dim
+    attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
+    mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
+    norms = 0.0 if "norms" in dropped else 2 * hidden
+    whole = norms + attention[0] + mlp[0]
+    whole /= layout.tensor if layout.sequence_parallel else 1
+    return whole + (attention[1] + mlp[1]) / layout.tensor
+
+
+def gathered_bytes_per_token(job: TrainingJob, software: SoftwareMemory) -> float:
+    """Count what a layer keeps of its blocks' gathered inputs beyond this rank's slice."""
+    layout = job.layout
+    if not (software.keeps_gathered and layout.sequence_parallel):
+        return 0.0
+    return 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
+
+
+def _attention(job: TrainingJob) -> tuple[float, float]:
+    """Bytes a token of attention: what tensor ranks repeat, and what they cut.
+
+    Queries, keys, values and the result, 2 bytes each; rotated queries and keys once more.
+    """
+    attention, dim = job.shape.attention, job.shape.dim
+    queries = attention.num_heads * attention.head_dim
+    keys = attention.num_kv_heads * attention.head_dim
+    cut = 2.0 * (2 * queries + 2 * keys)
+    if job.shape.positions.base is not None:
+        cut += 2.0 * (queries + keys)
+    if not job.fused_attention:
+        cut += 5.0 * attention.num_heads * job.sequence_length
+    return (3.0 if job.dropout else 2.0) * dim, cut
+
+
+def _mlp(job: TrainingJob) -> tuple[float, float]:
+    """Bytes a token of the MLP; a token that meets ``top_k`` experts is kept so many times."""
+    shape = job.shape
+    copies = shape.mlp.top_k or 1
+    # What goes into the activation and out of it; a gate adds its own input and the product.
+    widths = 4 if shape.mlp.gated else 2
+    whole = (3.0 if job.dropout else 2.0) * shape.dim
+    routed = 2.0 * 2 * copies * shape.dim if shape.mlp.num_experts else 0.0
+    return whole, 2.0 * widths * copies * shape.mlp.ffn_dim + routed
+
+
+def microbatches_kept(job: TrainingJob, rank: int) -> float:
+    """Count microbatches whose activations pipeline rank ``rank`` keeps at most.
+
+    All of them in GPipe; p - rank in 1F1B (Narayanan et al. 2021, arXiv 2104.04473, section
+    2.2.1). With several stages a rank, chunks of 1 / v of its layers: interleaved, (v - 1)
+    rounds and 2 (p - rank - 1) + 1 more (section 2.2.2, and the warm-up in its Megatron-LM);
+    zero bubble, (v - 1) rounds and p, as weight gradients keep the graphs of later ranks longer
+    (Qi et al. 2023, arXiv 2401.10241, section 2.3).
+    """
+    layout, most = job.layout, job.microbatches
+    if layout.pipeline == 1:
+        return 1.0
+    if layout.schedule == "gpipe":
+        return float(most)
+    if layout.schedule == "1f1b":
+        return float(min(layout.pipeline - rank, most))
+    chunks = (layout.stages_per_rank - 1) * round_microbatches(layout.pipeline, most)
+    if layout.schedule == "zero_bubble":
+        chunks += layout.pipeline
+    else:
+        chunks += 2 * (layout.pipeline - rank - 1) + 1
+    return min(chunks, most * layout.stages_per_rank) / layout.stages_per_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product of a (rows, depth) and a (depth, columns) matrix, ``times`` over."""
+
+    rows: float
+    columns: float
+    depth: float
+    times: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.columns * self.depth * self.times
+
+
+def filled_fraction(product: Product, units: int) -> float:
+    """Return what part of the speed of a well-formed product this shape has."""
+    rows, columns = max(product.rows, 1.0), max(product.columns, 1.0)
+    tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
+    started = ceil(tiles / units) * units
+    filled = rows * columns / (TILE_ROWS * TILE_COLUMNS) / started
+    aligned = product.columns % ALIGNED == 0 and product.depth % ALIGNED == 0
+    return min(1.0, filled) * (1.0 if aligned else UNALIGNED_FRACTION)
+
+
+def layer_products(job: TrainingJob) -> tuple[Product, ...]:
+    """List the products of one layer on one tensor and expert rank."""
+    shape, tensor, tokens = job.shape, job.layout.tensor, job.microbatch_tokens
+    attention = shape.attention
+    queries = attention.num_heads * attention.head_dim
+    # Where there are fewer key/value heads than tensor ranks, ranks hold copies.
+    keys = max(attention.num_kv_heads / tensor, 1.0) * attention.head_dim
+    # Of the MLP two, or a pair for each expert held, whose tokens are spread evenly.
+    width = shape.mlp.ffn_dim / tensor
+    ups = 2 if shape.mlp.gated else 1
+    experts = (shape.mlp.num_experts or 1) / job.layout.expert
+    rows = tokens * (shape.mlp.top_k or 1) / experts
+    return (
+        Product(rows=tokens, columns=queries / tensor + 2 * keys, depth=shape.dim),
+        Product(rows=tokens, columns=shape.dim, depth=queries / tensor),
+        Product(rows=rows, columns=ups * width, depth=shape.dim, times=experts),
+        Product(rows=rows, columns=shape.dim, depth=width, times=experts),
+    )
+
+
+def _product_seconds(
+    products: tuple[Product, ...], teraflops: float, speed: SoftwareSpeed, units: int
+) -> float:
+    """Add up products at the part of ``teraflops`` that their shapes allow."""
+    rate = teraflops * 1e12 * speed.product_fraction
+    return sum(product.flops / (rate * filled_fraction(product, units)) for product in products)
+
+
+def _attention_seconds(
+    job: TrainingJob, teraflops: float, hardware: Hardware, speed: SoftwareSpeed
+) -> float:
+    """Take queries times keys and weights times values, of which a causal mask leaves half.
+
+    2 x 2 tokens x length x width / 2 (Narayanan et al. 2021, arXiv 2104.04473, appendix).
+    Unfused, all of both products is computed and the matrix goes four times through memory
+    (Dao et al. 2022, arXiv 2205.14135, algorithm 0).
+    """
+    attention, tensor = job.shape.attention, job.layout.tensor
+    pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
+    if job.fused_attention:
+        flops = 2.0 * pairs * attention.head_dim
+        return flops / (teraflops * 1e12 * speed.attention_fraction)
+    products = 4.0 * pairs * attention.head_dim / (teraflops * 1e12 * speed.product_fraction)
+    return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds forward of a layer's products, the experts' alone, and attention.
+
+    ``traffic`` moves what the layer keeps as often as the pointwise parts of both passes do.
+    """
+
+    products: float
+    experts: float
+    attention: float
+    traffic: float
+
+
+def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> LayerSeconds:
+    """Predict what one layer computes of one microbatch.
+
+    Raises:
+        RecipeError: the device does not compute in the recipe's type, or nobody measured it.
+    """
+    teraflops, units = _reached_teraflops(job, hardware), hardware.compute_units
+    products = layer_products(job)
+    moved = full_layer_bytes_per_token(job) * job.microbatch_tokens * speed.traffic
+    return LayerSeconds(
+        products=_product_seconds(products, teraflops, speed, units),
+        experts=_product_seconds(products[2:], teraflops, speed, units),
+        attention=_attention_seconds(job, teraflops, hardware, speed),
+        traffic=moved / (hardware.memory_gigabytes_per_second * 1e9),
+    )
+
+
+def head_product(job: TrainingJob) -> Product:
+    """Return the product of hidden states and vocabulary rows."""
+    rows = job.shape.padded_vocab_size / job.layout.tensor
+    return Product(rows=job.microbatch_tokens, columns=rows, depth=job.shape.dim)
+
+
+def head_seconds(
+    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
+) -> tuple[float, float]:
+    """Return the seconds of the head's product forward, and of moving its logits (12 bytes)."""
+    rate, units = _reached_teraflops(job, hardware), hardware.compute_units
+    logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
+    moved = 12.0 * logits * speed.traffic
+    return (
+        _product_seconds((head_product(job),), rate, speed, units),
+        moved / (hardware.memory_gigabytes_per_second * 1e9),
+    )
+
+
+def _reached_teraflops(job: TrainingJob, hardware: Hardware) -> float:
+    """Return what large products reach in the recipe's type."""
+    if job.compute not in hardware.peak_teraflops:
+        raise RecipeError(
+            "precision.compute",
+            f"the profile of {hardware.device} states no peak in {job.compute}",
+            f"choose one of {', '.join(hardware.peak_teraflops)}, or add the data sheet's",
+        )
+    if job.compute not in hardware.gemm_teraflops:
+        raise RecipeError(
+            f"cluster.hardware.gemm_teraflops.{job.compute}",
+            f"the profile of {hardware.device} has no measured product in {job.compute}",
+            "time torch.mm of two 8,192 x 8,192 matrices on all devices of a node, "
+            "and set 1.0995 / seconds",
+        )
+    return hardware.gemm_teraflops[job.compute]

@@ -1,0 +1,186 @@
+"""The result of a layout search: the best layouts beside the published one, and why."""
+
+from pydantic import BaseModel
+
+from components.config.layout import AXES
+from components.config.schema.recipe import Recipe, check_recipe
+from components.config.schema.sections import Parallelism
+from components.planner.communication import group_of
+from components.planner.job import ParallelLayout
+from components.planner.memory import Verdict
+from components.planner.plan import Plan, plan_recipe
+from components.planner.search import LayoutSearch
+from components.planner.time import busy_seconds, layer_parts
+
+GIB = 2**30
+# Parts of a step that differ by less of it are left out.
+WORTH_NAMING = 0.02
+
+
+class FoundLayout(BaseModel, frozen=True):
+    """One layout, planned whole; without seconds and days where they are not predicted."""
+
+    layout: Parallelism
+    text: str
+    nodes: int
+    microbatches: int
+    peak_bytes: int
+    verdict: Verdict
+    step_seconds: float | None
+    parts: dict[str, float] | None
+    days: float | None
+
+
+class RefusedLayout(BaseModel, frozen=True):
+    """Why the rules do not let the published layout run there."""
+
+    refused: str
+
+
+class LayoutsFound(BaseModel, frozen=True):
+    """What was looked at, the best layouts, best first, and the published one (``paper``)."""
+
+    considered: int
+    legal: int
+    fitting: int
+    seconds: float
+    best: tuple[FoundLayout, ...]
+    paper: FoundLayout | RefusedLayout
+    why: tuple[str, ...]
+
+
+def layouts_found(
+    search: LayoutSearch, recipe: Recipe, published: Recipe | None, refusal: str
+) -> LayoutsFound:
+    """Plan the best layouts and the published one, which is null where ``refusal`` says why."""
+    tree = recipe.model_dump(mode="json")
+    chosen = [
+        check_recipe(tree | {"parallelism": choice.degrees.model_dump(mode="json")})
+        for choice in search.best
+    ]
+    plans = [plan_recipe(one) for one in chosen]
+    paper: FoundLayout | RefusedLayout = RefusedLayout(refused=refusal)
+    why = _reasons_alone(plans[0], refusal)
+    if published is not None:
+        planned = plan_recipe(published)
+        paper, why = _found(published, planned), _reasons(plans[0], planned)
+    return LayoutsFound(
+        considered=search.considered,
+        legal=search.legal,
+        fitting=search.fitting,
+        seconds=search.seconds,
+        best=tuple(map(_found, chosen, plans)),
+        paper=paper,
+        why=tuple(why),
+    )
+
+
+def _found(recipe: Recipe, plan: Plan) -> FoundLayout:
+    return FoundLayout(
+        layout=recipe.parallelism,
+        text=describe(recipe.parallelism),
+        nodes=recipe.cluster.nodes,
+        microbatches=plan.job.microbatches,
+        peak_bytes=round(plan.memory.peak),
+        verdict=plan.memory.verdict,
+        step_seconds=plan.time.total if plan.time else None,
+        parts=plan.time.parts() if plan.time else None,
+        days=plan.bill.days if plan.bill else None,
+    )
+
+
+def describe(degrees: Parallelism) -> str:
+    """Write a layout in a line: the axes that it uses, then the settings that it has."""
+    used = [f"{axis} {getattr(degrees, axis)}" for axis in AXES if getattr(degrees, axis) > 1]
+    again, stages = degrees.recompute, degrees.stages_per_rank
+    text = f"{' x '.join(used) or 'one rank'}, ZeRO {degrees.zero}"
+    text += f", microbatches of {degrees.microbatch_sequences}"
+    if degrees.pipeline > 1:
+        text += f", {degrees.schedule}" + (f" with {stages} stages a rank" * (stages > 1))
+    if again != "none":
+        text += ", recomputes " + ("all" if isinstance(again, str) else " and ".join(again))
+    return text
+
+
+def _reasons(best: Plan, published: Plan) -> list[str]:
+    """Set the best layout beside the published one, a sentence for each thing that decides."""
+    places = _places(best.job.layout)
+    if best.job == published.job:
+        return ["the published layout is the best one found", places]
+    memory = _memory_reason(best, published)
+    if best.time is None or published.time is None:
+        return [memory, places]
+    new, old = best.time.total, published.time.total
+    error = max(best.error_fraction, published.error_fraction)
+    weight = "more than" if max(new, old) / min(new, old) > 1 + error else "within"
+    step = (
+        f"a step of {new:.3g} s instead of {old:.3g} s ({new / old - 1:+.0%}), {weight} the "
+        f"{error:.0%} by which a prediction may be off"
+    )
+    ours, theirs = step_parts(best), step_parts(published)
+    gaps = {name: ours[name] - theirs[name] for name in ours}
+    worth = [
+        f"{name} {abs(gap):.3g} s {'more' if gap > 0 else 'less'}"
+        for name, gap in sorted(gaps.items(), key=lambda item: -abs(item[1]))
+        if abs(gap) >= WORTH_NAMING * old
+    ]
+    differs = [f"what differs: {', '.join(worth)}"] if worth else []
+    return [step, *differs, memory, places]
+
+
+def _reasons_alone(best: Plan, refusal: str) -> list[str]:
+    """Describe what decides where the rules refuse the published layout, for ``refusal``."""
+    said = [f"the published layout cannot run there: {refusal}"]
+    if best.time is not None:
+        parts = sorted(step_parts(best).items(), key=lambda item: -item[1])
+        worth = [
+            f"{name} {s:.3g} s" for name, s in parts if s >= WORTH_NAMING * best.time.total
+        ]
+        said.append(f"what a step goes to: {', '.join(worth)}")
+    return [*said, _places(best.job.layout)]
+
+
+def step_parts(plan: Plan) -> dict[str, float]:
+    """Name what a step's seconds go to, on the rank that sets the pace."""
+    assert plan.time is not None
+    job, speed = plan.job, plan.software.speed
+    busy = busy_seconds(job, plan.hardware, speed)
+    layout, rank = job.layout, busy.index(max(busy))
+    layers = layout.layers_of(rank) * job.microbatches
+    parts = {
+        name: seconds * layers
+        for name, seconds in layer_parts(job, plan.hardware, speed).items()
+    }
+    parts["head, host and messages"] = plan.time.microbatches - sum(parts.values())
+    parts["waiting in the pipeline"] = plan.time.bubble
+    parts["averaging gradients"] = plan.time.reduction
+    parts["the optimizer"] = plan.time.optimizer
+    return parts
+
+
+def _memory_reason(best: Plan, published: Plan) -> str:
+    words = {"fits": "fits", "tight": "is tight", "does_not_fit": "does not fit"}
+    new, old = best.memory, published.memory
+    usable = new.usable_bytes / GIB
+    text = (
+        f"{words[new.verdict]}: {new.peak / GIB:.1f} GiB of {usable:.1f} on the fullest rank; "
+        f"the published layout {words[old.verdict]}: {old.peak / GIB:.1f} GiB"
+    )
+    if new.peak == old.peak:
+        return text
+    ours, theirs = (max(one.ranks, key=lambda rank: rank.peak).parts() for one in (new, old))
+    gaps = {name: ours[name] - size for name, size in theirs.items() if name != "peak_bytes"}
+    part = max(gaps, key=lambda name: abs(gaps[name]))
+    sign = "more" if gaps[part] > 0 else "less"
+    return f"{text}; {part.removesuffix('_bytes')} takes {abs(gaps[part]) / GIB:.1f} GiB {sign}"
+
+
+def _places(layout: ParallelLayout) -> str:
+    """Describe which axes stay inside a node and which go across."""
+    used = [axis for axis in AXES if getattr(layout, axis) > 1]
+    nodes = {axis: group_of(layout, axis).nodes for axis in used}
+    inside = [axis for axis in used if nodes[axis] == 1]
+    across = [f"{axis} over {nodes[axis]:,} nodes" for axis in used if nodes[axis] > 1]
+    said = [f"inside a node: {', '.join(inside)}"] if inside else []
+    said += [f"across: {', '.join(across)}"] if across else []
+    return "; ".join(said) or "one rank"

@@ -1,0 +1,175 @@
+"""Tables of what was measured beside training: checkpoints evaluated, steps profiled."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from components.report import numbers
+from components.report.outcome import ReportEntry, Tree
+from components.report.tables import Cells, Grid, row_labels, run_column
+from components.run.records import read_checked
+from components.run.reported import EvaluationRecord, Profile
+
+_TEXTS = ("text", "loss", "perplexity", "bits/byte", "tokens", "documents")
+_TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
+_DIRECTIONS = ("forward", "backward", "recomputed")
+_PARTS = ("part", "a step", "share", *_DIRECTIONS)
+_PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
+_WAITS = ("call", "part", "direction", "times a step", "a step", "line")
+EVALUATE_AGAIN = "delete it and evaluate again"
+
+
+def evaluation_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
+    """Lay out every checkpoint that was evaluated, those of a run in the order of tokens.
+
+    Raises:
+        RecipeError: a result file that cannot be read.
+    """
+    tables = {"evaluated_texts": text_grid, "evaluated_tasks": task_grid}
+    return _joined(entries, "checkpoint", _read_evaluations, tables)
+
+
+def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
+    """Lay out the profiles of all runs, rank by rank.
+
+    Raises:
+        RecipeError: a profile that cannot be read.
+    """
+    tables = {
+        "profile_parts": parts_grid,
+        "profile_products": products_grid,
+        "profile_waits": waits_grid,
+    }
+    return _joined(entries, "rank", read_profiles, tables)
+
+
+def _joined(
+    entries: Sequence[ReportEntry],
+    key: str,
+    read: Callable[[Path], list[Tree]],
+    tables: Mapping[str, Callable[[Tree], Grid]],
+) -> dict[str, Grid]:
+    """Join each table of all files, every row behind its run and its file's ``key``."""
+    heads = (*run_column(entries), key)
+    found = [
+        ((*label, str(tree[key])), tree)
+        for entry, label in zip(entries, row_labels(entries), strict=True)
+        for tree in read(entry.run.folder)
+    ]
+    joined = {}
+    for name, lay_out in tables.items():
+        columns, rows, text_columns = heads, [], len(heads)
+        for lead, tree in found:
+            grid = lay_out(tree)
+            columns, text_columns = (*heads, *grid.columns), len(heads) + grid.text_columns
+            rows += [(*lead, *row) for row in grid.rows]
+        joined[name] = Grid(columns=columns, rows=rows, text_columns=text_columns)
+    return joined
+
+
+def _read_evaluations(run: Path) -> list[Tree]:
+    return [
+        read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
+        for file in sorted((run / "evaluation").glob("*.json"))
+    ]
+
+
+def text_grid(tree: Tree) -> Grid:
+    """Lay out the losses of one checkpoint, a row a source, language or text."""
+    rows = [
+        (
+            name,
+            numbers.loss(figures["loss"]),
+            numbers.written(figures["perplexity"], ",.2f"),
+            numbers.written(figures["bits_per_byte"], ",.3f"),
+            numbers.exact(figures["tokens"]),
+            numbers.exact(figures["documents"]),
+        )
+        for name, figures in _texts(tree)
+    ]
+    return Grid(columns=_TEXTS, rows=rows)
+
+
+def _texts(tree: Tree) -> Iterator[tuple[str, Tree]]:
+    held_out: Tree = tree.get("held_out", {})
+    yield from held_out.get("by_source", {}).items()
+    for language, figures in held_out.get("by_language", {}).items():
+        yield f"language {language}", figures
+    if held_out:
+        yield "all held-out tokens", held_out["all"]
+    yield from tree.get("texts", {}).items()
+
+
+def task_grid(tree: Tree) -> Grid:
+    """Lay out each metric of a task beside its standard error, which lm-eval names after it."""
+    rows: list[Cells] = []
+    for name, task in tree.get("tasks", {}).items():
+        found: Mapping[str, float] = task["metrics"]
+        shape = (numbers.exact(task["samples"]), numbers.exact(task["num_fewshot"]))
+        for metric, value in found.items():
+            base, comma, filtered = metric.partition(",")
+            if not base.endswith("_stderr"):
+                error = found.get(f"{base}_stderr{comma}{filtered}")
+                written = (numbers.written(one, ",.4f") for one in (value, error))
+                rows.append((name, metric, *written, *shape))
+    return Grid(columns=_TASKS, rows=rows, text_columns=2)
+
+
+def read_profiles(run: Path) -> list[Tree]:
+    """Read the profiles of a run folder, in the order of ranks.
+
+    Raises:
+        RecipeError: one of them cannot be read.
+    """
+    files = (run / "profile").glob("rank-*[0-9].json")
+    trees = [
+        read_checked(file, Profile, remedy="delete it and profile again") for file in files
+    ]
+    return sorted(trees, key=lambda tree: int(tree["rank"]))
+
+
+def parts_grid(tree: Tree) -> Grid:
+    """Lay out a row a part of the step that took any time, and their sum."""
+    whole = tree["step_seconds"]
+    rows: list[Cells] = []
+    for part, times in tree["parts"].items():
+        if times["seconds"]:
+            directions = (times.get(f"{name}_seconds") for name in _DIRECTIONS)
+            share = f"{times['seconds'] / whole:.1%}"
+            rows.append((part, _span(times["seconds"]), share, *map(_span, directions)))
+    rows.append(("step", _span(whole), "100.0%", *("",) * len(_DIRECTIONS)))
+    return Grid(columns=_PARTS, rows=rows)
+
+
+def products_grid(tree: Tree) -> Grid:
+    """Lay out what products and attention reach, beside what the machine allows them."""
+    rows = [
+        (
+            part,
+            numbers.rate(figures["flops"], "FLOP"),
+            numbers.rate(figures["flops_per_second"], "FLOP/s"),
+            numbers.measured(figures["flops_per_byte"]),
+            numbers.rate(figures.get("limit_flops_per_second"), "FLOP/s"),
+            numbers.written(figures.get("limit_fraction"), ".1%"),
+        )
+        for part, figures in tree["products"].items()
+    ]
+    return Grid(columns=_PRODUCTS, rows=rows)
+
+
+def waits_grid(tree: Tree) -> Grid:
+    """Lay out what makes the host wait for its device, or would on a device."""
+    rows = [
+        (
+            *(wait["call"], wait["part"], wait["direction"]),
+            f"{wait['times']:.3g}",
+            _span(wait["seconds"]),
+            wait["line"],
+        )
+        for wait in tree["waits"]
+    ]
+    return Grid(columns=_WAITS, rows=rows, text_columns=3)
+
+
+def _span(seconds: float | None) -> str:
+    """Write a part of a step; a cell stays empty where there is none."""
+    return numbers.brief(seconds) if seconds else ""

@@ -1,0 +1,261 @@
+"""Listed studies: planned, trained here, reported; what the words beside them may say."""
+
+import csv
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.actions import auto
+from command.arguments import ROOT, Arguments
+from command.main import main
+from command.outcome import ActionResult
+from command.study.listed import run_points
+from command.study.request import ask
+from command.study.runs import PointEnding
+from command.study.schema import ListedStudy
+from components.errors import RecipeError
+from tests.life.conftest import TINY
+
+WEAK = "smng_p2_weak"
+RATES: dict[str, Any] = {
+    "name": "rates",
+    "why": "How fast are two batches.",
+    "recipe": "teuken7b",
+    "cluster": "local",
+    "set": {"budget.seed": 3},
+    "grid": {"budget.global_batch_tokens": [256, 320]},
+    "products": {"budget.total_tokens": [2, "budget.global_batch_tokens"]},
+    "objective": {"measured": "step_seconds", "planned": None},
+    "baseline": {},
+    "published": {
+        "source": "a paper",
+        "unit": "seconds",
+        "convention": "all steps",
+        "values": [{"at": {"budget.global_batch_tokens": 256}, "value": 2, "place": "page 1"}],
+    },
+    "figure": {
+        "of": "figure 1",
+        "title": "Steps",
+        "x_title": "tokens",
+        "y_title": "time",
+        "x": ["budget.global_batch_tokens"],
+        "series": [],
+        "log": [],
+    },
+    "queue": {"at_once": 1, "poll_seconds": 1},
+}
+OWN = ("budget.global_batch", "checkpoint.", "budget.total")
+WORDS = (*(word for word in TINY if not word.startswith(OWN)), "checkpoint.every_tokens=512")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def write(folder: Path, tree: dict[str, Any]) -> str:
+    (folder / f"{tree['name']}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    return f"study={tree['name']}.yaml"
+
+
+def shipped(name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((ROOT / "studies" / f"{name}.yaml").read_text())
+    return tree
+
+
+def test_a_planned_study_says_what_each_plan_says_against_the_baseline(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = shipped(WEAK)
+    tree["grid"] = {"parallelism.data": [1, 8]}
+    assert main(["-m", write(folder, tree), "action=plan", "output=json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    rates = []
+    for data in (1, 8):
+        words = [f"parallelism.data={data}", f"budget.global_batch_tokens={614_400 * data}"]
+        whole = ["recipe=gpt175b", "cluster=smng_p2", "action=plan", "output=json"]
+        assert main([*whole, *words]) == 0
+        time = json.loads(capfd.readouterr().out)["time"]
+        rates.append(time["tokens_per_second_per_device"])
+    first, last = found["points"]
+    assert (first["planned"], first["published"]) == (1.0, [])
+    assert last["planned"] == rates[1] / rates[0]
+    (quote,) = last["published"]
+    assert quote["value"] == 0.93
+    assert quote["deviation"] == last["planned"] / 0.93 - 1 == found["median_deviation"]
+    assert last["point"] == {"parallelism.data": 8, "tiles": 1_024}
+    assert [path.name for path in folder.iterdir()] == [f"{WEAK}.yaml"]
+
+
+def test_points_that_are_refused_or_do_not_fit_are_told_and_the_rest_is_planned(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = shipped("bloom_nodes")
+    tree["points"] = [*tree["points"][:1], tree["points"][-1]]
+    tree["points"].append({**tree["points"][0], "parallelism.pipeline": 2})
+    kept = (tree["published"]["values"][0], tree["published"]["values"][-1])
+    tree["published"]["values"] = [dict(quote) for quote in kept]
+    tree["published"]["values"][0]["at"] = {"parallelism.pipeline": 12}
+    assert main(["-m", write(folder, tree), "action=plan", "output=json"]) == 0
+    good, refused, large = json.loads(capfd.readouterr().out)["points"]
+    assert (good["fits"], good["why"]) == (True, "")
+    assert refused["planned"] is None
+    assert "72 ranks x 1 stages need as many layers" in refused["why"]
+    assert not large["fits"]
+    assert large["why"].startswith("does not fit: ")
+    assert large["planned"] > 0
+    assert main(["-m", write(folder, tree), "action=plan"]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "1 of 2 that ran do not fit by plan, or are refused" in said
+
+
+@pytest.mark.long
+def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [write(folder, RATES), *WORDS, f"run={folder / 'runs'}"]
+    begun: list[tuple[str, ...]] = []
+    train = auto.run
+
+    def interrupted(arguments: Arguments) -> ActionResult:
+        begun.append(arguments.words)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return train(arguments)
+
+    monkeypatch.setattr(auto, "run", interrupted)
+    assert main(["-m", *words]) == 3
+    assert "stopped; the same command goes on" in capfd.readouterr().err
+    assert main(["-m", *words, "output=json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    run = folder / "runs" / "budget.global_batch_tokens=256"
+    first, uneven = found["points"]
+    assert first["measured"] == json.loads((run / "results.json").read_text())["step_seconds"]
+    assert uneven["measured"] is None
+    assert "5 sequences a step" in uneven["why"]
+    assert len(begun) == 3  # 256; 320, which is interrupted; 320, which is refused
+    assert main(["action=report", *words, "file=page.html"]) == 0
+    assert capfd.readouterr().out == "page.html\n"
+    assert f"{first['measured']:.4g}" in (folder / "page.html").read_text()
+    assert len(begun) == 3
+
+
+def test_no_more_runs_are_under_way_than_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, {**RATES, "grid": {"budget.global_batch_tokens": [256, 320, 512]}})
+    study = ask(["study=rates.yaml", "at_most=2", *WORDS]).study
+    assert isinstance(study, ListedStudy)
+    asked: list[int] = []
+    under_way: set[int] = set()
+
+    class Queue:
+        """Ends a run at the fourth look, and refuses one batch."""
+
+        def start(self, point: Any) -> None:
+            if point["budget.global_batch_tokens"] == 320:
+                raise RecipeError("batch", "is odd", "take another")
+            under_way.add(point["budget.global_batch_tokens"])
+            asked.append(len(under_way))
+
+        def look(self, point: Any) -> PointEnding | None:
+            batch = point["budget.global_batch_tokens"]
+            looks[batch] = looks.get(batch, 0) + 1
+            if looks[batch] < 4:
+                return None
+            under_way.remove(batch)
+            return PointEnding(float(batch), "")
+
+    looks: dict[int, int] = {}
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    ended = run_points(study, Queue())
+    assert [ended[place].figure for place in range(3)] == [256.0, None, 512.0]
+    assert ended[1].why == "batch: is odd"
+    assert max(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"study={WEAK}"], "study: a study is many runs\n  write -m before it"),
+        (
+            ["-m", f"study={WEAK}", "parallelism.data=4"],
+            "parallelism.data: the study .* varies",
+        ),
+        (["-m", "study=playbook_best", "recipe=gpt3b6"], "recipe: the study .* varies it"),
+        (["-m", f"study={WEAK}", "study.search.trials=4"], "the study's file has no such key"),
+        (["-m", f"study={WEAK}", "action=show"], "action: 'show' gives a study no figures"),
+        (["-m", "study=rates.yaml", "action=plan"], "action: no plan knows step_seconds"),
+        (["action=report", "study=smng_p2_search"], "action: smng_p2_search searches"),
+        (["action=report", "study=rates.yaml", "file=."], "is a folder"),
+        (
+            ["-m", "study=bad.yaml", "action=plan"],
+            r"bad.yaml.table.file: there is no table 'h100_layout.csv'\n.*h100_layouts.csv",
+        ),
+        (["-m", "study=both.yaml", "action=plan"], r"both.yaml.points: the table gives it"),
+        (["-m", "study=none.yaml", "action=plan"], r"none.yaml.table: no mapping"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_message(
+    folder: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    write(folder, RATES)
+    table = shipped("playbook_best")
+    write(folder, {**table, "name": "both", "points": []})
+    write(folder, {**table, "name": "none", "table": "h100_layouts.csv"})
+    table["table"]["file"] = "h100_layout.csv"
+    write(folder, {**table, "name": "bad"})
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    with pytest.raises(RecipeError, match=message):
+        raise RecipeError("", said)
+    assert "Traceback" not in said
+
+
+def test_changed_words_are_told_beside_what_is_published(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = shipped(WEAK)
+    tree["grid"] = {"parallelism.data": [1, 8]}
+    words = ["parallelism.zero=0", "study.grid={parallelism.data: [1, 8, 9]}"]
+    assert main(["-m", write(folder, tree), "action=plan", *words]) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"changed by {' '.join(words)}: published is the file's study" in said
+    assert "3 points, 1 published figures" in said
+
+
+def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
+    """Against a second reading of the file, by sorting instead of comparing."""
+    with (ROOT / "benchmarks/data/h100_layouts.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["status"] == "Success"]
+    rate, cell = "tokens_per_second_per_gpu", ("params_b", "nodes")
+    rows.sort(key=lambda row: (*(float(row[c]) for c in cell), -float(row[rate])))
+    groups = itertools.groupby(rows, key=lambda row: tuple(float(row[c]) for c in cell))
+    best = [next(group) for _, group in groups]
+    study = ask(["study=playbook_best", "action=plan"]).study
+    assert isinstance(study, ListedStudy)
+    recipes = {"1.34": "playbook1b", "3.57": "playbook3b", "8.86": "playbook8b"}
+    wanted = {
+        (
+            recipes[r["params_b"]],
+            float(r["nodes"]),
+            int(r["dp"]),
+            int(r["tp"]),
+            int(r["pp"]),
+        ): float(r[rate])
+        for r in best
+    }
+    keys = ("recipe", "nodes", *(f"parallelism.{d}" for d in ("data", "tensor", "pipeline")))
+    # The playbook's figure for eight data ranks, and the fastest of the 8B model's rows.
+    assert wanted["playbook1b", 1.0, 8, 1, 1] == 40_149.94
+    assert wanted["playbook8b", 1.0, 2, 1, 4] == 7_503.28
+    assert wanted == {
+        tuple(quote.at[key] for key in keys): quote.value for quote in study.published.values
+    }

@@ -1,0 +1,174 @@
+"""A study that lists its points: what a grid writes, what is shown of them, what is refused."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from command.study.schema import ListedStudy
+from command.study.study_file import check_study
+from components.errors import RecipeError
+
+TREE = """
+name: weak
+why: What is left of the rate.
+recipe: gpt175b
+cluster: smng_p2
+set: {parallelism.zero: 1}
+points:
+  - {parallelism.data: 1, parallelism.tensor: 8, size: small}
+  - {parallelism.data: 2, parallelism.tensor: 8, size: small}
+products:
+  budget.global_batch_tokens: [614_400, parallelism.data]
+  tiles: [16, parallelism.data, parallelism.tensor]
+objective: {measured: step_seconds, planned: time.step_seconds}
+baseline: {parallelism.data: 1}
+published:
+  source: a paper
+  unit: of the first
+  convention: rates divided
+  values: [{at: {parallelism.data: 2}, value: 0.93, place: table 1}]
+figure: {of: fig. 1, title: Weak, x: [tiles], x_title: t, y_title: y, series: [size], log: [x]}
+queue: {at_once: 2, poll_seconds: 1}
+"""
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return {**yaml.safe_load(TREE), **changes}
+
+
+def listed(**changes: Any) -> ListedStudy:
+    study = check_study(tree(**changes), "weak.yaml")
+    assert isinstance(study, ListedStudy)
+    return study
+
+
+def gridded(grid: object, **changes: Any) -> dict[str, Any]:
+    given = tree(grid=grid, **changes)
+    del given["points"]
+    return given
+
+
+def refused(given: dict[str, Any], path: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem) as caught:
+        check_study(given, "weak.yaml")
+    assert caught.value.path == f"weak.yaml.{path}"
+
+
+def test_a_point_sets_keys_and_shows_what_it_counts() -> None:
+    study = listed()
+    assert study.values(study.points[1]) == {
+        "parallelism.zero": 1,
+        "parallelism.data": 2,
+        "parallelism.tensor": 8,
+        "budget.global_batch_tokens": 1_228_800,
+    }
+    assert study.shown(study.points[1]) == {**study.points[1], "tiles": 256}
+    assert [quote.value for quote in study.quotes(study.points[1])] == [0.93]
+    assert study.quotes(study.points[0]) == ()
+    assert study.base == study.points[0]
+
+
+def test_a_point_may_name_its_recipe() -> None:
+    points = [{"recipe": name, **tree()["points"][0]} for name in ("gpt20b", "gpt175b")]
+    values = {"published": {**tree()["published"], "values": []}, "baseline": {}}
+    study = listed(points=points, **values)
+    assert study.values(study.points[0])["recipe"] == "gpt20b"
+
+
+def test_a_grid_is_the_points_its_last_key_changing_fastest() -> None:
+    grid = {"parallelism.tensor": [4, 8], "parallelism.data": [1, 2], "size": ["small"]}
+    study = check_study(
+        gridded(grid, baseline={}, published={**tree()["published"], "values": []}), "g.yaml"
+    )
+    assert isinstance(study, ListedStudy)
+    keys = ("parallelism.tensor", "parallelism.data")
+    told = [tuple(point[key] for key in keys) for point in study.points]
+    assert told == [(4, 1), (4, 2), (8, 1), (8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("grid", "path", "problem"),
+    [
+        ([], "grid", r"\[\] is no mapping"),
+        ({"parallelism.data": 2}, "grid.parallelism.data", "2 is no list of values"),
+        ({"parallelism.data": []}, "grid.parallelism.data", "no list of values"),
+        (
+            {f"optimizer.k{i}": list(range(100)) for i in range(9)},
+            "grid",
+            "1,000,000,000,000,000,000 points, more than 1,000",
+        ),
+    ],
+)
+def test_a_grid_is_lists_of_values_and_not_endless(
+    grid: object, path: str, problem: str
+) -> None:
+    refused(gridded(grid), path, problem)
+
+
+FIRST, SECOND = tree()["points"]
+
+
+@pytest.mark.parametrize(
+    ("points", "path", "problem"),
+    [
+        ([FIRST, {"parallelism.data": 2}], "points[1]", "other keys than the first"),
+        ([FIRST, SECOND, FIRST], "points[2]", "is given twice"),
+        ([{**FIRST, "nodes": 1}, {**SECOND, "nodes": 2}], "points.nodes", "no product or fig"),
+        ([{**FIRST, "cluster.site.queue": "x"}], "cluster.site.queue", "no key that a study"),
+    ],
+)
+def test_points_are_alike_distinct_and_of_a_recipe(
+    points: list[dict[str, Any]], path: str, problem: str
+) -> None:
+    refused(tree(points=points), path, problem)
+
+
+@pytest.mark.parametrize(
+    ("at", "count"),
+    [({"size": "small"}, 2), ({"parallelism.data": 3}, 0), ({"size": "small", "x": 1}, 0)],
+)
+def test_what_is_published_is_of_one_point(at: dict[str, Any], count: int) -> None:
+    values = [{"at": at, "value": 1.0, "place": "table 1"}]
+    given = tree(published={**tree()["published"], "values": values})
+    refused(given, "published.values[0].at", f"{count} points have")
+    if count != 1:
+        refused(tree(baseline=at), "baseline", f"{count} points have")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "problem"),
+    [
+        ({"x": ["nodes"]}, "figure.x", "no point has 'nodes'"),
+        ({"series": ["recipes"]}, "figure.series", "no point has 'recipes'"),
+        ({"x": ["tiles", "size"]}, "figure.log", "needs one key of positive numbers"),
+        (
+            {"x": ["size"], "series": ["tiles"]},
+            "figure.log",
+            "needs one key of positive numbers",
+        ),
+    ],
+)
+def test_a_figure_draws_keys_of_the_points(
+    changes: dict[str, Any], path: str, problem: str
+) -> None:
+    refused(tree(figure={**tree()["figure"], **changes}), path, problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"why": "\x1b[2Jgone"}, "why"),
+        ({"figure": {**tree()["figure"], "title": "a\x07"}}, "figure.title"),
+        ({"set": {"budget.\x1b": 1}}, "set"),
+    ],
+)
+def test_no_text_of_a_stranger_acts_on_a_terminal(changes: dict[str, Any], path: str) -> None:
+    refused(tree(**changes), path, "characters that act on a terminal")
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "oom"])
+def test_a_published_figure_is_positive_or_says_that_memory_ran_out(value: object) -> None:
+    values = [{"at": {"parallelism.data": 2}, "value": value, "place": "table 1"}]
+    with pytest.raises(RecipeError, match=r"published\.values\.0\.value"):
+        check_study(tree(published={**tree()["published"], "values": values}), "weak.yaml")

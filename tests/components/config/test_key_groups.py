@@ -1,0 +1,116 @@
+"""Every key of a recipe is in one group, and the fingerprint follows the mathematics alone."""
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from components.config.key_groups import PLACES, KeyGroup, declared, fingerprint_of, split
+from components.config.schema.recipe import Recipe
+from components.config.user_overrides import leaves
+from tests.components.config.conftest import Compose
+from tests.recipes.differences import RECIPES, SCALES, golden_tree
+
+TREES = {
+    f"{name}-{scale}": golden_tree(name, scale)["recipe"]
+    for scale in SCALES
+    for name in RECIPES[::4]
+}
+OPEN = {"model", "tokenizer", "optimizer", "schedule"}  # a class's constructor is the schema
+
+
+def fields(kind: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Yield every key that the typed sections can have; any name of a mapping is ``x``."""
+    for name, field in kind.model_fields.items():
+        here = f"{path}.{name}" if path else name
+        sections = list(sections_in(field.annotation))
+        for section, inside in sections:
+            yield from fields(section, f"{here}.x" if inside else here)
+        if not sections:
+            yield here
+
+
+def sections_in(
+    annotation: Any, inside: bool = False
+) -> Iterator[tuple[type[BaseModel], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, inside
+        return
+    origin = get_origin(annotation)
+    if origin is tuple:  # a list is one leaf
+        return
+    mapping = inside or origin not in {None, Union, UnionType, Annotated}
+    for one in get_args(annotation):
+        yield from sections_in(one, mapping)
+
+
+def test_every_field_that_a_recipe_can_have_has_a_group() -> None:
+    paths = list(fields(Recipe))
+    assert len(paths) > 120
+    assert {"data.sources.x.licence", "parallelism.zero", "cluster.site.launch"} <= set(paths)
+    assert [path for path in paths if declared(path) is None] == []
+
+
+def test_a_new_key_of_a_layout_has_no_group_until_it_is_given_one() -> None:
+    assert declared("parallelism.new") is None
+    assert declared("data.new") is None
+    assert declared("data.sources.x.new") is None
+    tree = TREES["teuken7b-mini"] if "teuken7b-mini" in TREES else next(iter(TREES.values()))
+    with pytest.raises(AssertionError, match=r"parallelism\.new has no group"):
+        split({**tree, "parallelism": {**tree["parallelism"], "new": 1}})
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_leaf_of_a_published_recipe_is_in_one_group(name: str) -> None:
+    dealt = split(TREES[name])
+    found = [key for group in KeyGroup for key in dealt[group] if not key.endswith("(order)")]
+    assert sorted(found) == sorted(path for path, _ in leaves(TREES[name]))
+
+
+def test_open_sections_compute_but_for_their_kernels() -> None:
+    layout = {
+        key
+        for tree in TREES.values()
+        for key in split(tree)[KeyGroup.LAYOUT]
+        if key.partition(".")[0] in OPEN
+    }
+    assert layout == {"model.attention.backend", "model.mlp.path"}
+
+
+EXPERTS = "mula20b_a2b"
+DEGREES = {"expert_divisor": "copies", "microbatch_sequences": 4}
+
+
+@pytest.mark.parametrize(("key", "value"), DEGREES.items())
+def test_these_degrees_compute_where_there_are_experts_alone(
+    key: str, value: object, compose: Compose
+) -> None:
+    dense = compose("parallelism.microbatch_sequences=2").model_dump(mode="json")
+    assert fingerprint_of(
+        with_degree(dense, key, value), KeyGroup.MATHEMATICS
+    ) == fingerprint_of(dense, KeyGroup.MATHEMATICS)
+    sparse = {**dense, "model": {**dense["model"], "mlp": {"num_experts": 8}}}
+    assert fingerprint_of(with_degree(sparse, key, value), KeyGroup.MATHEMATICS) != (
+        fingerprint_of(sparse, KeyGroup.MATHEMATICS)
+    )
+
+
+def with_degree(tree: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    return {**tree, "parallelism": {**tree["parallelism"], key: value}}
+
+
+def test_the_order_of_a_schedules_phases_is_mathematics(compose: Compose) -> None:
+    tree = compose().model_dump(mode="json")
+    phases = tree["schedule"]["phases"]
+    turned = {**tree["schedule"], "phases": dict(reversed(phases.items()))}
+    other = {**tree, "schedule": turned}
+    assert fingerprint_of(other, KeyGroup.MATHEMATICS) != fingerprint_of(
+        tree, KeyGroup.MATHEMATICS
+    )
+
+
+def test_every_place_is_a_key_of_the_data() -> None:
+    keys = {path.rpartition(".")[2] for path in fields(Recipe) if path.startswith("data.")}
+    assert keys | {"dataset"} >= PLACES

@@ -1,0 +1,78 @@
+"""Steps of the mesh engine on every rank, beside one process and torch's own clipping."""
+
+import torch
+from torch import Tensor
+
+from components.distributed.mesh import sum_over_ranks
+from components.engine.mesh_engine import MeshEngine
+from components.optim.loss_scale import LossScale
+from tests.components.distributed.layout_cases import (
+    Layout,
+    Poured,
+    Whole,
+    batch_of,
+    largest_difference,
+)
+from tests.components.distributed.tensor_cases import Parts, randomized
+
+STEPS, RATE = 3, 0.1
+
+
+def clipped_steps(parts: Parts, layout: Layout, part_of_norm: float) -> float:
+    """Take steps of plain gradient descent, each clipped to a part of its norm.
+
+    Returns how far weights ever were from those of one process.
+    """
+    model = randomized(parts)
+    whole, poured = Whole(model), Poured(model, layout)
+    theirs = torch.optim.SGD(whole.decoder.parameters(), lr=RATE)
+    engine = MeshEngine(
+        mesh=poured.mesh,
+        data_parallel=poured.parallel,
+        microbatches=poured.microbatches,
+        optimizer=torch.optim.SGD([shard.parameter for shard in poured.shards], lr=RATE),
+        loss_scale=None,
+    )
+    apart = 0.0
+    for step in range(STEPS):
+        batches = [batch_of(step, rank) for rank in range(layout.data)]
+        whole.backward(batches)
+        gradients = [p.grad for p in whole.decoder.parameters() if p.grad is not None]
+        limit = part_of_norm * torch.nn.utils.get_total_norm(gradients).item()
+        torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
+        theirs.step()
+        batch = batches[poured.mesh.data_rank]
+        engine.step(batch, lr=RATE, norm_limit=limit, judge=_agree)
+        apart = max(apart, largest_difference(poured.weights(), whole.weights()))
+    return apart
+
+
+def _agree(squares: Tensor | None) -> Tensor | None:
+    assert squares is not None
+    norm: Tensor = sum_over_ranks(squares).sqrt()
+    return norm
+
+
+def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
+    """Lower a scale by overflows, and say whether another engine goes on from its state."""
+    engines = []
+    for _ in range(2):
+        poured = Poured(randomized(parts), layout)
+        engines.append(
+            MeshEngine(
+                mesh=poured.mesh,
+                data_parallel=poured.parallel,
+                microbatches=poured.microbatches,
+                optimizer=torch.optim.SGD([s.parameter for s in poured.shards], lr=RATE),
+                loss_scale=LossScale(initial=2.0**16, window=5, hysteresis=1, minimum=1.0),
+            )
+        )
+    first, second = engines
+    batch = batch_of(0, first._mesh.data_rank)
+    for _ in range(3):
+        first.step(batch, lr=RATE, norm_limit=1.0, judge=lambda _: torch.tensor(torch.inf))
+    state = first.scale_state()
+    assert state is not None
+    assert first.scale == 2.0**13
+    second.load_scale_state(state)
+    return second.scale == first.scale and second.scale_state() == state

@@ -1,0 +1,154 @@
+"""Faults on request: which there are, whom they strike, and that they do so once."""
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from components.checkpoint.metadata import MARKER, RunProgress
+from components.config.schema.monitoring import (
+    BitFlip,
+    Fault,
+    FilesGone,
+    FullDisk,
+    Injection,
+    Nan,
+    Spike,
+    TruncatedCheckpoint,
+)
+from components.errors import RecipeError
+from components.fault_tolerance import faults
+from components.fault_tolerance.faults import FaultInjector, Reach
+from components.run.lines import read_lines
+
+KINDS = get_args(get_args(Injection)[0])
+
+
+def reach(folder: Path) -> Reach:
+    torch.manual_seed(0)
+    batch = torch.arange(30).view(2, 3, 5)
+    stages = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    return Reach(checkpoints=folder, batch=batch, stages=list(stages))
+
+
+def strike(folder: Path, fault: Fault, *, rank: int = 1, step: int = 7) -> Reach:
+    reached = reach(folder)
+    FaultInjector(faults=[fault], folder=folder, rank=rank).before_step(
+        RunProgress(step=step - 1, tokens=60), reached
+    )
+    return reached
+
+
+def test_every_fault_of_the_section_has_a_function_named_like_it() -> None:
+    named = {get_args(kind.model_fields["fault"].annotation)[0] for kind in KINDS}
+    assert len(named) == len(KINDS)
+    assert all(callable(getattr(faults, name)) for name in named)
+
+
+def test_nan_spoils_one_pass_of_the_first_stage(tmp_path: Path) -> None:
+    reached = strike(tmp_path, Nan(fault="nan", rank=1, step=7))
+    first, second = reached.stages
+    inputs = torch.ones(2, 4)
+    assert first(inputs).isnan().all()
+    assert first(inputs).isfinite().all()
+    assert second(inputs).isfinite().all()
+
+
+def test_a_spike_is_one_rare_token_again_and_again(tmp_path: Path) -> None:
+    reached = strike(tmp_path, Spike(fault="spike", rank=1, step=7))
+    assert reached.batch.unique().tolist() == [29]
+    assert reached.batch.shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize("bit", [0, 22, 30, 31])
+def test_a_bit_flip_changes_one_bit_of_one_number(tmp_path: Path, bit: int) -> None:
+    spared = reach(tmp_path).stages
+    before = [weight for stage in spared for weight in stage.parameters()]
+    reached = strike(tmp_path, BitFlip(fault="bit_flip", rank=1, step=7, bit=bit))
+    after = [weight for stage in reached.stages for weight in stage.parameters()]
+    changed = [
+        (one.view(torch.int32) ^ other.view(torch.int32)) & 0xFFFFFFFF
+        for one, other in zip(before, after, strict=True)
+    ]
+    differing = torch.cat([bits.flatten() for bits in changed])
+    assert differing[differing != 0].tolist() in ([1 << bit], [-(1 << 31)])
+    assert int((differing != 0).sum()) == 1
+
+
+def checkpoint(folder: Path, tokens: int) -> Path:
+    grown = folder / f"tokens-{tokens:015d}"
+    grown.mkdir()
+    (grown / MARKER).touch()
+    (grown / "shard-00001-of-00001.safetensors").write_bytes(b"12345678")
+    return grown
+
+
+def sizes(folder: Path) -> list[int]:
+    return [file.stat().st_size for file in sorted(folder.rglob("*.safetensors"))]
+
+
+def test_the_newest_checkpoint_alone_is_cut(tmp_path: Path) -> None:
+    fault = TruncatedCheckpoint(fault="truncated_checkpoint", rank=1, step=7)
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(RecipeError, match="has no checkpoint to damage"):
+        strike(run, fault)
+    again = tmp_path / "again"
+    again.mkdir()
+    checkpoint(again, 10)
+    checkpoint(again, 20)
+    strike(again, fault)
+    assert sizes(again) == [8, 4]
+
+
+def test_the_folder_of_checkpoints_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    checkpoint(folder, 10)
+    fault = FilesGone(fault="files_gone", rank=1, step=7, seconds=0.2)
+    reached = Reach(checkpoints=folder, batch=torch.zeros(1), stages=[])
+    FaultInjector(faults=[fault], folder=tmp_path, rank=1).before_step(
+        RunProgress(step=6, tokens=60), reached
+    )
+    assert not folder.exists()
+    wait_until(folder.exists)
+    assert sizes(folder) == [8]
+
+
+def test_a_full_disk_takes_small_files_and_has_room_again(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    strike(tmp_path, FullDisk(fault="full_disk", rank=1, step=7, seconds=0.2, free_bytes=1_000))
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1_000))
+    with pytest.raises(OSError, match="File too large"):
+        file.write_bytes(bytes(1_001))
+    wait_until(lambda: resource.getrlimit(resource.RLIMIT_FSIZE) == before)
+    file.write_bytes(bytes(1_001))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("rank", "step"), [(0, 7), (1, 6), (1, 8)])
+def test_other_ranks_and_other_steps_are_spared(tmp_path: Path, rank: int, step: int) -> None:
+    strike(tmp_path, Spike(fault="spike", rank=1, step=7), rank=rank, step=step)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fault_strikes_once_also_after_a_restart(tmp_path: Path) -> None:
+    fault = Spike(fault="spike", rank=1, step=7)
+    first, again = strike(tmp_path, fault), strike(tmp_path, fault)
+    assert len(first.batch.unique()) == 1
+    assert len(again.batch.unique()) == 30
+    (event,) = read_lines(tmp_path / "journal.jsonl")
+    expected: dict[str, Any] = {"fault": "spike", "rank": 1, "step": 7}
+    assert (event["kind"], event["step"], event["evidence"]) == ("rehearsal", 6, expected)

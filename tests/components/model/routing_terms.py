@@ -1,0 +1,28 @@
+"""What routers did in a forward pass: the loss that they add, and the load of their experts."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from components.model.moe import expert_layers, take_rows
+from components.model.routing import Routing, RoutingTally
+
+
+def auxiliary_terms(model: nn.Module) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """Take the routing of the last forward pass: the loss to add, and the load.
+
+    A model without experts, or one that is not training, adds 0.
+    """
+    layers = expert_layers(model)
+    rows = take_rows(layers)
+    if rows is None:
+        return torch.zeros(()), {}
+    tally = RoutingTally.of(rows)
+    pooled = layers[0].auxiliary_scope == "model"
+    balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
+    return layers[0].penalty(tally), {
+        "expert_fraction": torch.stack([x.counts / x.tokens for x in map(Routing.of, rows)]),
+        "largest_over_mean": tally.largest_over_mean,
+        "balance_loss": balance.detach(),
+        "z_loss": tally.z_loss.detach(),
+    }

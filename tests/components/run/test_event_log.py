@@ -1,0 +1,91 @@
+"""Lines that a kill may cut anywhere."""
+
+import json
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from components.checkpoint.metadata import RunProgress
+from components.errors import RecipeError
+from components.fault_tolerance.faults import fill_up
+from components.run.event_log import EventLog, append_line
+from components.run.lines import read_lines
+
+NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
+ENERGY = {"devices": NOTHING, "hosts": NOTHING}
+
+
+def note(journal: EventLog, step: int) -> None:
+    progress = RunProgress(step=step, tokens=10 * step)
+    journal.note("skip", progress, "why", {"a": [1, 2]}, seconds=0.5)
+
+
+def test_an_event_says_when_where_why_and_for_how_long(tmp_path: Path) -> None:
+    file = tmp_path / "journal.jsonl"
+    note(EventLog(file=file, writes=True, retry_seconds=0.0), 7)
+    (event,) = read_lines(file)
+    assert event.pop("time") > 1.7e9
+    assert event == {
+        "kind": "skip",
+        "step": 7,
+        "tokens": 70,
+        "cause": "why",
+        "seconds": 0.5,
+        "evidence": {"a": [1, 2]},
+    }
+
+
+def test_ranks_that_do_not_write_leave_no_file(tmp_path: Path) -> None:
+    note(EventLog(file=tmp_path / "journal.jsonl", writes=False, retry_seconds=0.0), 7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_line_cut_anywhere_the_next_is_whole(tmp_path: Path) -> None:
+    first, following = ({"kind": "energy", "time": at, **ENERGY} for at in (1.0, 2.0))
+    whole = json.dumps({"kind": "é"}, ensure_ascii=False).encode()
+    for cut in range(1, len(whole)):
+        file = tmp_path / f"{cut}.jsonl"
+        file.write_bytes(json.dumps(first).encode() + b"\n" + whole[:cut])
+        append_line(file, following, sync=False)
+        assert read_lines(file) == [first, following]
+
+
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
+    assert read_lines(tmp_path / "journal.jsonl") == []
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"cannot be written: Is a directory\n  mend the fi"):
+        note(EventLog(file=tmp_path, writes=True, retry_seconds=0.0), 7)
+
+
+def test_an_event_that_found_no_room_is_whole_once_there_is_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fits of the line is written at first, as a disk takes it that fills up within."""
+    file = tmp_path / "journal.jsonl"
+    journal = EventLog(file=file, writes=True, retry_seconds=60.0)
+    note(journal, 1)
+    one = file.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with fill_up(one + one // 2), ThreadPoolExecutor(1) as beside:
+        noted = beside.submit(note, journal, 2)
+        while not caplog.messages:
+            time.sleep(0.01)
+        assert file.stat().st_size == one + one // 2
+        assert [event["step"] for event in read_lines(file)] == [1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        noted.result()
+    assert [event["step"] for event in read_lines(file)] == [1, 2]
+
+
+def test_an_event_for_which_there_is_no_room_says_so(tmp_path: Path) -> None:
+    journal = EventLog(file=tmp_path / "journal.jsonl", writes=True, retry_seconds=0.0)
+    with (
+        fill_up(10),
+        pytest.raises(RecipeError, match=r"File too large\n  raise the limit of a file's size"),
+    ):
+        note(journal, 1)

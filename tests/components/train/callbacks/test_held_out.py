@@ -1,0 +1,45 @@
+"""Which held-out batches a rank takes, and what their losses come to."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.dryrun.world import fake_world
+from components.train.callbacks.metrics_logger import HeldOutLoss, Metrics, _turns
+
+
+def test_every_turn_has_one_shape_on_all_ranks_and_every_batch_counts_once() -> None:
+    shapes = [(2, 5)] * 3 + [(1, 5)] + [(2, 4)] * 2
+    batches = [torch.full(shape, index) for index, shape in enumerate(shapes)]
+    taken = [list(_turns(iter(batches), rank, 2)) for rank in range(2)]
+    counted = []
+    for (one, first), (other, second) in zip(*taken, strict=True):
+        assert one.shape == other.shape
+        pairs = ((one, first), (other, second))
+        counted += [int(batch[0, 0]) for batch, counts in pairs if counts]
+    assert counted == list(range(6))
+
+
+def test_the_loss_of_a_source_is_the_mean_over_its_tokens_not_over_its_batches() -> None:
+    windows = [
+        torch.tensor([0, 1, 2, 3, 4]),
+        torch.tensor([0, 9, 9, 9, 9]),
+        torch.tensor([7, 6]),
+    ]
+    predicted = torch.cat([window[1:] for window in windows]).double()
+    module: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        recipe=compose_recipe(
+            read_point(["recipe=teuken7b", "parallelism.microbatch_sequences=2"])
+        ),
+        mesh=SimpleNamespace(data_rank=0, data_ranks=1),
+        engine=SimpleNamespace(evaluate=lambda rows: rows[:, 1:].double().mean()),
+    )
+    held_out: Any = SimpleNamespace(windows=lambda source: iter(windows))
+    loss = HeldOutLoss(windows=held_out, metrics=cast("Metrics", None))
+    with fake_world(0, 1):
+        assert loss._loss(module, "any") == pytest.approx(predicted.mean().item())
