@@ -27,8 +27,12 @@ setup: .venv/ready ## build .venv from the lock
 run: setup ## train the miniature of Teuken-7B here, on real text, and write its report
 	$(PY) run.py recipe=teuken7b
 
-test: setup ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not long"
+# The tests of a folder or a file, or "changed": those of what is not committed yet.
+ROOMS ?= tests
+
+test: setup ## run the tests that any change may break; ROOMS=changed runs those of what a diff touches
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not cluster and not long" \
+	  $(if $(filter changed,$(ROOMS)),$$($(PY) -m tests.changed),$(ROOMS))
 
 long: setup ## run the tests that start many processes for minutes (8 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster"

@@ -1,1 +1,1 @@
-"""The device mesh, and one file for each axis: a function poured over a plain decoder."""
+"""The device mesh, and one file for each axis: a function that parallelizes a plain decoder."""

@@ -41,7 +41,7 @@ from components.torch_internals.distributed import concatenated
 def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) -> None:
     """Let each data rank keep its rows of every weight (ZeRO 3), layer by layer.
 
-    Call it after everything else is poured over the decoder; parameters may be on ``meta``.
+    Call it after every other axis has parallelized the decoder; parameters may be on ``meta``.
     """
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     axes = mesh.dense.shard

@@ -1,6 +1,6 @@
 """A decoder-only transformer, composed from parts that a recipe chooses.
 
-Single-device code: parallelism is poured over it from outside. Parameter names are global, also
+Single-device code: the axes parallelize it from outside. Parameter names are global, also
 where a pipeline stage holds only some of the layers, and map onto a Hugging Face Llama thus:
 
     embedding                                       model.embed_tokens

@@ -88,7 +88,7 @@ def register_xpu() -> None:
 class MeshStrategy(ModelParallelStrategy):
     """Set up one mesh for all ranks; Lightning's own two-dimensional mesh is not made.
 
-    The module pours the axes over its model and runs microbatches; Lightning keeps the loop.
+    The module parallelizes its model and runs microbatches; Lightning keeps the loop.
     """
 
     mesh: Mesh

@@ -9,7 +9,13 @@ from torch import Tensor
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.state import ShardState
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
-from tests.components.distributed.layout_cases import Layout, Poured, Whole, batch_of, gather
+from tests.components.distributed.layout_cases import (
+    Layout,
+    ParallelModel,
+    Whole,
+    batch_of,
+    gather,
+)
 from tests.components.distributed.tensor_cases import Parts, randomized
 
 State = dict[str, Tensor]
@@ -18,25 +24,25 @@ State = dict[str, Tensor]
 class Rank(NamedTuple):
     """One rank's part of a layout, with its optimizer."""
 
-    poured: Poured
+    sharded: ParallelModel
     optimizer: torch.optim.Optimizer
 
     @property
     def state(self) -> ShardState:
-        return ShardState(self.poured.shards, self.optimizer)
+        return ShardState(self.sharded.shards, self.optimizer)
 
 
 def start(parts: Parts, layout: Layout, *, seed: int) -> Rank:
-    poured = Poured(randomized(parts, seed=seed), layout)
-    parameters = [shard.parameter for shard in poured.shards]
-    return Rank(poured, torch.optim.AdamW(parameters, lr=0.01, fused=True))
+    sharded = ParallelModel(randomized(parts, seed=seed), layout)
+    parameters = [shard.parameter for shard in sharded.shards]
+    return Rank(sharded, torch.optim.AdamW(parameters, lr=0.01, fused=True))
 
 
 def train(rank: Rank, steps: range) -> None:
     for step in steps:
-        rank.poured.backward(batch_of(step, rank.poured.mesh.data_rank))
+        rank.sharded.backward(batch_of(step, rank.sharded.mesh.data_rank))
         rank.optimizer.step()
-        rank.poured.parallel.spread()
+        rank.sharded.parallel.spread()
 
 
 def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
@@ -52,7 +58,7 @@ def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
 def state_of(rank: Rank) -> State:
     """Gather weights, moments and counters; the ranks call this together."""
     state = {}
-    for shard in rank.poured.shards:
+    for shard in rank.sharded.shards:
         state[shard.name] = gather(shard.weight.detach())
         for key, value in rank.optimizer.state[shard.parameter].items():
             state[f"{shard.name} {key}"] = (

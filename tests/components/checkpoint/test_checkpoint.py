@@ -164,7 +164,7 @@ def test_loading_changes_no_rate_and_leaves_no_gradient(tmp_path: Path) -> None:
     saved = save_checkpoint(tmp_path, rank.state, RunProgress(0, 0))
     load_checkpoint(saved, rank.state)
     assert [group["lr"] for group in rank.optimizer.param_groups] == [0.01]
-    assert all(shard.parameter.grad is None for shard in rank.poured.shards)
+    assert all(shard.parameter.grad is None for shard in rank.sharded.shards)
 
 
 def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:

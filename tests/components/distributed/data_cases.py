@@ -13,7 +13,7 @@ from components.distributed.data import DataParallel
 from components.distributed.weight_shards import local
 from tests.components.distributed.layout_cases import (
     Layout,
-    Poured,
+    ParallelModel,
     Whole,
     batch_of,
     largest_difference,
@@ -45,20 +45,20 @@ class Held(NamedTuple):
 def train(parts: Parts, layout: Layout) -> Trained:
     """Take steps of AdamW, in the layout and whole."""
     model = randomized(parts)
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     theirs = torch.optim.AdamW(whole.decoder.parameters(), lr=0.01)
-    ours = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    ours = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     gradient = weight = 0.0
     for step in range(STEPS):
         batches = [batch_of(step, rank) for rank in range(layout.data)]
         whole.backward(batches)
-        poured.backward(batches[poured.mesh.data_rank])
-        gradient = max(gradient, largest_difference(poured.gradients(), whole.gradients()))
+        sharded.backward(batches[sharded.mesh.data_rank])
+        gradient = max(gradient, largest_difference(sharded.gradients(), whole.gradients()))
         theirs.step()
         ours.step()
-        poured.parallel.spread()
-        weight = max(weight, largest_difference(poured.weights(), whole.weights()))
-    return Trained(gradient, weight, poured.weights())
+        sharded.parallel.spread()
+        weight = max(weight, largest_difference(sharded.weights(), whole.weights()))
+    return Trained(gradient, weight, sharded.weights())
 
 
 def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
@@ -70,17 +70,17 @@ def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
 def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     """Measure after the second step's first microbatch, and before its update."""
     model, before = randomized(parts), dict(_storages(_live_tensors()))
-    poured = Poured(model, layout)
-    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
-    poured.backward(batch_of(0, poured.mesh.data_rank))
+    sharded = ParallelModel(model, layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
     optimizer.step()
-    poured.parallel.zero_grad()
-    first, second = batch_of(1, poured.mesh.data_rank).split(1)
-    poured.microbatches.run(first, 0.5)
-    accumulating = _measure(poured, optimizer, before)
-    poured.microbatches.run(second, 0.5)
-    poured.parallel.reduce()
-    return accumulating, _measure(poured, optimizer, before)
+    sharded.parallel.zero_grad()
+    first, second = batch_of(1, sharded.mesh.data_rank).split(1)
+    sharded.microbatches.run(first, 0.5)
+    accumulating = _measure(sharded, optimizer, before)
+    sharded.microbatches.run(second, 0.5)
+    sharded.parallel.reduce()
+    return accumulating, _measure(sharded, optimizer, before)
 
 
 class HeldExperts(NamedTuple):
@@ -94,13 +94,13 @@ class HeldExperts(NamedTuple):
 
 def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
     """Count what the optimizer keeps after a step."""
-    poured = Poured(randomized(parts), layout)
-    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
-    poured.backward(batch_of(0, poured.mesh.data_rank))
+    sharded = ParallelModel(randomized(parts), layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
     optimizer.step()
     counts = {"dense": 0, "experts": 0, "dense_state": 0, "experts_state": 0}
-    for shard in poured.shards:
-        family = "experts" if shard.param_mesh is poured.mesh.experts else "dense"
+    for shard in sharded.shards:
+        family = "experts" if shard.param_mesh is sharded.mesh.experts else "dense"
         counts[family] += shard.shape.numel()
         state = optimizer.state[shard.parameter]
         kept = sum(value.numel() for key, value in state.items() if key != "step")
@@ -111,17 +111,19 @@ def hold_experts(parts: Parts, layout: Layout) -> HeldExperts:
 def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
     """Measure after a forward pass that no backward pass follows."""
     model, before = randomized(parts), dict(_storages(_live_tensors()))
-    poured = Poured(model, layout)
-    optimizer = torch.optim.AdamW([shard.parameter for shard in poured.shards], lr=0.01)
+    sharded = ParallelModel(model, layout)
+    optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     with torch.no_grad():
-        poured.microbatches.evaluate(batch_of(0, 0)[0])
-    return _measure(poured, optimizer, before)
+        sharded.microbatches.evaluate(batch_of(0, 0)[0])
+    return _measure(sharded, optimizer, before)
 
 
-def _measure(poured: Poured, optimizer: torch.optim.Optimizer, before: dict[int, int]) -> Held:
-    whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in poured.shards)
-    weights = [local(shard.weight) for shard in poured.shards]
-    gradients = [g for s in poured.shards for g in (s.weight.grad, s.parameter.grad)]
+def _measure(
+    sharded: ParallelModel, optimizer: torch.optim.Optimizer, before: dict[int, int]
+) -> Held:
+    whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in sharded.shards)
+    weights = [local(shard.weight) for shard in sharded.shards]
+    gradients = [g for s in sharded.shards for g in (s.weight.grad, s.parameter.grad)]
     state = [v for s in optimizer.state.values() for k, v in s.items() if k != "step"]
     parts = [
         dict(_storages(part))
@@ -148,25 +150,25 @@ def _storages(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
 def accumulate_in_bfloat16(parts: Parts, layout: Layout, microbatches: int) -> list[str]:
     """Name the gradients of which a bit differs from sums that are rounded by hand."""
     model = randomized(parts).float()
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, r, microbatches=microbatches) for r in range(layout.data)]
-    poured.backward(batches[poured.mesh.data_rank])
+    sharded.backward(batches[sharded.mesh.data_rank])
     each = [[_gradients(whole, rows, microbatches) for rows in batch] for batch in batches]
     if layout.zero >= 2:  # averaged over ranks, then summed
         each = [[_mean(gradients) for gradients in zip(*each, strict=True)]]
     expected = _mean([_rounded_sum(gradients) for gradients in each])
-    return [name for name, g in poured.gradients().items() if not g.equal(expected[name])]
+    return [name for name, g in sharded.gradients().items() if not g.equal(expected[name])]
 
 
 def reduce_in_bfloat16(parts: Parts, layout: Layout) -> list[str]:
     """Name the gradients that are not the mean of two ranks' rounded ones, rounded again."""
     model = randomized(parts).float()
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank, microbatches=1) for rank in range(2)]
-    poured.backward(batches[poured.mesh.data_rank])
+    sharded.backward(batches[sharded.mesh.data_rank])
     mine, others = (_gradients(whole, batch[0], 1) for batch in batches)
     expected = {n: (g.bfloat16() + others[n].bfloat16()).float() / 2 for n, g in mine.items()}
-    return [name for name, g in poured.gradients().items() if not g.equal(expected[name])]
+    return [name for name, g in sharded.gradients().items() if not g.equal(expected[name])]
 
 
 def _gradients(whole: Whole, rows: Tensor, microbatches: int) -> dict[str, Tensor]:

@@ -18,7 +18,12 @@ from components.model.expert_products import (
 )
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
-from tests.components.distributed.layout_cases import Layout, Poured, batch_of, layout_mesh
+from tests.components.distributed.layout_cases import (
+    Layout,
+    ParallelModel,
+    batch_of,
+    layout_mesh,
+)
 from tests.components.distributed.tensor_cases import Parts, randomized
 
 MIXTURE_TOLERANCE = 1e-5  # `grouped_mm` has no double precision
@@ -156,10 +161,10 @@ def _stacks(dtype: torch.dtype) -> list[Tensor]:
 
 def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
     """Say how much larger each gradient is by Optimus's divisor than by ours."""
-    poured, found = Poured(randomized(parts), layout), []
+    sharded, found = ParallelModel(randomized(parts), layout), []
     for divisor in ("ranks", "copies"):
-        poured.parallel._expert_divisor = divisor
-        poured.backward(batch_of(0, poured.mesh.data_rank))
-        found.append(poured.gradients())
+        sharded.parallel._expert_divisor = divisor
+        sharded.backward(batch_of(0, sharded.mesh.data_rank))
+        found.append(sharded.gradients())
     ours, theirs = found
     return {name: (theirs[name].norm() / ours[name].norm()).item() for name in ours}

@@ -28,14 +28,14 @@ class Filled(NamedTuple):
 
 def draw(parts: Parts, layout: Layout) -> Filled:
     """Draw in the layout, and the whole as one process does."""
-    whole, decoder = _whole(parts), _poured(parts, layout)
+    whole, decoder = _whole(parts), _parallelized(parts, layout)
     draw_weights(decoder, seed=SEED)
     return _compare(decoder, whole)
 
 
 def take_over(parts: Parts, layout: Layout) -> Filled:
     """Copy a model's weights into the layout."""
-    whole, decoder = randomized(parts).float(), _poured(parts, layout)
+    whole, decoder = randomized(parts).float(), _parallelized(parts, layout)
     copy_weights(decoder, dict(whole.named_parameters()))
     return _compare(decoder, whole)
 
@@ -54,7 +54,7 @@ def _whole(parts: Parts) -> Decoder:
     return whole
 
 
-def _poured(parts: Parts, layout: Layout) -> Decoder:
+def _parallelized(parts: Parts, layout: Layout) -> Decoder:
     mesh = layout_mesh(layout)
     with torch.device("meta"):
         decoder = build(parts)

@@ -10,7 +10,7 @@ from components.distributed.mesh import sum_over_ranks
 from components.distributed.weight_shards import clip, squared_norm, unscale
 from tests.components.distributed.layout_cases import (
     Layout,
-    Poured,
+    ParallelModel,
     Whole,
     batch_of,
     largest_difference,
@@ -25,55 +25,55 @@ class Clipped(NamedTuple):
     gradient: float
 
 
-def norm_of(poured: Poured) -> Tensor:
+def norm_of(sharded: ParallelModel) -> Tensor:
     """Sum the shares of all ranks, as a step does."""
-    return sum_over_ranks(squared_norm(poured.shards)).sqrt()
+    return sum_over_ranks(squared_norm(sharded.shards)).sqrt()
 
 
 def norm_and_clip(parts: Parts, layout: Layout, part_of_norm: float) -> Clipped:
     """Clip to a part of the norm, which torch takes over one process's gradients."""
     model = randomized(parts)
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     batches = [batch_of(0, rank) for rank in range(layout.data)]
     whole.backward(batches)
-    poured.backward(batches[poured.mesh.data_rank])
-    norm = norm_of(poured)
+    sharded.backward(batches[sharded.mesh.data_rank])
+    norm = norm_of(sharded)
     assert norm.dtype == torch.float64
     limit = part_of_norm * norm.item()
     expected = torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
-    clip(poured.shards, norm, limit)
+    clip(sharded.shards, norm, limit)
     return Clipped(
         abs(norm - expected).item() / expected.item(),
-        largest_difference(poured.gradients(), whole.gradients()),
+        largest_difference(sharded.gradients(), whole.gradients()),
     )
 
 
 def spoil_one(parts: Parts, layout: Layout, rank: int, value: float) -> float:
     """Return the norm where one number of one rank's gradients is no number."""
-    poured = Poured(randomized(parts), layout)
-    poured.backward(batch_of(0, poured.mesh.data_rank))
+    sharded = ParallelModel(randomized(parts), layout)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
     if torch.distributed.get_rank() == rank:
-        gradient = poured.shards[3].parameter.grad
+        gradient = sharded.shards[3].parameter.grad
         assert gradient is not None
         gradient.view(-1)[0] = value
-    return norm_of(poured).item()
+    return norm_of(sharded).item()
 
 
 def leave_alone(parts: Parts, layout: Layout) -> bool:
     """Say whether no limit, and a limit that no norm reaches, change no bit."""
-    poured = Poured(randomized(parts), layout)
-    poured.backward(batch_of(0, poured.mesh.data_rank))
-    before = poured.gradients()
+    sharded = ParallelModel(randomized(parts), layout)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
+    before = sharded.gradients()
     for limit in (math.inf, 1e6):
-        clip(poured.shards, norm_of(poured), limit)
-    return all(torch.equal(before[name], after) for name, after in poured.gradients().items())
+        clip(sharded.shards, norm_of(sharded), limit)
+    return all(torch.equal(before[name], after) for name, after in sharded.gradients().items())
 
 
 def unscaled(parts: Parts, layout: Layout) -> bool:
     """Say whether a scale of a power of two is taken out without a trace."""
-    poured = Poured(randomized(parts), layout)
-    poured.backward(batch_of(0, poured.mesh.data_rank))
-    before = poured.gradients()
-    unscale(poured.shards, 2.0**16)
-    after = poured.gradients()
+    sharded = ParallelModel(randomized(parts), layout)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
+    before = sharded.gradients()
+    unscale(sharded.shards, 2.0**16)
+    after = sharded.gradients()
     return all(torch.equal(before[name], after[name] * 2.0**16) for name in before)

@@ -1,4 +1,4 @@
-"""A layout poured by hand over a copy of one model, which every rank also trains whole."""
+"""A layout sharded by hand over a copy of one model, which every rank also trains whole."""
 
 import copy
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ DIM = 24
 
 
 class Layout(NamedTuple):
-    """Degrees, and what else is poured; as it is, one process."""
+    """Degrees, and what else is sharded; as it is, one process."""
 
     pipeline: int = 1
     replicate: int = 1
@@ -132,7 +132,7 @@ class Whole:
         return {name: p.detach() for name, p in self.decoder.named_parameters()}
 
 
-class Poured:
+class ParallelModel:
     """What one rank holds of a model, and how it trains it."""
 
     def __init__(self, model: Decoder, layout: Layout) -> None:
@@ -140,7 +140,7 @@ class Poured:
         self.compute = Compute(self.mesh.axis("context"))
         self.stages, tied = _cut(model, layout, self.mesh)
         for stage in self.stages:
-            _pour(stage, layout, self.mesh)
+            _parallelize(stage, layout, self.mesh)
             seed_layers(stage, self.compute.seed)
         self.parallel = DataParallel(
             (pair for stage in self.stages for pair in stage.named_parameters()),
@@ -199,7 +199,7 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
     return stages, tied
 
 
-def _pour(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
+def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
     split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.components.distributed.layout_cases import (
     Layout,
-    Poured,
+    ParallelModel,
     Whole,
     batch_of,
     largest_difference,
@@ -28,19 +28,19 @@ class Found(NamedTuple):
 def run_steps(parts: Parts, layout: Layout, counts: Sequence[int], evaluates: bool) -> Found:
     """Take a step of each number of microbatches, with or without evaluation between them."""
     model = randomized(parts)
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     loss = gradient = 0.0
     losses = 0
     for step, count in enumerate(counts):
         batches = [batch_of(step, r, microbatches=count) for r in range(layout.data)]
-        expected = whole.backward(batches)[poured.mesh.data_rank]
-        found = poured.backward(batches[poured.mesh.data_rank])
+        expected = whole.backward(batches)[sharded.mesh.data_rank]
+        found = sharded.backward(batches[sharded.mesh.data_rank])
         losses += len(found)
         loss = max([loss, *_relative(found, expected)])
-        gradient = max(gradient, largest_difference(poured.gradients(), whole.gradients()))
+        gradient = max(gradient, largest_difference(sharded.gradients(), whole.gradients()))
         if evaluates:
-            loss = max([loss, *_evaluate(whole, poured)])
-    return Found(loss, gradient, losses, set(poured.gradients()))
+            loss = max([loss, *_evaluate(whole, sharded)])
+    return Found(loss, gradient, losses, set(sharded.gradients()))
 
 
 def _relative(found: Sequence[float], expected: Sequence[float]) -> list[float]:
@@ -49,16 +49,16 @@ def _relative(found: Sequence[float], expected: Sequence[float]) -> list[float]:
 
 
 @torch.no_grad()
-def _evaluate(whole: Whole, poured: Poured) -> list[float]:
+def _evaluate(whole: Whole, sharded: ParallelModel) -> list[float]:
     """Compare losses without dropout, of as many and as long rows as no step has."""
-    decoders = [whole.decoder, *poured.stages]
+    decoders = [whole.decoder, *sharded.stages]
     differences = []
     for rows in (batch_of(50, 0, microbatches=1)[0], batch_of(51, 0)[:, 0, :13]):
         for decoder in decoders:
             decoder.eval()
         expected: Tensor = whole.decoder.loss(rows[:, :-1], rows[:, 1:])
-        found = poured.microbatches.evaluate(rows)
-        has_loss = any(stage.final_norm is not None for stage in poured.stages)
+        found = sharded.microbatches.evaluate(rows)
+        has_loss = any(stage.final_norm is not None for stage in sharded.stages)
         assert (found is not None) == has_loss
         if found is not None:
             differences += _relative([found.item()], [expected.item()])

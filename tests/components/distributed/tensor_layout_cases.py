@@ -1,4 +1,4 @@
-"""Tensor parallelism beside what else is poured over a decoder: stages, shards, and more."""
+"""Tensor parallelism beside what else is sharded over a decoder: stages, shards, and more."""
 
 import copy
 from collections import Counter

@@ -8,7 +8,7 @@ from components.engine.mesh_engine import MeshEngine
 from components.optim.loss_scale import LossScale
 from tests.components.distributed.layout_cases import (
     Layout,
-    Poured,
+    ParallelModel,
     Whole,
     batch_of,
     largest_difference,
@@ -24,13 +24,13 @@ def clipped_steps(parts: Parts, layout: Layout, part_of_norm: float) -> float:
     Returns how far weights ever were from those of one process.
     """
     model = randomized(parts)
-    whole, poured = Whole(model), Poured(model, layout)
+    whole, sharded = Whole(model), ParallelModel(model, layout)
     theirs = torch.optim.SGD(whole.decoder.parameters(), lr=RATE)
     engine = MeshEngine(
-        mesh=poured.mesh,
-        data_parallel=poured.parallel,
-        microbatches=poured.microbatches,
-        optimizer=torch.optim.SGD([shard.parameter for shard in poured.shards], lr=RATE),
+        mesh=sharded.mesh,
+        data_parallel=sharded.parallel,
+        microbatches=sharded.microbatches,
+        optimizer=torch.optim.SGD([shard.parameter for shard in sharded.shards], lr=RATE),
         loss_scale=None,
     )
     apart = 0.0
@@ -41,9 +41,9 @@ def clipped_steps(parts: Parts, layout: Layout, part_of_norm: float) -> float:
         limit = part_of_norm * torch.nn.utils.get_total_norm(gradients).item()
         torch.nn.utils.clip_grad_norm_(whole.decoder.parameters(), limit)
         theirs.step()
-        batch = batches[poured.mesh.data_rank]
+        batch = batches[sharded.mesh.data_rank]
         engine.step(batch, lr=RATE, norm_limit=limit, judge=_agree)
-        apart = max(apart, largest_difference(poured.weights(), whole.weights()))
+        apart = max(apart, largest_difference(sharded.weights(), whole.weights()))
     return apart
 
 
@@ -57,13 +57,13 @@ def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
     """Lower a scale by overflows, and say whether another engine goes on from its state."""
     engines = []
     for _ in range(2):
-        poured = Poured(randomized(parts), layout)
+        sharded = ParallelModel(randomized(parts), layout)
         engines.append(
             MeshEngine(
-                mesh=poured.mesh,
-                data_parallel=poured.parallel,
-                microbatches=poured.microbatches,
-                optimizer=torch.optim.SGD([s.parameter for s in poured.shards], lr=RATE),
+                mesh=sharded.mesh,
+                data_parallel=sharded.parallel,
+                microbatches=sharded.microbatches,
+                optimizer=torch.optim.SGD([s.parameter for s in sharded.shards], lr=RATE),
                 loss_scale=LossScale(initial=2.0**16, window=5, hysteresis=1, minimum=1.0),
             )
         )

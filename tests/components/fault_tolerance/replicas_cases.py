@@ -4,7 +4,7 @@ import torch
 
 from components.distributed.weight_shards import local
 from components.fault_tolerance.replicas import ReplicaDifference, compare_replicas
-from tests.components.distributed.layout_cases import Layout, Poured
+from tests.components.distributed.layout_cases import Layout, ParallelModel
 from tests.components.distributed.tensor_cases import Parts, randomized
 
 
@@ -12,10 +12,10 @@ def compared(
     parts: Parts, layout: Layout, flips: tuple[tuple[str, int], ...]
 ) -> list[ReplicaDifference]:
     """Flip the lowest bit of the last number of each named weight on its rank, then compare."""
-    poured = Poured(randomized(parts), layout)
+    sharded = ParallelModel(randomized(parts), layout)
     for name, rank in flips:
-        for shard in poured.shards:
+        for shard in sharded.shards:
             if shard.name == name and torch.distributed.get_rank() == rank:
                 bits = local(shard.weight).view(-1)[-1:].view(torch.int64)
                 bits ^= 1
-    return compare_replicas(poured.shards, poured.mesh)
+    return compare_replicas(sharded.shards, sharded.mesh)
