@@ -63,10 +63,9 @@ def rules_of(recipe: Recipe) -> Preflight:
 def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
     """Make every check that this node can make alone."""
     began, rules = time.monotonic(), rules_of(recipe)
-    devices = devices_here(recipe.cluster)
     findings = (
         check_count(recipe.cluster),
-        check_memory(recipe.cluster, rules, devices),
+        check_memory(recipe.cluster, rules, devices_here(recipe.cluster)),
         *node_checks.check_places(recipe, rules, folder.path),
         *node_checks.check_copies(folder.path, name, os.environ),
         contents.check_packages(folder, parts_of(recipe)),
@@ -74,6 +73,8 @@ def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
         contents.check_data(recipe, rules, folder, name),
         node_checks.check_network(recipe, folder, os.environ),
     )
+    # Asked again: once CUDA has started, its count leaves out what does not answer.
+    devices = devices_here(recipe.cluster)
     first = devices[0] if devices else torch.device("cpu")
     dtype = compute_dtype(recipe.precision.compute, first)
     rate = None
