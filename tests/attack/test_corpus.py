@@ -19,7 +19,8 @@ from tests.attack.corpus import Expected, corpus
 from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Case, Result
 from tests.attack.traced import TRACER, acts_by_case
 
-ALL = "ATTACK_ALL"  # `make attack` asks for every action; a test for the first of each attack
+ALL = "ATTACK_ALL"  # `make attack` asks for every action; `make long` for one of each attack
+SAMPLE = 4  # `make test` takes every fourth attack, and no tracer
 # Control characters, those of the second page and those that turn text round.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -36,13 +37,14 @@ ACTING = {
 
 @dataclass(frozen=True)
 class Told:
-    """What all cases did, and their calls by name."""
+    """What the chosen cases must do, what they did, and if traced their calls by name."""
 
+    chosen: list[Expected]
     results: Mapping[str, Result]
-    calls: Mapping[str, list[str]]
+    calls: Mapping[str, list[str]] | None
 
 
-def chosen() -> list[Expected]:
+def one_of_each() -> list[Expected]:
     """Take one action of each attack, or all."""
     if os.environ.get(ALL):
         return list(corpus())
@@ -50,11 +52,13 @@ def chosen() -> list[Expected]:
     return list(first.values())
 
 
-def run_cases(work: Path, cases: list[Case], module: str) -> Told:
-    """Run the cases in one program, traced if there is a tracer."""
+def run_cases(
+    work: Path, cases: list[Case], module: str, *, traced: bool
+) -> tuple[dict[str, Result], dict[str, list[str]] | None]:
+    """Run the cases in one program; return their results and, if traced, their calls."""
     words = [sys.executable, "-m", module, str(work)]
     trace = work.with_suffix(".trace")
-    tracer = [*TRACER, str(trace)] if TRACED else []
+    tracer = [*TRACER, str(trace)] if traced else []
     done = subprocess.run(
         [*tracer, *words],
         cwd=ROOT,
@@ -67,13 +71,18 @@ def run_cases(work: Path, cases: list[Case], module: str) -> Told:
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads((work / "results.json").read_text("utf-8"))
     results = {one["name"]: Result(**one) for one in told}
-    return Told(results, acts_by_case(trace) if TRACED else {})
+    return results, acts_by_case(trace) if traced else None
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    cases = [one.case for one in chosen()]
-    return run_cases(tmp_path_factory.mktemp("attack") / "work", cases, "tests.attack.driver")
+@pytest.fixture(
+    scope="module", params=["a sample", pytest.param("one of each", marks=pytest.mark.long)]
+)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    sampled = request.param == "a sample"
+    chosen = one_of_each()[:: SAMPLE if sampled else 1]
+    cases, work = [one.case for one in chosen], tmp_path_factory.mktemp("attack") / "work"
+    traced = TRACED and not sampled
+    return Told(chosen, *run_cases(work, cases, "tests.attack.driver", traced=traced))
 
 
 def wrong(expected: Expected, result: Result) -> str:
@@ -100,7 +109,7 @@ def listed(found: Mapping[str, object]) -> list[str]:
 
 @pytest.mark.timeout(3600)
 def test_every_attack_ends_as_it_must_and_says_so(told: Told) -> None:
-    found = {one.case.name: wrong(one, told.results[one.case.name]) for one in chosen()}
+    found = {one.case.name: wrong(one, told.results[one.case.name]) for one in told.chosen}
     assert not (lines := listed(found)), "\n".join(lines)
 
 
@@ -109,8 +118,9 @@ def test_no_attack_runs_connects_imports_or_changes_anything_outside(told: Told)
     assert not (lines := listed(found)), "\n".join(lines)
 
 
-@pytest.mark.skipif(not TRACED, reason="strace is not installed here")
 def test_the_kernel_is_asked_for_nothing_but_reading_and_the_own_folder(told: Told) -> None:
+    if told.calls is None:
+        pytest.skip("`make long` traces; strace has to be installed")
     assert told.calls.keys() == told.results.keys(), "the trace is not whole"
     assert not (lines := listed(told.calls)), "\n".join(lines)
 
@@ -124,11 +134,12 @@ def test_the_corpus_is_large_and_has_every_kind_of_file() -> None:
 
 def test_detectors_see_what_acts_on_purpose(tmp_path: Path) -> None:
     cases = [Case(name=name, kind="recipe", words=[name]) for name in ACTING]
-    found = run_cases(tmp_path / "work", cases, "tests.attack.acting")
+    results, calls = run_cases(tmp_path / "work", cases, "tests.attack.acting", traced=TRACED)
     for name, (call, event) in ACTING.items():
-        result = found.results[name]
+        result = results[name]
         assert any(event in act for act in result.acts), (name, result)
-        if TRACED and call != "planted":  # an import is reading: the planted package writes
-            assert any(call in act for act in found.calls[name]), (name, found.calls)
-    assert "outside/ran" in found.results["acting-writer"].stray
-    assert "outside/ran" in found.results["acting-import"].stray
+        # An import is reading: the planted package writes.
+        if calls is not None and call != "planted":
+            assert any(call in act for act in calls[name]), (name, calls)
+    assert "outside/ran" in results["acting-writer"].stray
+    assert "outside/ran" in results["acting-import"].stray

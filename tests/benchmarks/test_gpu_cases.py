@@ -21,6 +21,7 @@ from benchmarks.gpu.steps import rates
 from components.errors import RecipeError
 
 TOYS = {case.name: case for case in read_cases(toy=True)}
+QUICK = ("dense-selective", "experts", "alibi")  # the others take a minute
 STEPS = [name for name, case in TOYS.items() if case.runs.endswith("steps.alone")]
 ENTROPY_TOLERANCE = 0.05  # drawn weights say next to nothing about a token
 
@@ -43,7 +44,10 @@ def needs_torchtitan(case: GpuCase) -> bool:
     return "titan" in str(case.settings) and find_spec("torchtitan") is None
 
 
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in TOYS],
+)
 def test_a_case_runs_at_the_size_of_a_toy(name: str) -> None:
     case = TOYS[name]
     if needs_torchtitan(case):

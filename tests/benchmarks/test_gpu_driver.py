@@ -56,6 +56,7 @@ def results(file: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_and_other_failures_are_kept_as_results(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_memory_that_runs_out_and_other_failures_are_kept_as_results(
     assert "none: out of memory" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_part_that_was_killed_goes_on_with_the_next_case(write: Write) -> None:
     file = write({"first": ("finds", 60), "slow": ("hangs", 60), "last": ("finds", 60)})
     command = [sys.executable, "-m", "benchmarks.gpu.drive", *words_for(file)]
@@ -92,12 +94,14 @@ def test_a_part_that_was_killed_goes_on_with_the_next_case(write: Write) -> None
     assert (file.parent / "first").read_text() == "ran\n"
 
 
+@pytest.mark.long
 def test_a_case_that_is_named_runs_again(write: Write) -> None:
     file = write({"first": ("finds", 60)})
     assert main(words_for(file)) == main(words_for(file, "case=first")) == 0
     assert (file.parent / "first").read_text() == "ran\nran\n"
 
 
+@pytest.mark.long
 def test_what_no_longer_fits_into_the_minutes_is_named_and_not_begun(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +111,7 @@ def test_what_no_longer_fits_into_the_minutes_is_named_and_not_begun(
     assert "not done for want of time: long\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_case_that_takes_too_long_is_stopped_and_that_is_its_result(write: Write) -> None:
     file = write({"slow": ("hangs", 1)})
     began = time.monotonic()
@@ -115,6 +120,7 @@ def test_a_case_that_takes_too_long_is_stopped_and_that_is_its_result(write: Wri
     assert time.monotonic() - began < LONG_SECONDS / 10
 
 
+@pytest.mark.long
 def test_a_case_that_the_minutes_cut_off_has_no_result(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

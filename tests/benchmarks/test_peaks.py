@@ -45,6 +45,7 @@ def measured(*words: str, ranks: int, per_node: int) -> Any:
     return yaml.safe_load(outputs[0])
 
 
+@pytest.mark.long
 def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
     found = measured(*SMALL, "precision.compute=float32", ranks=4, per_node=2)
     profile = yaml.safe_load((ROOT / "conf" / "cluster" / "hopper.yaml").read_text("utf-8"))
@@ -67,6 +68,7 @@ def test_what_four_ranks_on_two_nodes_measure_is_a_profile() -> None:
         assert one["fraction"] == pytest.approx(one["teraflops"] / best, rel=1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("compute", "dtype"), [("bfloat16", "bfloat16"), ("auto", "float32")])
 def test_products_are_of_the_type_that_the_recipe_computes_in_here(
     compute: str, dtype: str

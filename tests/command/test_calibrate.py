@@ -96,6 +96,7 @@ def plan(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
+@pytest.mark.long
 def test_plans_agree_with_what_was_measured_once_a_table_has_taught_them(
     profiles: Path, taught: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +149,7 @@ def test_run_folders_calibrate_as_a_table_does(
     assert [source["steps"] for source in found["sources"]] == [20, *[1] * len(runs)]
 
 
+@pytest.mark.long
 def test_what_does_not_help_is_not_kept(
     profiles: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_an_older_python_itself_says_so(python: str) -> None:
     assert done.stderr.startswith(f"Python {python}.")
 
 
+@pytest.mark.long
 def test_training_says_in_a_line_that_a_later_torch_was_not_tried(tmp_path: Path) -> None:
     env = with_torch("9.1.0", tmp_path) | {"XDG_STATE_HOME": str(tmp_path)}
     # Weights that are not there end it before anything is written.

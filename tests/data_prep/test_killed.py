@@ -9,7 +9,10 @@ from tests.data_prep.prepare_corpus import prepared
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
-@pytest.mark.parametrize(("victim", "work"), [("worker", "clean"), ("command", "tokens")])
+@pytest.mark.parametrize(
+    ("victim", "work"),
+    [("worker", "clean"), pytest.param("command", "tokens", marks=pytest.mark.long)],
+)
 def test_whoever_is_killed_the_result_is_the_same_and_nobody_works_on(tmp_path, victim, work):
     """More victims, at random moments of every pass: ``make corpus``."""
     sources = write_corpus(tmp_path / "texts")

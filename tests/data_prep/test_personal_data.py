@@ -78,6 +78,7 @@ def test_near_misses_stay(text):
     assert replaced(text) == (text, dict.fromkeys(replaced("")[1], 0))
 
 
+@pytest.mark.long
 def test_addresses_are_what_datatrove_replaces():
     theirs = PIIFormatter(email_replacement="<email>", ip_replacement="<ip>")
     draw = random.Random(1)

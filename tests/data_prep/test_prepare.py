@@ -235,6 +235,7 @@ def test_a_root_that_cannot_be_written_to_is_refused(run, tmp_path):
         run(root=tmp_path / "file" / "prepared")
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Compare the peak of two processes: one reads 3 MB, one 30 MB."""
     peaks = [_peak_bytes(tmp_path / str(copies), copies) for copies in (1, 10)]

@@ -70,6 +70,7 @@ def ran(bundle: Path) -> Path:
     return bundle.parent / "ran"
 
 
+@pytest.mark.long
 def test_another_clone_finds_the_same_losses_bit_for_bit(
     bundle: Path, ran: Path, home: Path, program: Program
 ) -> None:

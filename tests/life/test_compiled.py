@@ -57,6 +57,7 @@ def run_of(home: Path, *words: str) -> tuple[dict[str, Any], list[float]]:
     return results, [one["loss"] for one in entries(run, "step")]
 
 
+@pytest.mark.long
 def test_a_run_is_compiled_once_for_all_its_steps_and_never_to_evaluate(home: Path) -> None:
     eager, losses = run_of(home, "parallelism.compile=none")
     words = ("parallelism.compile=layers", "profiler.first_step=4", "profiler.steps=1")

@@ -57,11 +57,12 @@ def test_the_rare_source_is_the_second_ranks_first() -> None:
     ("name", "damage", "status", "message"),
     [
         ("spoilt", spoil, 1, "rank 1 failed first: IndexError: index out of range in self\n"),
-        (
+        pytest.param(
             "removed",
             remove,
             2,
             "rank 1 failed first\n{data}/rare.train.tokens: is missing, but",
+            marks=pytest.mark.long,
         ),
     ],
 )

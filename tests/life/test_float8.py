@@ -34,6 +34,7 @@ def losses(run: Path, kind: str = "step") -> list[float]:
     return [entry["loss"] for entry in entries(run, kind)]
 
 
+@pytest.mark.long
 def test_its_loss_falls_as_in_bfloat16_by_other_numbers(
     whole: Path, home: Path, program: Program
 ) -> None:

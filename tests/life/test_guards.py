@@ -116,6 +116,7 @@ def events(run: Path, kind: str = "") -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind or not kind]
 
 
+@pytest.mark.long
 def test_the_run_ends_as_if_the_bad_data_had_never_been_there(lives: Lives) -> None:
     (mine, my_marker), (theirs, their_marker) = saved(lives.guarded), saved(lives.told)
     assert mine.keys() == theirs.keys()
@@ -125,6 +126,7 @@ def test_the_run_ends_as_if_the_bad_data_had_never_been_there(lives: Lives) -> N
     assert {event["kind"] for event in events(lives.told)} == {"start", "checkpoint", "end"}
 
 
+@pytest.mark.long
 def test_a_step_that_is_no_number_names_the_rank_where_it_began(lives: Lives) -> None:
     (skip,) = events(lives.guarded, "skip")
     assert (skip["step"], skip["tokens"]) == (NAN_STEP - 1, (NAN_STEP - 1) * BATCH * 64)
@@ -135,6 +137,7 @@ def test_a_step_that_is_no_number_names_the_rank_where_it_began(lives: Lives) ->
     assert {(one["stage"], one["in"]) for one in found} == {(0, "forward")}
 
 
+@pytest.mark.long
 def test_a_run_that_goes_back_says_from_where_to_where_and_why(lives: Lives) -> None:
     (back,) = events(lives.guarded, "roll_back")
     assert back["step"] == CHECKPOINT_STEP
@@ -145,6 +148,7 @@ def test_a_run_that_goes_back_says_from_where_to_where_and_why(lives: Lives) -> 
     assert back["cause"].endswith("robust deviations above the median of 8 steps")
 
 
+@pytest.mark.long
 def test_what_was_left_out_is_in_the_last_checkpoint(lives: Lives) -> None:
     _, marker = saved(lives.guarded)
     assert guard_of(marker)["skipped"] == [NAN_WINDOW, SPIKE_WINDOW]

@@ -73,6 +73,7 @@ def started(home: Path, *words: str) -> Iterator[Running]:
         process.wait()
 
 
+@pytest.mark.long
 @RANKS
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_saved(
@@ -89,6 +90,7 @@ def test_a_run_that_waits_for_its_disk_stops_at_once_and_says_that_nothing_is_sa
     assert "then resume the run: the checkpoint before is whole" in running.said
 
 
+@pytest.mark.long
 @RANKS
 def test_a_second_interrupt_ends_a_run_at_once_and_says_what_is_kept(
     home: Path, ranks: int
@@ -117,7 +119,7 @@ def ranks_of(run: Path) -> list[str]:
 
 
 @RANKS
-@pytest.mark.parametrize("moment", ["data:", "run:"])
+@pytest.mark.parametrize("moment", [pytest.param("data:", marks=pytest.mark.long), "run:"])
 def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goes_on(
     home: Path, ranks: int, moment: str
 ) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.life.conftest import ROOT, TINY, environment
 
 MISSING = ("plotly", "optuna", "tensorboard", "fastokens", "torchao", "pynvml")
@@ -17,6 +19,7 @@ sys.exit(enter(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_two_steps_are_trained_without_packages_that_no_step_needs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     kept = [word for word in TINY if "_tokens=" not in word or "global" in word]

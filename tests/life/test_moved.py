@@ -49,6 +49,7 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
+@pytest.mark.long
 def test_one_process_goes_on_with_a_run_of_two_ranks(
     stayed: Path, killed: Path, program: Program
 ) -> None:
@@ -80,6 +81,7 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(
     assert (killed / "report.html").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -98,6 +100,7 @@ def test_a_layout_that_is_refused_leaves_the_folder_as_it_was(
     assert {file: file.read_bytes() for file in killed.glob("*.json")} == before
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_refused_before_the_recipe_changes(
     killed: Path, program: Program
 ) -> None:

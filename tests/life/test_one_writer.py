@@ -71,6 +71,7 @@ def begun(home: Path, request: pytest.FixtureRequest) -> tuple[Path, list[tuple[
     return run, losses(whole)
 
 
+@pytest.mark.long
 def test_of_two_commands_that_resume_a_run_at_once_one_is_refused(
     home: Path, begun: tuple[Path, list[tuple[int, float]]]
 ) -> None:

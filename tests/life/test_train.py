@@ -128,7 +128,7 @@ def test_two_ranks_read_the_same_samples_and_find_the_same_losses(
         assert second["loss"] == pytest.approx(first["loss"], rel=TWO_RANKS_TOLERANCE)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     home: Path, ranks: int
 ) -> None:

@@ -64,6 +64,7 @@ def test_pins_are_those_of_the_targets_python(
     assert fetch(lock, target("3.12")) == ["graph-3.7-py3-none-any.whl"]
 
 
+@pytest.mark.long
 def test_a_source_of_python_alone_becomes_a_wheel(
     index: Path, fetch: Callable[[str, Target], list[str]], tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_source_of_python_alone_becomes_a_wheel(
     assert not list((tmp_path / "stage" / "wheels").glob("*.tar.gz"))
 
 
+@pytest.mark.long
 def test_what_must_be_compiled_on_the_target_is_refused(
     index: Path, fetch: Callable[[str, Target], list[str]]
 ) -> None:

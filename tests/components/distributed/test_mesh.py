@@ -126,10 +126,11 @@ def _with(rank: int, groups: list[list[int]]) -> list[int]:
             739,
             {"pipeline": 11, "data_shard": 4, "tensor": 3},
         ),
-        (
+        pytest.param(
             {"pipeline": 12, "data_replicate": 8, "data_shard": 16, "tensor": 8},  # 12,288
             9_999,
             {"pipeline": 9, "data_replicate": 6, "data_shard": 1, "tensor": 7},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["1,024", "12,288"],

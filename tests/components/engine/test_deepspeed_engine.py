@@ -56,6 +56,7 @@ def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str
         assert max(found) < ROUNDING, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", STAGES[:6], ids=" ".join)
 def test_either_engine_goes_on_from_the_others_checkpoint(
     ranks: Ranks, tmp_path: Path, words: tuple[str, ...]
@@ -75,6 +76,7 @@ def test_a_step_that_is_refused_leaves_no_trace(ranks: Ranks, words: tuple[str, 
         assert found == (0.0, True, 0.0)
 
 
+@pytest.mark.long
 def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_in_bfloat16_a_checkpoint_keeps_the_float32_weights(
             assert changed.same_names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", LOW, ids=" ".join)
 def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ...]) -> None:
     for at_start, ours, theirs in ranks(losses_in, *words):
@@ -94,6 +97,7 @@ def test_bfloat16_learns_as_our_bfloat16_does(ranks: Ranks, words: tuple[str, ..
         assert theirs == pytest.approx(ours, rel=2e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [1, 3])
 def test_float16_skips_overflows_and_scales_by_our_rule(ranks: Ranks, zero: int) -> None:
     for steps in ranks(scale, *FLOAT16, f"parallelism.zero={zero}"):

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from components.fault_tolerance.hang import HELD, HUNG, LAST_SECONDS, stacks
 
 LIMIT_SECONDS = 0.5
@@ -65,6 +67,7 @@ def test_a_process_that_sleeps_leaves_its_stacks_and_ends_with_an_own_status(
     )
 
 
+@pytest.mark.long
 def test_a_process_that_holds_the_interpreter_s_lock_leaves_its_stack_too(
     tmp_path: Path,
 ) -> None:
@@ -75,6 +78,7 @@ def test_a_process_that_holds_the_interpreter_s_lock_leaves_its_stack_too(
     assert not (tmp_path / "step-7").exists()
 
 
+@pytest.mark.long
 def test_who_waits_for_others_ends_after_them(tmp_path: Path) -> None:
     status, late = run(tmp_path, "sleeps", "gloo:all_reduce")
     assert status == HUNG
@@ -83,6 +87,7 @@ def test_who_waits_for_others_ends_after_them(tmp_path: Path) -> None:
     assert late < LAST_SECONDS + 0.5
 
 
+@pytest.mark.long
 def test_nothing_ends_a_process_that_is_in_time_and_says_when_it_is_done(
     tmp_path: Path,
 ) -> None:

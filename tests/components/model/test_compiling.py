@@ -124,6 +124,7 @@ def test_all_layers_share_a_graph_that_evaluation_takes_no_part_in(
     assert [count - counts[0] for count in counts] == [0, 0, 1, 1]
 
 
+@pytest.mark.long
 def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Build) -> None:
     model = small_decoder()
     compile_layers(model, "layers", recompute="none")
@@ -135,6 +136,7 @@ def test_more_shapes_than_torch_compiles_end_with_the_way_out(small_decoder: Bui
     assert "parallelism.compile=none" in caught.value.remedy
 
 
+@pytest.mark.long
 def test_flex_attention_to_texts_of_any_length_takes_four_graphs_at_most() -> None:
     # Inductor's kernel for a CPU does not build where shapes change; dynamo's graphs are those
     # of a GPU.

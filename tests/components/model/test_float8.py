@@ -168,6 +168,7 @@ def test_an_environment_without_torchao_says_how_to_get_it(
         float8_layers(Model(), emulates=True)
 
 
+@pytest.mark.long
 def test_its_import_says_nothing() -> None:
     program = (
         "from components.model.float8 import float8_layers\n"

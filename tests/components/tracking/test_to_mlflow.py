@@ -72,6 +72,7 @@ def once(listed: list[tuple[str, int, float]]) -> Points:
     return set(listed)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_gets_what_is_new(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

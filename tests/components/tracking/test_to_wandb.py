@@ -55,6 +55,7 @@ def received_points(server: Received, run: str) -> Points:
     }
 
 
+@pytest.mark.long
 def test_wandb_sync_uploads_all_and_a_second_time_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_character_repetition_is_the_plain_count(text, size):
     assert text_ratios.character_repetition(text, size) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_character_repetition_is_the_plain_count_on_long_texts():
     for document in library_docs()[:20]:
         text = document.text
