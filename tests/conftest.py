@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -21,3 +22,21 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before the words of -m choose among the tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make long` every case of a test that its mark ``quick`` does not name."""
+    cases = defaultdict[tuple[str, tuple[str, ...]], list[str]](list)
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark is None:
+            continue
+        name, _, case = item.nodeid.rstrip("]").partition("[")
+        cases[name, mark.args].append(case)
+        if case not in mark.args:
+            item.add_marker(pytest.mark.long)
+    for (name, named), collected in cases.items():
+        unknown = {*named} - {*collected}
+        if len(collected) > 1 and unknown:
+            raise pytest.UsageError(f"{name} has no case {sorted(unknown)}")

@@ -44,6 +44,7 @@ def needs_torchtitan(case: GpuCase) -> bool:
     return "titan" in str(case.settings) and find_spec("torchtitan") is None
 
 
+@pytest.mark.quick("dense-selective")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in TOYS],

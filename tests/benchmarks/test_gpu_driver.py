@@ -160,6 +160,7 @@ def test_wrong_words_are_refused(
     assert str(refused.value).startswith(problem)
 
 
+@pytest.mark.long
 def test_every_case_is_of_full_size_and_has_time_within_a_call() -> None:
     cases = read_cases()
     assert {case.part for case in cases} == {"A", "B", "C", "D", "E"}

@@ -18,6 +18,7 @@ def test_every_recipe_has_a_layout_to_prove() -> None:
     assert set(LISTED) == {file.stem for file in (ROOT / "recipes").glob("*.yaml")}
 
 
+@pytest.mark.quick("mula7b_a1b", "bloom560m")
 @pytest.mark.parametrize("name", LISTED)
 def test_the_listed_layouts_are_ones_that_the_recipe_allows(name: str) -> None:
     for words in LISTED[name]:

@@ -55,6 +55,7 @@ def jobs_of(chain: str) -> list[str]:
     return [job.job for job in Pbs().states(chain, logs_of("a"))]
 
 
+@pytest.mark.long
 def test_a_chain_is_followed_from_any_of_its_jobs(queue: Path) -> None:
     first = put("a", state="F")
     second = put("a", state="R", after=first)

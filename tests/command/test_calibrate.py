@@ -135,6 +135,7 @@ def run_folder(folder: Path, cells: Cells, **changes: object) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_run_folders_calibrate_as_a_table_does(
     profiles: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_calibration_that_is_none_is_named(
         assert message in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_only_the_calibration_of_this_device_and_of_known_constants_counts(
     profiles: Path, taught: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

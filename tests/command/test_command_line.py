@@ -130,6 +130,7 @@ def test_a_sweep_crosses_its_keys(tmp_path: Path) -> None:
     assert pairs == [(s, lr) for s in (1, 2) for lr in (1e-4, 3e-4, 1e-3)]
 
 
+@pytest.mark.long
 def test_nothing_is_left_in_the_working_folder(tmp_path: Path) -> None:
     call(cwd=tmp_path)
     call("recipe=teuken7b", "action=show", cwd=tmp_path)

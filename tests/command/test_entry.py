@@ -44,6 +44,7 @@ sys.exit(entry.enter(sys.argv[1:]))
 """
 
 
+@pytest.mark.quick("0-2", "0.3-15", "0.8-2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("seconds", [0, 0.02, 0.1, 0.2, 0.3, 0.5, 0.8])
 def test_a_signal_at_any_moment_ends_it_with_one_word(
@@ -60,6 +61,7 @@ def test_a_signal_at_any_moment_ends_it_with_one_word(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_what_is_started_with_signals_ignored_goes_on(tmp_path: Path) -> None:
     """As below ``nohup``, or in the background of a script."""
     program = f"trap '' INT; exec {sys.executable} {ROOT / 'run.py'}"

@@ -217,6 +217,7 @@ def test_nothing_is_said_where_nobody_hears(monkeypatch: pytest.MonkeyPatch) -> 
     assert attempt(breaks, []).status == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [(), SHOW, ("action=verify", "file=x"), ("-m", *SHOW)])
 def test_with_few_open_files_there_is_no_traceback(words: tuple[str, ...]) -> None:
     done = call(*words, RLIMIT_NOFILE=24)
@@ -224,6 +225,7 @@ def test_with_few_open_files_there_is_no_traceback(words: tuple[str, ...]) -> No
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mebibytes", [60, 200])
 def test_with_little_memory_there_is_a_message_and_no_traceback(mebibytes: int) -> None:
     done = call(*SHOW, RLIMIT_AS=mebibytes << 20)

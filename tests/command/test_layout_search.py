@@ -27,18 +27,21 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_nodes_are_those_of_the_published_ranks_unless_named() -> None:
     assert composed(*JUWELS).cluster.nodes == 128
     assert composed(*JUWELS, "cluster.nodes=16").cluster.nodes == 16
     assert composed(*JUWELS, "cluster.ranks=64").cluster.nodes == 16
 
 
+@pytest.mark.long
 def test_published_ranks_that_fill_no_nodes_give_the_best_number_around() -> None:
     cluster = composed("recipe=teuken7b", "cluster=aurora", "parallelism=auto").cluster
     assert 32 <= cluster.nodes <= 53
     assert cluster.ranks == 12 * cluster.nodes
 
 
+@pytest.mark.quick("data=32", "tensor=4")
 @pytest.mark.parametrize(
     "key", ["tensor=4", "pipeline=1", "zero=2", "recompute=full", "data=32"]
 )
@@ -75,6 +78,7 @@ def test_render_asks_for_the_nodes_that_were_found(capsys: pytest.CaptureFixture
     assert "#SBATCH --nodes=16" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_fewest_nodes_in_time_are_found() -> None:
     found = compose_searched(read_point([*JUWELS, "within_days=300"])).recipe
     bill = plan_recipe(found).bill

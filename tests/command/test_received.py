@@ -160,6 +160,7 @@ def test_verify_does_not_look_for_data_where_a_lock_points_unless_the_user_does(
     assert note not in " ".join(capfd.readouterr().out.split())
 
 
+@pytest.mark.quick("linked/deep-data.folder", "~/mine-checkpoint.copy_to")
 @pytest.mark.parametrize("key", ["data.folder", "data.tokenizer_folder", "checkpoint.copy_to"])
 @pytest.mark.parametrize("where", ["/somewhere/else", "../beside", "~/mine", "linked/deep"])
 def test_places_of_a_bundle_and_a_recipe_stay_below_the_working_folder(
@@ -220,6 +221,7 @@ def bomb(levels: int) -> dict[str, Any]:
     return {"defaults": ["bloom560m", "_self_"], "name": "b", "published": published}
 
 
+@pytest.mark.quick("400")
 @pytest.mark.parametrize("levels", [9, 12, 40, 400])
 def test_references_that_multiply_are_counted_and_not_followed(
     levels: int, folder: Path, capfd: Said

@@ -83,6 +83,7 @@ def test_a_label_too_long_for_a_folder_is_cut_and_stays_its_own() -> None:
     assert labels([[word] for word in words]) == found
 
 
+@pytest.mark.long
 def test_the_folder_is_found_again_whatever_again_and_at_most_say(
     queue: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_differences_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) 
     assert sum(SHOWN in line for line in out.splitlines()) > 2
 
 
+@pytest.mark.quick("0-words0")
 @pytest.mark.parametrize(
     ("status", "words"),
     [
@@ -211,6 +212,7 @@ display.on_close()
 """
 
 
+@pytest.mark.long
 def test_a_progress_bar_moves_the_cursor_and_its_text_does_not(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}

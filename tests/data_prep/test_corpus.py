@@ -68,6 +68,7 @@ def test_with_every_stage_off_each_document_is_repacked_in_its_order(sources, ro
     assert list(cleaned.stages) == ["clean"]
 
 
+@pytest.mark.long
 def test_embedded_texts_are_cleaned_like_files(root):
     one, library = Source(embedded="eu24/ga"), Source(embedded="python/docs")
     cleaned = clean({"ga": one, "docs": library}, root, shard_bytes=100_000_000)
@@ -89,6 +90,7 @@ def test_of_exact_duplicates_the_first_stays_in_the_order_of_the_sources(sources
         assert counts.documents_in == counts.documents_out + gone
 
 
+@pytest.mark.long
 def test_neither_the_workers_nor_the_place_change_a_byte(sources, root, tmp_path):
     one = clean(sources, root, **EXACT)
     two = clean(sources, tmp_path, executor=Local(workers=2, leave_failures=False), **EXACT)

@@ -85,6 +85,7 @@ def test_bytes_that_are_not_utf8_are_counted_in_the_unpacked_text(tmp_path):
         texts(path)
 
 
+@pytest.mark.long
 def test_a_line_of_200_megabytes_is_one_document(tmp_path):
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(b'{"text": "%b"}' % (b"x" * 200_000_000)))

@@ -8,6 +8,7 @@ from tests.data_prep.killed import play
 from tests.data_prep.prepare_corpus import prepared
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize(
     ("victim", "work"),

@@ -126,6 +126,7 @@ def test_another_user_finds_the_same_losses_bit_for_bit(
     assert "the losses of all 6 steps are the packed run's, bit by bit" in done.stderr
 
 
+@pytest.mark.long
 def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Program) -> None:
     done = program(f"recipe={bundle}", "optimizer.eps=1e-6", f"run={home / 'other'}")
     assert "bundle: optimizer.eps: 1e-08 there, 1e-06 here" in done.stderr

@@ -61,6 +61,7 @@ def early(whole: Path, folder: Path) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_one_before_a_damaged_checkpoint_to_the_same_bits(
     whole: Path, tmp_path: Path, program: Program
 ) -> None:

@@ -45,6 +45,7 @@ def energy(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     home: Path, program: Program, powered: None
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_run_finds_the_power_of_its_host_and_goes_on_counting(
     assert read_journal(run).energy["hosts"].kwh == both["hosts"]["joules"] / 3.6e6
 
 
+@pytest.mark.long
 def test_without_counters_a_run_says_not_measured(
     home: Path, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def exported(trained: Path, home: Path) -> Path:
     return home / "hf"
 
 
+@pytest.mark.long
 def test_the_folder_generates_text_by_itself(exported: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     model: Any = AutoModelForCausalLM.from_pretrained(exported)

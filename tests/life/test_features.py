@@ -63,6 +63,7 @@ def test_float16_skips_the_steps_that_overflow_and_learns_on(
     assert math.isfinite(taken[-1]["loss"])
 
 
+@pytest.mark.quick("parallelism.recompute=[attention,norms]-False", "model.dropout=0.1-True")
 @pytest.mark.parametrize(
     ("word", "differs"),
     [
@@ -87,6 +88,7 @@ def test_a_switch_changes_the_losses_or_only_the_memory(
     assert after == pytest.approx(before, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_run_begins_with_exported_weights_and_refuses_those_of_another_model(
     home: Path, program: Program
 ) -> None:

@@ -45,6 +45,7 @@ def test_its_loss_falls_as_in_bfloat16_by_other_numbers(
     assert float8 != bfloat16
 
 
+@pytest.mark.long
 def test_the_journal_says_that_it_is_emulated(whole: Path) -> None:
     (start,) = entries(whole, "start")
     assert start["evidence"]["float8"].startswith("emulated: a cpu rounds the numbers")

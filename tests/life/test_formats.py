@@ -4,12 +4,15 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.life.conftest import ROOT, TINY, act
 
 WORDS = [word for word in TINY if not word.startswith(("data.sources", "data.shares"))]
 TEXT = f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}"
 
 
+@pytest.mark.long
 def test_a_run_reads_token_files_in_place_beside_packed_text(home: Path) -> None:
     prepare = (*WORDS, TEXT, "data.shares={eu: 1.0}", "action=prepare")
     assert act(home, *prepare, "data.write_megatron=true") == 0

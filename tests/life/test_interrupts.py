@@ -118,6 +118,7 @@ def ranks_of(run: Path) -> list[str]:
     return [pid for pid in done.stdout.split() if int(pid) != os.getpid()]
 
 
+@pytest.mark.long
 @RANKS
 @pytest.mark.parametrize("moment", [pytest.param("data:", marks=pytest.mark.long), "run:"])
 def test_an_interrupt_before_the_first_step_has_a_word_and_leaves_a_run_that_goes_on(

@@ -92,6 +92,7 @@ def test_of_two_commands_that_resume_a_run_at_once_one_is_refused(
     assert (at_once / LOCK).read_text() == ""
 
 
+@pytest.mark.long
 def test_who_resumes_a_run_that_trains_is_refused_and_changes_nothing(
     home: Path, begun: tuple[Path, list[tuple[int, float]]]
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_profile_is_printed_kept_and_reported(home: Path, program: Program) ->
     assert {wait["part"] for wait in found["waits"]} == {"optimizer"}
 
 
+@pytest.mark.long
 def test_a_profile_goes_on_where_a_guard_takes_the_run_back_to_before_it(
     home: Path, program: Program
 ) -> None:
@@ -95,6 +96,7 @@ def test_experts_are_parts_of_a_profile(home: Path, program: Program) -> None:
     assert [wait for wait in waits if wait["part"].startswith("experts")] == []
 
 
+@pytest.mark.long
 def test_a_run_is_profiled_where_it_is_asked_to_be_not_where_it_was_before(
     home: Path, program: Program
 ) -> None:

@@ -32,6 +32,7 @@ def found_abroad(name: str, cluster: str, *words: str) -> LayoutsFound:
     return layouts_found(found.search, found.recipe, found.published, found.refusal)
 
 
+@pytest.mark.quick("mula220b_a10b-juwels")
 @pytest.mark.parametrize(("name", "cluster"), ABROAD)
 def test_what_is_found_abroad_is_its_golden_file(name: str, cluster: str) -> None:
     tree = found_abroad(name, cluster).model_dump(mode="json")
@@ -50,6 +51,7 @@ def test_no_search_is_left_without_its_recipe() -> None:
     assert {file.stem for file in SEARCHES.iterdir()} == {"_".join(pair) for pair in ABROAD}
 
 
+@pytest.mark.long
 def test_the_plan_prints_the_best_ten_beside_the_published_layout(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def fetch(tmp_path: Path) -> Callable[[str, Target], list[str]]:
     return fetch
 
 
+@pytest.mark.long
 def test_the_wheels_are_the_targets_and_not_this_machines(
     index: Path, fetch: Callable[[str, Target], list[str]]
 ) -> None:
@@ -50,6 +51,7 @@ def test_the_wheels_are_the_targets_and_not_this_machines(
     assert fetch(lock, target("3.12")) == [new.name]
 
 
+@pytest.mark.long
 def test_pins_are_those_of_the_targets_python(
     index: Path, fetch: Callable[[str, Target], list[str]]
 ) -> None:
@@ -82,6 +84,7 @@ def test_what_must_be_compiled_on_the_target_is_refused(
         fetch(lock, target("3.11"))
 
 
+@pytest.mark.long
 def test_another_file_than_the_locked_one_is_refused(
     index: Path, fetch: Callable[[str, Target], list[str]]
 ) -> None:

@@ -52,6 +52,7 @@ def write(folder: Path, **changes: Any) -> str:
     return "study=rates.yaml"
 
 
+@pytest.mark.long
 def test_the_best_of_a_planned_study_is_the_best_of_all_plans(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_best_of_a_planned_study_is_the_best_of_all_plans(
     assert not list(folder.glob("runs*"))
 
 
+@pytest.mark.long
 def test_a_study_trained_here_goes_on_and_repeats_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

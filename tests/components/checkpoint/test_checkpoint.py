@@ -94,9 +94,8 @@ def _world_of_one() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(4) as four:
-        yield four
+def ranks(four_ranks: Ranks) -> Ranks:
+    return four_ranks
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +172,7 @@ def test_what_is_written_holds_no_pickle(tmp_path: Path) -> None:
     assert {file.suffix for file in saved.iterdir()} == {".safetensors", ".json"}
 
 
+@pytest.mark.quick("zero 3", "tied stages, tensor")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_one_process_loads_every_bit_that_a_layout_saved(
     saved: Callable[[str], Saved], name: str
@@ -201,6 +201,7 @@ def test_what_a_layout_saved_is_what_one_process_trains(
         assert (found[weight] - tensor).abs().max() < SAME_TRAINING, weight
 
 
+@pytest.mark.quick("tied stages, zero 2")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_loads_every_bit_that_one_process_saved(
     ranks: Ranks, tmp_path: Path, name: str
@@ -210,6 +211,7 @@ def test_every_layout_loads_every_bit_that_one_process_saved(
     assert_equal(found, whole)
 
 
+@pytest.mark.quick("tensor, zero 1-tied stages, zero 2")
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_a_layout_loads_every_bit_that_another_saved(
     ranks: Ranks, saved: Callable[[str], Saved], first: str, second: str
@@ -218,6 +220,7 @@ def test_a_layout_loads_every_bit_that_another_saved(
     assert_equal(merged(ranks(load, PARTS, LAYOUTS[second], checkpoint)), whole)
 
 
+@pytest.mark.quick("tied stages, zero 2")
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
 def test_a_layout_goes_on_with_the_same_bits(
     ranks: Ranks, saved: Callable[[str], Saved], tmp_path: Path, name: str
@@ -236,6 +239,7 @@ WITH_EXPERTS = {
 }
 
 
+@pytest.mark.quick("expert 4")
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_experts_move_between_layouts_and_one_process(
     ranks: Ranks, tmp_path: Path, name: str

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -22,9 +21,9 @@ COUNTS = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
-def groups() -> Iterator[dict[int, Ranks]]:
-    with ExitStack() as stack:
-        yield {count: stack.enter_context(Ranks(count)) for count in COUNTS}
+def groups(two_ranks: Ranks, four_ranks: Ranks) -> Iterator[dict[int, Ranks]]:
+    with Ranks(1) as one:
+        yield {1: one, 2: two_ranks, 4: four_ranks}
 
 
 @pytest.fixture(params=COUNTS[1:])
@@ -48,6 +47,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_marker_has_the_digest_of_every_file(
     groups: dict[int, Ranks], count: int, tmp_path: Path

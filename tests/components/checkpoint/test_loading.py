@@ -24,9 +24,8 @@ FLIPS = 25
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
+def two(two_ranks: Ranks) -> Ranks:
+    return two_ranks
 
 
 @pytest.fixture(scope="module")

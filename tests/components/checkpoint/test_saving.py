@@ -26,9 +26,8 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks
+def four(four_ranks: Ranks) -> Ranks:
+    return four_ranks
 
 
 def names_in(folder: Path) -> list[str]:
@@ -128,6 +127,7 @@ def test_without_room_all_ranks_say_so_and_the_checkpoint_before_is_whole(
     assert four(cases.loaded, tmp_path, cases.LARGE) == [(1, {1.0}, [])] * 4
 
 
+@pytest.mark.long
 def test_where_room_comes_back_nothing_is_lost_and_all_hear_why_it_took_so_long(
     four: Ranks, tmp_path: Path
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     assert newest_checkpoint(folder) is None
 
 
+@pytest.mark.long
 def test_a_file_system_that_comes_back_costs_time_alone(four: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
@@ -160,6 +161,7 @@ def test_a_file_system_that_comes_back_costs_time_alone(four: Ranks, tmp_path: P
     assert four(cases.loaded, folder, cases.LARGE) == [(3, {3.0}, [])] * 4
 
 
+@pytest.mark.long
 def test_one_that_stays_away_is_an_error_of_all_ranks(four: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()

@@ -72,6 +72,7 @@ def rename(folder: Path, old: str, new: str) -> None:
     (folder / "zero" / old).rename(folder / "zero" / new)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SECTIONS)
 def test_logits_are_those_of_transformers(name: str, written: Path) -> None:
     section = SECTIONS[name]()

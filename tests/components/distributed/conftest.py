@@ -1,12 +1,9 @@
-"""Processes to run on, started once."""
-
-from collections.abc import Iterator
+"""A torch without a schedule skips its tests."""
 
 import pytest
 
 from components.distributed.pipeline import check_schedule
 from components.errors import RecipeError
-from tests.components.distributed.ranks import Ranks
 
 
 @pytest.fixture(autouse=True)
@@ -16,15 +13,3 @@ def _schedule_of_this_torch(request: pytest.FixtureRequest) -> None:
             check_schedule("zero_bubble")
         except RecipeError as refused:
             pytest.skip(str(refused))
-
-
-@pytest.fixture(scope="session")
-def two_ranks() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="session")
-def four_ranks() -> Iterator[Ranks]:
-    with Ranks(4) as ranks:
-        yield ranks

@@ -131,6 +131,7 @@ def test_a_decoder_on_two_ranks_equals_one_process(
     assert_small(two_ranks(compare, model, 1, False, documents))
 
 
+@pytest.mark.quick("sliced-llama", "whole-bloom")
 @pytest.mark.parametrize("model", [LLAMA, BLOOM, LEARNED], ids=["llama", "bloom", "learned"])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "sliced"])
 def test_tensor_ranks_split_what_a_context_rank_holds(

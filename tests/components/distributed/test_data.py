@@ -41,17 +41,20 @@ def assert_as_one_process(trained: list[Trained]) -> None:
             assert torch.equal(weight, trained[0].weights[name]), name
 
 
+@pytest.mark.quick("even-1", "one row-3")
 @stages
 @pytest.mark.parametrize("parts", [EVEN, ONE_ROW], ids=["even", "one row"])
 def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zero: int) -> None:
     assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
 
 
+@pytest.mark.quick("2", "3")
 @stages
 def test_four_ranks_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
     assert_as_one_process(four_ranks(train, THREE_ROWS, Layout(shard=4, zero=zero)))
 
 
+@pytest.mark.quick("3")
 @stages
 def test_replicas_of_shards_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
     layout = Layout(replicate=2, shard=2, zero=zero)
@@ -64,6 +67,7 @@ def test_many_buckets_do_what_one_does(two_ranks: Ranks, zero: int) -> None:
     assert_as_one_process(trained)
 
 
+@pytest.mark.quick("zero 2", "zero 3")
 @pytest.mark.parametrize(
     ("layout", "accumulating", "before_update"),
     [
@@ -93,12 +97,14 @@ def test_gathered_weights_are_let_go_after_a_forward_pass(two_ranks: Ranks) -> N
         assert held.anything_else < SMALL
 
 
+@pytest.mark.long
 def test_shards_of_replicas_are_as_large_as_the_shards_alone(four_ranks: Ranks) -> None:
     layout = Layout(replicate=2, shard=2, zero=3)
     for _, before_update in four_ranks(hold, EVEN, layout):
         assert before_update[:3] == (1 / 2, 1 / 2, 1)
 
 
+@pytest.mark.quick("2", "3")
 @stages
 def test_running_sums_are_rounded_after_each_microbatch(two_ranks: Ranks, zero: int) -> None:
     layout = Layout(shard=2, zero=zero, accumulate="bfloat16", reduce="float32")

@@ -40,6 +40,7 @@ layouts = pytest.mark.parametrize(
 ends = pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 
 
+@pytest.mark.quick("tied-tensor, zero 3")
 @layouts
 @ends
 def test_drawn_rows_are_those_of_the_whole(
@@ -59,6 +60,7 @@ def test_drawn_rows_are_those_of_the_whole(
         assert filled.loss < LOSS_TOLERANCE
 
 
+@pytest.mark.quick("tensor, zero 3")
 @layouts
 def test_copied_rows_are_those_of_the_whole(
     two_ranks: Ranks, four_ranks: Ranks, layout: Layout, rows: list[tuple[int, int]]

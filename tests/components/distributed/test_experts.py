@@ -80,6 +80,7 @@ def test_bfloat16_tokens_come_back_in_bfloat16_or_wider(
         assert difference < 0.02  # of the largest: bfloat16 has 8 bits
 
 
+@pytest.mark.quick("1-1-all_gather", "2-2-all_to_all")
 @dispatches
 @pytest.mark.parametrize(("zero", "overlap"), [(0, 1), (1, 1), (2, 1), (2, 2)])
 def test_two_expert_ranks_train_as_one_process_does(
@@ -89,6 +90,7 @@ def test_two_expert_ranks_train_as_one_process_does(
     assert_as_one_process(two_ranks(train, mixture(), layout))
 
 
+@pytest.mark.quick("aware")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -107,6 +109,7 @@ def test_data_and_expert_ranks_train_as_one_process_does(
     assert_as_one_process(four_ranks(train, mixture(auxiliary_scope="layer"), layout))
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_data_ranks_divide_whole_mixtures_too(two_ranks: Ranks, zero: int) -> None:
     assert_as_one_process(two_ranks(train, mixture(), Layout(shard=2, zero=zero)))

@@ -118,6 +118,7 @@ def _with(rank: int, groups: list[list[int]]) -> list[int]:
     return next(group for group in groups if rank in group)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sizes", "rank", "places"),
     [

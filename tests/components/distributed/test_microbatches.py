@@ -50,6 +50,7 @@ def assert_as_one_process(found: list[Found], microbatches: int, tolerance: floa
     assert {"embedding.weight", "positions.weight", "final_norm.bias"} <= names
 
 
+@pytest.mark.quick("1f1b")
 @schedules
 def test_two_ranks_compute_what_one_does_while_the_batch_grows(
     two_ranks: Ranks, schedule: str
@@ -59,6 +60,7 @@ def test_two_ranks_compute_what_one_does_while_the_batch_grows(
     assert_as_one_process(found, 14, TOLERANCE)
 
 
+@pytest.mark.quick("1f1b")
 @schedules
 def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
     two_ranks: Ranks, schedule: str
@@ -67,6 +69,7 @@ def test_evaluation_between_steps_finds_the_loss_and_changes_nothing(
     assert_as_one_process(two_ranks(run_steps, DROPS, layout, [4, 4], True), 8, TOLERANCE)
 
 
+@pytest.mark.quick("zero_bubble")
 @schedules
 def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=4)
@@ -74,6 +77,7 @@ def test_four_ranks_compute_what_one_does(four_ranks: Ranks, schedule: str) -> N
     assert_as_one_process(four_ranks(run_steps, parts, layout, [4, 8], True), 12, TOLERANCE)
 
 
+@pytest.mark.quick("1f1b")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_recomputed_layers_drop_what_one_process_drops(two_ranks: Ranks, schedule: str) -> None:
     layout = SCHEDULES[schedule]._replace(pipeline=2, recompute="full")
@@ -85,6 +89,7 @@ def test_zero_bubble_drops_what_one_process_drops(two_ranks: Ranks) -> None:
     assert_as_one_process(two_ranks(run_steps, DROPS, layout, RAMP_UP, False), 10, TOLERANCE)
 
 
+@pytest.mark.quick("1f1b-1")
 @pytest.mark.parametrize(
     ("schedule", "zero"),
     [("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)],
@@ -96,6 +101,7 @@ def test_stages_of_data_ranks_compute_what_one_process_does(
     assert_as_one_process(four_ranks(run_steps, GPT, layout, RAMP_UP, True), 10, TOLERANCE)
 
 
+@pytest.mark.quick("interleaved")
 @schedules
 def test_stages_of_sliced_tensor_ranks_compute_what_one_process_does(
     four_ranks: Ranks, schedule: str

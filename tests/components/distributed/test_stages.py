@@ -115,6 +115,7 @@ def test_both_ends_hold_the_bits_of_one_sum(
     assert_equal_ends(two_ranks, layout, pairs)
 
 
+@pytest.mark.quick("tensor", "four stages")
 @pytest.mark.parametrize(
     ("layout", "pairs"),
     [

@@ -72,6 +72,7 @@ def test_two_ranks_equal_one_process(
     assert_small(two_ranks(compare, FAMILIES[family], sequence_parallel, False))
 
 
+@pytest.mark.quick("whole-two groups", "sliced-one group, query-key norm")
 @pytest.mark.parametrize(
     "parts",
     [

@@ -68,6 +68,7 @@ def test_a_sliced_layer_gathers_and_scatters_twice_each_way_and_sums_what_all_ho
         assert backward == moved | {"all_reduce": vectors}
 
 
+@pytest.mark.quick("sliced-llama")
 @pytest.mark.parametrize("parts", [LLAMA, GPT, BLOOM], ids=["llama", "gpt", "bloom"])
 @sequence_parallel
 def test_stages_hand_on_hidden_states_as_plain_tensors(
@@ -77,6 +78,7 @@ def test_stages_hand_on_hidden_states_as_plain_tensors(
     assert_small(two_ranks(run_in_stages, three_layers, sequence_parallel))
 
 
+@pytest.mark.quick("sliced-bloom")
 @pytest.mark.parametrize(
     "parts", [LLAMA, BLOOM, SHARED_GROUP], ids=["llama", "bloom", "shared group"]
 )
@@ -87,6 +89,7 @@ def test_shards_over_a_data_axis_change_nothing(
     assert_small(four_ranks(shard_too, parts, sequence_parallel))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", ["full", ["attention", "norms"], ["mlp"]])
 @sequence_parallel
 def test_checkpointing_changes_no_bit_of_a_gradient_dropout_included(

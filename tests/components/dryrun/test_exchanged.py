@@ -26,6 +26,7 @@ def exchanges(found: StepRehearsal, dtype: str) -> tuple[int, int]:
     return found.calls[kind], found.bytes[kind]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_parts_make_more_messages_of_the_same_numbers(overlap: int) -> None:
     """128 pairs of token and expert are not divided evenly by three ranks."""

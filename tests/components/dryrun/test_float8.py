@@ -24,6 +24,7 @@ def found(compute: str) -> tuple[Recipe, StepRehearsal]:
     return recipe, rehearse(recipe, 0)
 
 
+@pytest.mark.long
 def test_casts_of_the_layers_weights_are_gone_and_the_products_are_the_same() -> None:
     recipe, float8 = found("float8")
     _, bfloat16 = found("bfloat16")

@@ -32,6 +32,7 @@ def some_and_all() -> tuple[StepRehearsal, StepRehearsal]:
         return some, rehearse(recipe, 1)
 
 
+@pytest.mark.long
 def test_few_microbatches_reach_the_peak_of_all(
     some_and_all: tuple[StepRehearsal, StepRehearsal],
 ) -> None:

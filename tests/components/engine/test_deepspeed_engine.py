@@ -49,6 +49,7 @@ def ranks() -> Iterator[Ranks]:
         yield two
 
 
+@pytest.mark.quick("parallelism.zero=1", "parallelism.zero=3")
 @pytest.mark.parametrize("words", STAGES, ids=" ".join)
 def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
     for found in ranks(train, *words):
@@ -70,6 +71,7 @@ def test_either_engine_goes_on_from_the_others_checkpoint(
             assert changed.same_names
 
 
+@pytest.mark.quick("parallelism.zero=1")
 @pytest.mark.parametrize("words", REFUSING, ids=" ".join)
 def test_a_step_that_is_refused_leaves_no_trace(ranks: Ranks, words: tuple[str, ...]) -> None:
     for found in ranks(leave_out, *words):

@@ -29,6 +29,7 @@ def test_steps_that_are_clipped_equal_those_of_one_process(
         assert apart < TOLERANCE
 
 
+@pytest.mark.long
 def test_four_ranks_of_two_axes_clip_as_one_process_does(four_ranks: Ranks) -> None:
     layout = Layout(tensor=2, shard=2, zero=1)
     for apart in four_ranks(clipped_steps, Parts(tied=True), layout, 0.3):

@@ -52,6 +52,7 @@ os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "waits_in"),
     [("exchange", "gloo:all_to_all"), ("gather", "gloo:all_gather"), ("computes", "None")],

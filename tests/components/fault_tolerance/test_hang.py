@@ -50,6 +50,7 @@ def run(folder: Path, how: str, waits_in: str = "") -> tuple[int, float]:
     return status, time.monotonic() - began - LIMIT_SECONDS
 
 
+@pytest.mark.long
 def test_a_process_that_sleeps_leaves_its_stacks_and_ends_with_an_own_status(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ def falling_on(favourites: Sequence[int]) -> Tensor:
     return hidden.requires_grad_()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_layer_of_experts_is_one_graph_however_many_tokens_an_expert_gets(
     monkeypatch: pytest.MonkeyPatch, gated: bool

@@ -159,6 +159,7 @@ def _compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports
 @pytest.mark.usefixtures("_compiler")
 def test_compiled_a_map_is_what_it_was() -> None:

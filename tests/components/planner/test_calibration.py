@@ -34,6 +34,7 @@ def measured_there(rows: Sequence[MeasuredLayout]) -> list[CalibrationStep]:
     ]
 
 
+@pytest.mark.long
 def test_constants_that_made_the_steps_are_found_again() -> None:
     fit = fit_speed(measured_there(ROWS[::16]), hopper(), SHIPPED)
     assert fit.helps
@@ -43,6 +44,7 @@ def test_constants_that_made_the_steps_are_found_again() -> None:
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
 
 
+@pytest.mark.long
 def test_constants_of_memory_are_found_again() -> None:
     fit = fit_memory(measured_there(ROWS[::16]), SHIPPED)
     assert fit is not None
@@ -51,6 +53,7 @@ def test_constants_of_memory_are_found_again() -> None:
         assert fit.constants[name] == pytest.approx(value, rel=0.1)
 
 
+@pytest.mark.long
 def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
     rows = [row for row in ROWS if row.nodes in {1, 2, 8}][::4]
     steps = [CalibrationStep(job=row.job, seconds=row.seconds, peak_bytes=None) for row in rows]
@@ -61,6 +64,7 @@ def test_half_of_real_measurements_lowers_the_error_on_the_other_half() -> None:
     assert fit.errors.held_out.p90 < fit.errors.before.p90
 
 
+@pytest.mark.long
 def test_a_step_that_something_slowed_moves_little() -> None:
     steps = measured_there(ROWS[::16])
     slowed = [replace(steps[0], seconds=20 * steps[0].seconds), *steps[1:]]
@@ -68,6 +72,7 @@ def test_a_step_that_something_slowed_moves_little() -> None:
     assert fit.constants["product_fraction"] == pytest.approx(0.45, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_layout_measured_often_counts_once() -> None:
     steps = measured_there(ROWS[::24])
     once = fit_speed(steps, hopper(), SHIPPED)

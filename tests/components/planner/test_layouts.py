@@ -97,6 +97,10 @@ def is_listed_once(recipe: Recipe, degrees: Parallelism) -> bool:
     return degrees.sequence_parallel or not is_legal(recipe, cut)
 
 
+@pytest.mark.quick(
+    "recipe=gpt3b6 cluster.ranks=2 parallelism.engine=deepspeed",
+    "recipe=mula7b_a1b cluster.ranks=8",
+)
 @pytest.mark.parametrize("words", WORLDS, ids=lambda words: " ".join(words))
 def test_what_is_listed_is_what_validation_lets_through(words: list[str]) -> None:
     recipe = template(words)

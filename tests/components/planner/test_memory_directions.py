@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def peak(one: TrainingJob) -> float:
     return plan_memory(one, hopper(), ours().memory).peak
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(
     tensor=st.sampled_from([1, 2, 4, 8]),

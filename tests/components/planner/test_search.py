@@ -36,6 +36,7 @@ def settled(recipe: Recipe) -> Recipe:
     return bare
 
 
+@pytest.mark.quick("gpt175b", "bloom176b", "mula7b_a1b")
 @pytest.mark.parametrize("name", TIMED)
 def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name: str) -> None:
     found = searched(name)
@@ -64,6 +65,7 @@ def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
         assert group_of(layout, "pipeline").nodes > 1
 
 
+@pytest.mark.long
 def test_bounds_and_shared_parts_give_the_order_of_pricing_every_layout_alone() -> None:
     recipe = settled(compose_recipe(read_point(["recipe=playbook8b", "cluster=hopper"])))
     hardware, software = recipe.cluster.hardware, read_software(OURS)

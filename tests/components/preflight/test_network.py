@@ -59,6 +59,7 @@ def test_what_is_prepared_or_a_folder_here_needs_no_network(folder: RunFolder) -
     assert (found.verdict, found.found) == ("ok", "nothing is fetched")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
 def test_no_check_asks_for_anything_over_the_network(tmp_path: Path) -> None:
     words = [*OFFLINE, *command(*TINY, "action=preflight", "output=json")]

@@ -134,6 +134,7 @@ def test_a_roof_is_that_of_products_or_of_the_memory(profiled: MakeProfile) -> N
     assert "limit_fraction" not in unknown["products"][PRODUCTS]
 
 
+@pytest.mark.long
 def test_what_would_wait_for_a_device_is_listed_with_its_line(profiled: MakeProfile) -> None:
     plain, traced = (profiled(DENSE, stacks=stacks).trace for stacks in (False, True))
     assert (plain.frames == [], traced.frames == []) == (True, False)

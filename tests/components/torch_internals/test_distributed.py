@@ -82,6 +82,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_the_flight_recorder_has_a_collective_its_size_and_whether_it_is_over() -> None:
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
     ran = subprocess.run(

@@ -2,9 +2,10 @@ from tests.components.distributed.ranks import Ranks
 from tests.components.torch_internals.pipelining_cases import MICROBATCHES, memory_over_a_step
 
 
-def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass() -> None:
-    with Ranks(2) as two_ranks:
-        first, last = two_ranks(memory_over_a_step)
+def test_memory_to_receive_lives_from_a_message_to_the_end_of_its_backward_pass(
+    two_ranks: Ranks,
+) -> None:
+    first, last = two_ranks(memory_over_a_step)
     for steps in (first, last):
         assert [number for number, *_ in steps] == list(range(MICROBATCHES))
         for number, before, after in steps:

@@ -89,6 +89,7 @@ def test_a_run_that_goes_on_gets_what_is_new(
     assert (last.info.status, last.info.end_time) == ("FINISHED", 6_000)
 
 
+@pytest.mark.long
 def test_a_request_that_breaks_off_is_made_up_for(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def _check_said(upsert: dict[str, Any], told: RunExport) -> None:
     assert flat(config) == {key: one for key, one in flat(told.recipe).items() if one != {}}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
 def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*START, *STEPS])
@@ -102,6 +103,7 @@ def test_the_folder_is_written_where_there_is_no_network_at_all(tmp_path: Path) 
     assert len(list((folder / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
 
 
+@pytest.mark.long
 def test_who_is_not_logged_in_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

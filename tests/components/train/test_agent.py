@@ -78,6 +78,7 @@ def test_an_exit_status_alone_is_said() -> None:
     assert describe(ended(0, -SIGSEGV, at=NOW))["message"] == "ended by SIGSEGV"
 
 
+@pytest.mark.long
 def test_where_nothing_can_be_written_the_status_tells(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

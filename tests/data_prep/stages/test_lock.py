@@ -57,6 +57,7 @@ def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch, seconds):
     monkeypatch.setattr(executors, "DYING_SECONDS", 2.0)
