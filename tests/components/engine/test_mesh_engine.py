@@ -2,13 +2,10 @@
 
 import pytest
 
-from tests.components.distributed.conftest import four_ranks, two_ranks
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import Parts
 from tests.components.engine.mesh_engine_cases import clipped_steps, goes_on_with_its_scale
-
-__all__ = ["four_ranks", "two_ranks"]  # fixtures
 
 # Double precision has 16 digits; sums in another order cost the last ones.
 TOLERANCE = 1e-12

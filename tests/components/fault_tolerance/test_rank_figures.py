@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.components.distributed.conftest import four_ranks
 from tests.components.distributed.ranks import Ranks
 from tests.components.fault_tolerance.energy_cases import told
-
-__all__ = ["four_ranks"]  # a fixture
 
 
 def test_energy_travels_with_the_figures_of_the_ranks(

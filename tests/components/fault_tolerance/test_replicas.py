@@ -4,13 +4,10 @@ import pytest
 import torch
 
 from components.fault_tolerance.replicas import ReplicaDifference, bit_sum, minority
-from tests.components.distributed.conftest import four_ranks
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts
 from tests.components.fault_tolerance.replicas_cases import compared
-
-__all__ = ["four_ranks"]  # a fixture
 
 PARTS = Parts(mlp=GELU, norm=LAYER_NORM)
 NORM, MATRIX = "layers.0.mlp_norm.weight", "layers.0.mlp.down.weight"

@@ -5,11 +5,8 @@ import math
 import pytest
 
 from components.data.samples import DIGEST_MODULUS
-from tests.components.distributed.conftest import four_ranks
 from tests.components.distributed.ranks import Ranks
 from tests.components.train.agreement_cases import agreed
-
-__all__ = ["four_ranks"]  # a fixture
 
 # Their sum has more digits than a float64, and wraps around.
 DIGESTS = [DIGEST_MODULUS - 1, 0, (1 << 62) + 12_345_678_901_234_567, (1 << 53) + 1]
