@@ -21,7 +21,6 @@ from benchmarks.gpu.steps import rates
 from components.errors import RecipeError
 
 TOYS = {case.name: case for case in read_cases(toy=True)}
-QUICK = ("dense-selective", "experts", "alibi")  # the others take a minute
 STEPS = [name for name, case in TOYS.items() if case.runs.endswith("steps.alone")]
 ENTROPY_TOLERANCE = 0.05  # drawn weights say next to nothing about a token
 
@@ -32,10 +31,10 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def own_world() -> Iterator[None]:
-    """Take away the group and the graphs that a case leaves, as its process would."""
-    yield
+    """Begin without graphs of other tests, and take away the group that a case leaves."""
     torch._dynamo.reset()
     counters.clear()
+    yield
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -45,10 +44,7 @@ def needs_torchtitan(case: GpuCase) -> bool:
 
 
 @pytest.mark.quick("dense-selective")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in TOYS],
-)
+@pytest.mark.parametrize("name", TOYS)
 def test_a_case_runs_at_the_size_of_a_toy(name: str) -> None:
     case = TOYS[name]
     if needs_torchtitan(case):
