@@ -35,7 +35,7 @@ _HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 @dataclass(frozen=True)
-class Library:
+class Library(Input):
     """One corpus drawn from the running interpreter's standard library."""
 
     name: str
@@ -44,20 +44,17 @@ class Library:
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
         """Hash the documents, which differ from one Python version to the next."""
         found = hashed.drawn(f"{self.name} {_origin()}", lambda: _hashed(self.read()))
-        return FileRecord(name=self.name, sha256=found.sha256, bytes=found.bytes)
-
-    def documents(self) -> Iterator[Document]:
-        yield from self.read()
+        return FileRecord(self.name, *found)
 
     def items(self) -> Iterator[Document | RecipeError]:
-        return self.documents()
+        yield from self.read()
 
 
 def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
     """Find an embedded corpus by the name that a recipe gives it.
 
     Raises:
-        RecipeError: there is no such corpus; the message lists those there are.
+        RecipeError: there is no such corpus.
     """
     libraries = {"python/source": library_source, "python/docs": library_docs}
     if name in libraries:
@@ -114,7 +111,7 @@ def _origin() -> str:
     """Hash what the corpora are drawn from and the code that draws: quicker than to draw."""
     topics = Document(_decoded(TOPICS) if TOPICS.is_file() else "")
     code = Document(_decoded(Path(__file__)))
-    return _hashed((*library_source(), topics, code)).sha256
+    return _hashed((*library_source(), topics, code))[0]
 
 
 def _hashed(documents: Iterable[Document]) -> TextHash:
@@ -124,7 +121,7 @@ def _hashed(documents: Iterable[Document]) -> TextHash:
         content = document.text.encode()
         digest.update(len(content).to_bytes(8, "little") + content)
         num_bytes += len(content)
-    return TextHash(sha256=digest.hexdigest(), bytes=num_bytes)
+    return digest.hexdigest(), num_bytes
 
 
 def _decoded(path: Path) -> str:

@@ -183,11 +183,8 @@ def _candidates(keys: Hashes) -> tuple[Indices, Hashes]:
     """Bring documents that share a key side by side; those alone with theirs are left out."""
     order = np.argsort(keys)
     keys = keys[order]
-    same = keys[1:] == keys[:-1]
-    shared = np.zeros(len(keys), np.bool_)
-    shared[1:] |= same
-    shared[:-1] |= same
-    shared &= keys != NO_KEY
+    same = np.concatenate([[False], keys[1:] == keys[:-1], [False]])
+    shared = (same[1:] | same[:-1]) & (keys != NO_KEY)
     return order[shared], keys[shared]
 
 

@@ -6,8 +6,9 @@ added, and copies of a document never stand on both sides.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from components.config.schema.data import Source
 from components.data.files import FileRecord, HashFile, hash_file
@@ -15,7 +16,6 @@ from components.errors import RecipeError
 from data_prep.embedded import open_embedded
 from data_prep.read import KINDS, Document, Input, LocalFile, expand_pattern, kind_of
 from data_prep.tables import HubInput, ParquetFile
-from data_prep.token_source import TokenSource, open_token_source
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 HASH_RANGE = 1 << 64
@@ -35,18 +35,17 @@ class HeldOutSplit:
 
     def train_text(self, document: Document) -> str:
         """Return the part of ``document`` to train on, empty if there is none."""
-        if self.inside_fraction:
-            return document.text[: self._cut(document.text)]
-        return "" if group_hash(document) < self.threshold else document.text
+        return document.text[: self._cut(document)]
 
     def held_out_text(self, document: Document) -> str:
         """Return the part of ``document`` to hold out, empty if there is none."""
-        if self.inside_fraction:
-            return document.text[self._cut(document.text) :]
-        return document.text if group_hash(document) < self.threshold else ""
+        return document.text[self._cut(document) :]
 
-    def _cut(self, text: str) -> int:
-        """Cut at the first white space behind the trained part, else wherever it ends."""
+    def _cut(self, document: Document) -> int:
+        """Count the characters to train on: inside a document, up to the next white space."""
+        text = document.text
+        if not self.inside_fraction:
+            return 0 if group_hash(document) < self.threshold else len(text)
         cut = int(len(text) * (1 - self.inside_fraction))
         space = WHITE_SPACE.search(text, cut)
         return space.start() if space else cut
@@ -69,11 +68,10 @@ def group_hash(document: Document) -> int:
 
 def measure_groups(documents: Iterable[Document]) -> GroupRange:
     """Read all documents once."""
-    lowest, highest, num_documents = HASH_RANGE, -1, 0
+    lowest, highest, count = HASH_RANGE, -1, 0
     for hashed in map(group_hash, documents):
-        lowest, highest = min(lowest, hashed), max(highest, hashed)
-        num_documents += 1
-    return GroupRange(lowest, highest, num_documents)
+        lowest, highest, count = min(lowest, hashed), max(highest, hashed), count + 1
+    return GroupRange(lowest, highest, count)
 
 
 def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
@@ -99,8 +97,7 @@ class OpenSource:
 
     def documents(self) -> Iterator[Document]:
         """Read everything, from the beginning each time."""
-        for text_input in self.inputs:
-            yield from text_input.documents()
+        return chain.from_iterable(one.documents() for one in self.inputs)
 
 
 def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
@@ -115,7 +112,7 @@ def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> Open
 
 
 def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
-    """List the inputs of a source: the embedded corpus first, then the files.
+    """List the inputs of a source: the embedded corpus, the files, the dataset.
 
     Raises:
         RecipeError: an input that is missing, or no input at all.
@@ -124,17 +121,17 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
     if not NAME.fullmatch(name):
         remedy = "use letters, digits, _ . and - in it"
         raise RecipeError(where, "the name becomes a file name", remedy)
-    inputs: list[Input] = list(open_files(source.files, f"{where}.files", source.column))
+    inputs: list[Input] = []
     if source.embedded is not None:
-        inputs.insert(0, open_embedded(source.embedded, f"{where}.embedded"))
+        inputs.append(open_embedded(source.embedded, f"{where}.embedded"))
+    inputs += open_files(source.files, f"{where}.files", source.column)
     if source.dataset is not None:
-        inputs.append(HubInput(source.dataset, source.column, f"{where}.dataset"))
+        dataset = source.dataset
+        inputs.append(HubInput(dataset.path, f"{where}.dataset", source.column, dataset))
     if not inputs:
-        raise RecipeError(
-            where,
-            "has no text: neither files nor a dataset nor an embedded corpus",
-            f"name your own, {where}.files=[...], or leave the source out",
-        )
+        problem = "has no text: neither files nor a dataset nor an embedded corpus"
+        remedy = f"name your own, {where}.files=[...], or leave the source out"
+        raise RecipeError(where, problem, remedy)
     return tuple(inputs)
 
 
@@ -155,22 +152,3 @@ def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[L
             raise RecipeError(where, problem, "convert it, or correct its name")
         make = ParquetFile if kind == ".parquet" else LocalFile
         yield make(path=path, name=str(path), where=where, column=column)
-
-
-def open_sources(
-    sources: Mapping[str, Source | OpenSource], hashed: HashFile = hash_file
-) -> dict[str, OpenSource | TokenSource]:
-    """Open all that are not yet, in the order of their names: texts, or token files.
-
-    Raises:
-        RecipeError: an input that is missing or unreadable, or no input at all.
-    """
-    opened: dict[str, OpenSource | TokenSource] = {}
-    for name, source in sorted(sources.items()):
-        if isinstance(source, OpenSource):
-            opened[name] = source
-        elif source.tokens:
-            opened[name] = open_token_source(name, source, hashed)
-        else:
-            opened[name] = open_source(name, source, hashed)
-    return opened

@@ -8,21 +8,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from components.config.schema.data import HubDataset
 from components.data.files import FileRecord, HashFile, hash_file
 from components.errors import RecipeError
-from data_prep.read import Document, LocalFile, only_text
+from data_prep.read import Document, Input, LocalFile
 
 ROWS = 256
 
 
 def _check_column(column: str, columns: Sequence[str], name: str, where: str) -> None:
     if column not in columns:
-        raise RecipeError(
-            where, f"{name} has no column {column!r}", f"its columns are {', '.join(columns)}"
-        )
+        remedy = f"its columns are {', '.join(columns)}"
+        raise RecipeError(where, f"{name} has no column {column!r}", remedy)
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class ParquetFile(LocalFile):
     """A column of strings; ``column`` names it."""
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all rows; for one without a text, give an error.
-
-        Raises:
-            RecipeError: a damaged file, no such column, or no strings in it.
-        """
         for number, text in enumerate(self._texts(), start=1):
             if text is None:
                 yield self._error(f"row {number:,} has no text", "leave such rows out")
@@ -44,11 +38,9 @@ class ParquetFile(LocalFile):
     def _texts(self) -> Iterator[str | None]:
         import pyarrow.parquet  # slow to import: only who reads one pays
 
-        done = 0
+        done, open_file = 0, pyarrow.parquet.ParquetFile
         try:
-            with pyarrow.parquet.ParquetFile(
-                self.path, page_checksum_verification=True
-            ) as file:
+            with open_file(self.path, page_checksum_verification=True) as file:
                 self._check_strings(file.schema_arrow)
                 for batch in file.iter_batches(batch_size=ROWS, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
@@ -71,38 +63,25 @@ class ParquetFile(LocalFile):
 
 
 @dataclass(frozen=True)
-class HubInput:
-    """One split of a dataset; streamed, it is fetched anew at each reading and kept nowhere."""
+class HubInput(Input):
+    """One split of a dataset; streamed, it is fetched anew at each reading and kept nowhere.
 
-    dataset: HubDataset
-    column: str
+    Its record hashes the revision or, of local files, their sizes and times: not their content.
+    """
+
+    name: str
     where: str
+    column: str
+    dataset: HubDataset
+    if_empty: ClassVar[str | None] = "leave it out"
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash the revision or, of local files, their sizes and times: not their content.
-
-        Raises:
-            RecipeError: the dataset cannot be opened.
-        """
         builder = self._builder()
         tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
         digest = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
-        return FileRecord(name=f"dataset:{self.dataset.path}", sha256=digest, bytes=0)
-
-    def documents(self) -> Iterator[Document]:
-        """Read the rows whose text is more than white space, in order.
-
-        Raises:
-            RecipeError: see :meth:`items`; a row has no text, or none has any.
-        """
-        return only_text(self.items(), self._error("holds no text", "leave it out"))
+        return FileRecord(name=f"dataset:{self.name}", sha256=digest, bytes=0)
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all rows; for one without a text, give an error.
-
-        Raises:
-            RecipeError: the dataset cannot be read, or has no such split or column.
-        """
         for number, text in enumerate(self._texts(), start=1):
             if isinstance(text, str):
                 yield Document(text)
@@ -121,7 +100,7 @@ class HubInput:
                 rows = builder.as_dataset(split=self.dataset.split)
             if rows.column_names:
                 where = f"{self.where.removesuffix('.dataset')}.column"
-                _check_column(self.column, rows.column_names, self.dataset.path, where)
+                _check_column(self.column, rows.column_names, self.name, where)
             for batch in rows.iter(batch_size=ROWS):
                 yield from batch.get(self.column) or [None]
         except RecipeError:
@@ -145,11 +124,6 @@ class HubInput:
         first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
         remedy = "correct path, name, split or revision; datasets with code are not read"
         if isinstance(error, ConnectionError):
-            remedy = (
-                "without a network name a folder of its files as path, or load it once on a "
-                "machine with one and carry the cache over (HF_HOME)"
-            )
+            remedy = "without a network name a folder of its files as path, or load it once on "
+            remedy += "a machine with one and carry the cache over (HF_HOME)"
         return self._error(f"cannot be read: {first[0]}", remedy)
-
-    def _error(self, problem: str, remedy: str) -> RecipeError:
-        return RecipeError(self.where, f"{self.dataset.path} {problem}", remedy)

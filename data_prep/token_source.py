@@ -17,12 +17,7 @@ from components.config.schema.data import Source
 from components.data.files import FileRecord, HashFile, hash_file
 from components.data.manifest import Manifest, SourceRecord
 from components.data.megatron import MegatronIndex, read_index, write_index
-from components.data.token_file import (
-    OpenFiles,
-    TokenFileRecord,
-    Tokens,
-    open_token_file,
-)
+from components.data.token_file import TokenFileRecord, Tokens, open_token_file
 from components.errors import RecipeError
 from data_prep.read import expand_pattern
 
@@ -64,15 +59,15 @@ class TokenSource:
     def _parts(
         self, index: MegatronIndex, fraction: float, vocab_size: int, eod_id: int
     ) -> tuple[TokenFileRecord, TokenFileRecord]:
-        path = index.bin_file
-        size, documents = path.stat().st_size, index.documents
+        path, documents = index.bin_file, index.documents
+        size = path.stat().st_size
         whole = TokenFileRecord(str(path), "", size, index.tokens, documents, index.width)
         whole = replace(whole, sha256=self._read_through(index, whole, vocab_size, eod_id))
-        kept = index.documents - held_out_documents(index.documents, fraction)
+        left = held_out_documents(documents, fraction)
+        kept = documents - left
         cut = int(index.document_ends(kept - 1, kept)[0]) if kept else 0
-        train = replace(whole, tokens=cut, documents=kept)
-        left_tokens, left = index.tokens - cut, index.documents - kept
-        return train, replace(whole, tokens=left_tokens, documents=left, first_token=cut)
+        rest = replace(whole, tokens=index.tokens - cut, documents=left, first_token=cut)
+        return replace(whole, tokens=cut, documents=kept), rest
 
     def _read_through(
         self, index: MegatronIndex, record: TokenFileRecord, vocab_size: int, eod_id: int
@@ -85,12 +80,10 @@ class TokenSource:
             wrong = (block < 0) | (block >= vocab_size)
             if wrong.any():
                 place = int(np.argmax(wrong))
-                raise RecipeError(
-                    self.where,
-                    f"{record.name} has id {block[place]:,} at token {start + place:,}, the "
-                    f"vocabulary ends with {vocab_size - 1:,}",
-                    "let tokenizer describe the tokenizer that wrote the files",
-                )
+                found = f"has id {block[place]:,} at token {start + place:,}"
+                problem = f"{record.name} {found}, the vocabulary ends with {vocab_size - 1:,}"
+                remedy = "let tokenizer describe the tokenizer that wrote the files"
+                raise RecipeError(self.where, problem, remedy)
         if self.eod == "appended" and record.tokens:
             self._check_ends(index, tokens, eod_id)
         return digest.hexdigest()
@@ -102,13 +95,11 @@ class TokenSource:
             without = (last != eod_id) & (ends > 0)  # an empty document stands behind an end
             if without.any():
                 place = int(np.argmax(without))
-                raise RecipeError(
-                    self.where,
-                    f"document {first + place:,} of {index.bin_file} ends with id "
-                    f"{last[place]:,}, not with the end of document, {eod_id:,}",
-                    f"tokenize again with --append-eod, correct tokenizer, or set "
-                    f"{self.where.removesuffix('.tokens')}.eod=absent",
-                )
+                found = f"document {first + place:,} of {index.bin_file} ends with id"
+                problem = f"{found} {last[place]:,}, not with the end of document, {eod_id:,}"
+                key = f"{self.where.removesuffix('.tokens')}.eod"
+                remedy = "tokenize again with --append-eod, correct tokenizer, or set"
+                raise RecipeError(self.where, problem, f"{remedy} {key}=absent")
 
 
 def open_token_source(name: str, source: Source, hashed: HashFile = hash_file) -> TokenSource:
@@ -139,17 +130,16 @@ def write_megatron(folder: Path, manifest: Manifest) -> list[Path]:
     A ``.bin`` file has the bytes of the token file: it is another name of it, and a copy only
     where the file system has no such names. Files that are read in place are left out.
     """
-    files = OpenFiles(folder=folder)
     records = [
         record
         for source in manifest.sources.values()
         for record in (*source.train, *source.held_out)
         if not Path(record.name).is_absolute()
     ]
-    return [_write(folder, record, files, manifest.tokenizer.eod_id) for record in records]
+    return [_write(folder, record, manifest.tokenizer.eod_id) for record in records]
 
 
-def _write(folder: Path, record: TokenFileRecord, files: OpenFiles, eod_id: int) -> Path:
+def _write(folder: Path, record: TokenFileRecord, eod_id: int) -> Path:
     prefix = (folder / record.name).with_suffix("")
     target = Path(f"{prefix}.bin")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -161,5 +151,5 @@ def _write(folder: Path, record: TokenFileRecord, files: OpenFiles, eod_id: int)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-    write_index(prefix, files.tokens(record), record.dtype, eod_id=eod_id)
+    write_index(prefix, open_token_file(folder, record), record.dtype, eod_id=eod_id)
     return prefix

@@ -9,6 +9,7 @@ import heapq
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,13 +25,13 @@ PIECE_CHARACTERS = 1000
 
 
 def training_texts(
-    sources: Mapping[str, Callable[[], Iterable[Document]]],
+    sources: Mapping[str, Iterable[Document]],
     splits: Mapping[str, HeldOutSplit],
     sample_bytes: int | Literal["all"],
 ) -> Iterator[str]:
     """Draw the tokenizer's text from the training side alone, as much of each source."""
     for name, documents in sources.items():
-        texts = map(splits[name].train_text, documents())
+        texts = map(splits[name].train_text, documents)
         yield from texts if sample_bytes == "all" else sample_texts(texts, sample_bytes)
 
 
@@ -41,14 +42,13 @@ def sample_texts(texts: Iterable[str], sample_bytes: int) -> list[str]:
     """
     kept: list[tuple[int, str]] = []
     kept_bytes = 0
-    for text in texts:
-        for piece in _pieces(text):
-            content = piece.encode()
-            digest = hashlib.blake2b(content, digest_size=8, person=b"tokenizer").digest()
-            heapq.heappush(kept, (-int.from_bytes(digest, "little"), piece))
-            kept_bytes += len(content)
-            while kept_bytes > sample_bytes:
-                kept_bytes -= len(heapq.heappop(kept)[1].encode())
+    for piece in chain.from_iterable(map(_pieces, texts)):
+        content = piece.encode()
+        digest = hashlib.blake2b(content, digest_size=8, person=b"tokenizer").digest()
+        heapq.heappush(kept, (-int.from_bytes(digest, "little"), piece))
+        kept_bytes += len(content)
+        while kept_bytes > sample_bytes:
+            kept_bytes -= len(heapq.heappop(kept)[1].encode())
     return [piece for _, piece in sorted(kept, reverse=True)]
 
 
@@ -134,7 +134,7 @@ class Here:
     """This process alone: for sources that no pass has been over."""
 
     def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
-        documents = {name: source.documents for name, source in task.sources.items()}
+        documents = {name: source.documents() for name, source in task.sources.items()}
         texts = training_texts(documents, task.splits, task.sample_bytes)
         task.tokenizer.train(texts, task.folder)
         return tuple(map(record_file, sorted(task.folder.iterdir())))

@@ -177,8 +177,7 @@ def _cleaned(
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
         return raw, {}, Here()
-    from data_prep.corpus import Corpus
-    from data_prep.stages.engine import Passes
+    from data_prep.corpus import Corpus, Passes
     from data_prep.stages.tokens import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,7 @@ SETTLED_SECONDS = 60.0
 
 FileState = tuple[int, int, int, int]
 RangeKey = tuple[str, int, int | None]
+TextHash = tuple[str, int]  # SHA-256, and how many bytes were hashed
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,14 @@ class FileRecord:
     bytes: int
 
 
-def read_blocks(path: Path) -> Iterator[bytes]:
-    """Read a file of any size in blocks of bounded memory."""
+def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Read the bytes from ``start`` up to ``end``, or to the file's end, in bounded memory."""
+    left = sys.maxsize if end is None else end - start
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
+        file.seek(start)
+        while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
             yield block
+            left -= len(block)
 
 
 def record_file(path: Path) -> FileRecord:
@@ -103,26 +107,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class TextHash:
-    """The hash of a text, and how long it is."""
-
-    sha256: str
-    bytes: int
-
-
 class HashFile:
     """Hash files, and what is drawn from them, anew each time."""
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
         """Hash the bytes from ``start`` up to ``end``, or to the end of the file."""
         digest = hashlib.sha256()
-        left = sys.maxsize if end is None else end - start
-        with path.open("rb") as file:
-            file.seek(start)
-            while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
-                digest.update(block)
-                left -= len(block)
+        for block in read_blocks(path, start, end):
+            digest.update(block)
         return digest.hexdigest()
 
     def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
@@ -164,12 +156,13 @@ class HashCache(HashFile):
     def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
         """Draw and hash as :class:`HashFile` does, or know the hash."""
         if origin not in self._drawn:
-            self._append({"drawn": origin, **asdict(draw())})
+            sha256, size = draw()
+            self._append({"drawn": origin, "sha256": sha256, "bytes": size})
         return self._drawn[origin]
 
     def _remember(self, entry: Mapping[str, Any]) -> None:
         if "drawn" in entry:
-            self._drawn[entry["drawn"]] = TextHash(entry["sha256"], entry["bytes"])
+            self._drawn[entry["drawn"]] = entry["sha256"], entry["bytes"]
         else:
             name, start, end = entry["file"]
             size, changed, moved, inode = entry["state"]

@@ -29,12 +29,6 @@ MOST_BYTES = 1 << 30  # of hashes in memory at a time; sorting takes about three
 Hashes = npt.NDArray[np.uint64]
 
 
-def signature_settings(near: NearDuplicates) -> dict[str, Any]:
-    """Keep what signatures depend on: not how their slots are banded, nor the threshold."""
-    slots = {"bands": near.bands * near.rows, "rows": 1, "threshold": "none"}
-    return {**near.model_dump(mode="json"), **slots}
-
-
 def sign_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:

@@ -143,16 +143,16 @@ def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_
 
     def draw(origin: str) -> TextHash:
         drawn.append(origin)
-        return TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
+        return sha256(origin.encode()), len(origin)
 
     for origin in ("one", "one", "other", "one"):
         found = cache(tmp_path).drawn(origin, partial(draw, origin))
-        assert found == TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
+        assert found == (sha256(origin.encode()), len(origin))
     assert drawn == ["one", "other"]
 
 
 def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
-    expected = TextHash(sha256="a", bytes=1)
+    expected = ("a", 1)
     cache(tmp_path).drawn("one", lambda: expected)
     with (tmp_path / "hashes.jsonl").open("a") as file:
         file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.config.schema.document_steps import PersonalData
 from data_prep.embedded import library_docs
-from data_prep.personal_data import IBAN_LENGTHS, PersonalDataStep, has_right_check_digits
+from data_prep.steps import IBAN_LENGTHS, PersonalDataStep, has_right_check_digits
 
 ALL = PersonalData(
     emails="<email>",
