@@ -22,16 +22,20 @@ from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.sources import OpenSource, choose_split, measure_groups, open_source
 from data_prep.stages.executors import Say, full_disk_told, make_folder
-from data_prep.token_source import TokenSource, open_token_source
-from data_prep.tokenise import Tokenise, TokeniseTask, find_tokenizer, take_tokenizer
+from data_prep.tokenise import (
+    Tokenise,
+    TokeniseTask,
+    TokenSource,
+    find_tokenizer,
+    open_token_source,
+    take_tokenizer,
+)
 
 SHORTEST_HELD_OUT_TOKENS = 2
 
 
 @dataclass(frozen=True)
 class _Preparation:
-    """All that decides the content of the folder."""
-
     sources: Mapping[str, OpenSource]
     stages: Mapping[str, StageRecord]
     token_sources: Mapping[str, TokenSource]

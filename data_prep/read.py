@@ -85,8 +85,7 @@ class Input(ABC):
         """Read all documents, empty ones too; for an invalid one, give what is wrong.
 
         Raises:
-            RecipeError: it cannot be read, is damaged, or has a line that never ends; a
-                table without the column, or with other things than strings in it.
+            RecipeError: it is damaged, or has a line that never ends, or no column of texts.
         """
 
     def documents(self) -> Iterator[Document]:

@@ -32,7 +32,6 @@ from components.config.schema.document_steps import EVERY_OTHER
 from components.errors import RecipeError
 from data_prep.filters import published
 from data_prep.filters.text_ratios import TextRatioFilter
-from data_prep.filters.words import RepeatedNgramFilter
 
 # What `str.splitlines` ends a line at: the controls among them would otherwise join two words.
 LINE_END = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -257,7 +256,7 @@ def build_steps(
         makers: dict[str, Callable[[Any], DocumentStep]] = {
             "annotations": published.AnnotationFilter,
             "line_shape": published.LineShapeFilter,
-            "repeated_ngrams": RepeatedNgramFilter,
+            "repeated_ngrams": published.RepeatedNgramFilter,
             "text_ratios": partial(TextRatioFilter, where=f"{where}.filters.text_ratios"),
             **{name: partial(published.published_filter, name) for name in published.PUBLISHED},
         }  # in the order of the section's keys

@@ -7,6 +7,7 @@ library itself refuses a folder that needs it.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,8 +77,8 @@ class HubInput(Input):
     if_empty: ClassVar[str | None] = "leave it out"
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        builder = self._builder()
-        tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
+        with self._opened() as builder:
+            tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
         digest = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
         return FileRecord(name=f"dataset:{self.name}", sha256=digest, bytes=0)
 
@@ -89,10 +90,7 @@ class HubInput(Input):
                 yield self._error(f"row {number:,} has no text", "name another column")
 
     def _texts(self) -> Iterator[Any]:
-        from datasets.exceptions import DatasetsError  # slow to import: only who reads one pays
-
-        builder = self._builder()
-        try:
+        with self._opened() as builder:
             if self.dataset.streaming:
                 rows = builder.as_streaming_dataset(split=self.dataset.split)
             else:
@@ -103,27 +101,24 @@ class HubInput(Input):
                 _check_column(self.column, rows.column_names, self.name, where)
             for batch in rows.iter(batch_size=ROWS):
                 yield from batch.get(self.column) or [None]
-        except RecipeError:
-            raise
-        except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-            raise self._unreadable(error) from error
 
-    def _builder(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the dataset, and tell what goes wrong with it from there on."""
         import datasets  # slow to import: only who reads one pays
         from datasets.exceptions import DatasetsError
 
         datasets.disable_progress_bars()
         one = self.dataset
         try:
-            return datasets.load_dataset_builder(one.path, one.name, revision=one.revision)
+            yield datasets.load_dataset_builder(one.path, one.name, revision=one.revision)
+        except RecipeError:
+            raise
         except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> RecipeError:
-        reason = error.__cause__ or error
-        first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
-        remedy = "correct path, name, split or revision; datasets with code are not read"
-        if isinstance(error, ConnectionError):
-            remedy = "without a network name a folder of its files as path, or load it once on "
-            remedy += "a machine with one and carry the cache over (HF_HOME)"
-        return self._error(f"cannot be read: {first[0]}", remedy)
+            reason = error.__cause__ or error
+            first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
+            remedy = "correct path, name, split or revision; datasets with code are not read"
+            if isinstance(error, ConnectionError):
+                remedy = "without a network name a folder of its files as path, or load it "
+                remedy += "once on a machine with one and carry the cache over (HF_HOME)"
+            raise self._error(f"cannot be read: {first[0]}", remedy) from error

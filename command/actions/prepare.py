@@ -27,8 +27,7 @@ from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.executors import Executor, Local
 from data_prep.task import QueuedError
-from data_prep.token_source import write_megatron
-from data_prep.tokenise import Here, Tokenise
+from data_prep.tokenise import Here, Tokenise, write_megatron
 
 UNKNOWN = "unknown"
 CARD = "card.json"

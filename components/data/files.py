@@ -21,7 +21,6 @@ HASHES = "hashes.jsonl"
 SETTLED_SECONDS = 60.0
 
 FileState = tuple[int, int, int, int]
-RangeKey = tuple[str, int, int | None]
 TextHash = tuple[str, int]  # SHA-256, and how many bytes were hashed
 
 
@@ -134,7 +133,7 @@ class HashCache(HashFile):
 
     def __init__(self, *, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
-        self._known: dict[RangeKey, tuple[FileState, str]] = {}
+        self._known: dict[tuple[str, int, int | None], tuple[FileState, str]] = {}
         self._drawn: dict[str, TextHash] = {}
         with suppress(OSError):  # not there, or not for this user to read
             for line in path.read_bytes().splitlines():

@@ -65,9 +65,9 @@ def read_index(prefix: str, where: str) -> MegatronIndex:
     path, bin_file = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     remedy = "write it anew with Megatron"
     try:
-        width, *arrays = _map_parts(path)
+        width, lengths, first_bytes, borders = _map_parts(path)
         item_bytes = little_endian(width).itemsize
-        total_bytes = _check_sequences(*arrays, item_bytes)
+        total_bytes = _check_sequences(lengths, first_bytes, borders, item_bytes)
     except OSError as error:
         raise RecipeError(where, f"{path} cannot be read: {error.strerror}", remedy) from error
     except ValueError as error:
@@ -77,7 +77,7 @@ def read_index(prefix: str, where: str) -> MegatronIndex:
         raise RecipeError(where, f"{bin_file} is missing", way_out)
     if wrong := _wrong_size(bin_file.stat().st_size, total_bytes, "its index says"):
         raise RecipeError(where, f"{bin_file} {wrong}", remedy)
-    return MegatronIndex(bin_file, width, total_bytes // item_bytes, *arrays[1:])
+    return MegatronIndex(bin_file, width, total_bytes // item_bytes, first_bytes, borders)
 
 
 def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> None:
@@ -111,7 +111,8 @@ def _map_parts(path: Path) -> tuple[Width, Any, Any, Any]:
     if path.stat().st_size < HEADER.size:
         raise ValueError("is shorter than its header")
     content = np.memmap(path, dtype=np.uint8, mode="r")
-    magic, version, code, num_sequences, num_borders = HEADER.unpack(content[: HEADER.size])
+    head = content[: HEADER.size].tobytes()
+    magic, version, code, num_sequences, num_borders = HEADER.unpack(head)
     if magic != MAGIC:
         raise ValueError(f"begins with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:

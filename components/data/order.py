@@ -174,10 +174,7 @@ class Phase:
 
 
 class SampleOrder:
-    """Sample order of an endless run: which sample stands at a position, in O(1) memory.
-
-    Each source is drawn without replacement: every epoch of it is a fresh permutation.
-    """
+    """Sample order of an endless run: which sample stands at a position, in O(1) memory."""
 
     def __init__(
         self, *, phases: Sequence[Phase], samples: Mapping[str, int], seed: int
@@ -192,9 +189,7 @@ class SampleOrder:
         _check_starts(phases)
         for phase in phases:
             _check_shares(phase, samples)
-        self._phases = tuple(phases)
-        self._samples = dict(samples)
-        self._seed = seed
+        self._phases, self._samples, self._seed = tuple(phases), dict(samples), seed
         self._starts = [phase.first_sample for phase in phases]
         self._trees = [ShareTree(phase.shares) for phase in phases]
         self._before: list[dict[str, int]] = [{}]  # draws of each source, by phase

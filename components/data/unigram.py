@@ -25,10 +25,9 @@ ERRORS_ONLY = 2
 # SentencePiece skips a whole training line that holds a tab, its own boundary mark.
 LINE_ENDS = re.compile(r"[\r\n\t]+")
 
-
-# Where a piece may begin and end; which lines the trainer reads: all if ``input_sentence_size``
-# is 0; the pieces after ``<unk>``, in the order of their ids.
-Splitting = Sentences = SpecialPieces = Mapping[str, Any]
+Splitting = Mapping[str, bool]  # where a piece may begin and end
+Sentences = Mapping[str, Any]  # which lines are read: all if ``input_sentence_size`` is 0
+SpecialPieces = Mapping[str, Any]  # the pieces after ``<unk>``, in the order of their ids
 NESTED = {
     "splitting": "split_by_whitespace split_by_number split_digits "
     "allow_whitespace_only_pieces",

@@ -141,10 +141,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Processes of this machine; with one worker, this process.
-
-    With ``leave_failures`` what goes wrong is also left in the folder, for a command elsewhere.
-    """
+    """Processes of this machine, or this one; ``leave_failures`` to a command elsewhere."""
 
     workers: int | Literal["auto"]
     leave_failures: bool

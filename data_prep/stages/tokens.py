@@ -1,7 +1,6 @@
 """The last passes: train the tokenizer, in one task, and encode the shards of clean text.
 
-The token files of the shards are then joined, so that the result is the one that a single
-process writes.
+The shards' token files are then joined: the result is what a single process writes.
 """
 
 import hashlib
