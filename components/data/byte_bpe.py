@@ -155,10 +155,7 @@ class ByteBPE(Tokenizer):
         self._engine, self._fast = engine, open_fast(content, engine)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of each text; no special piece is added.
-
-        The texts are shared among threads, ``RAYON_NUM_THREADS`` of them where that is set.
-        """
+        """Return the ids of each text, on ``RAYON_NUM_THREADS``; no special piece is added."""
         return encode_in_parts(texts, self._encode, drops_space=False)
 
     def _encode(self, texts: list[str]) -> list[Ids]:

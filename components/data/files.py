@@ -141,7 +141,6 @@ class HashCache(HashFile):
                     self._remember(json.loads(line))
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
-        """Hash as :func:`hash_file` does, or know the hash."""
         key, state = (str(path.absolute()), start, end), _state(path)
         known, sha256 = self._known.get(key, (None, ""))
         if known == state:
@@ -153,7 +152,6 @@ class HashCache(HashFile):
         return sha256
 
     def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
-        """Draw and hash as :class:`HashFile` does, or know the hash."""
         if origin not in self._drawn:
             sha256, size = draw()
             self._append({"drawn": origin, "sha256": sha256, "bytes": size})
