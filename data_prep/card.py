@@ -1,7 +1,6 @@
 """Data card: what a data set is, counted and shown, with its unigram loss.
 
-The unigram loss is the mark that a held-out loss must beat before anything can be called
-learnt.
+A held-out loss must beat the unigram loss before anything can be called learnt.
 
 Fertility is tokens a word (Rust et al. 2021, "How Good is Your Tokenizer?", arXiv 2012.15613,
 Section 3.2); words are what white space separates, so that of text without spaces bytes a token
@@ -22,9 +21,8 @@ from components.config.schema.data import Source
 from components.data.manifest import Manifest, StageRecord
 from components.data.token_file import OpenFiles, ShardedTokens, TokenFileRecord
 from components.data.tokenizer import Tokenizer
-from data_prep.embedded import licence_of
 from data_prep.read import UNKNOWN, Document
-from data_prep.sources import OpenSource, find_inputs
+from data_prep.sources import OpenSource, find_inputs, licence_of
 from data_prep.stages.plan import FILE_NAME as PLAN
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import read_manifest
@@ -53,11 +51,11 @@ def unigram_losses(
         found = _counts(folder, manifest.sources[name].train, vocab_size)
         counts += share * total_tokens / found.sum() * found
     log_probabilities = np.log(counts / counts.sum())
-    losses = {}
-    for name, source in manifest.sources.items():
-        held_out = _counts(folder, source.held_out, vocab_size)
-        losses[name] = float(-(held_out @ log_probabilities) / held_out.sum())
-    return losses
+    held_out = {
+        name: _counts(folder, source.held_out, vocab_size)
+        for name, source in manifest.sources.items()
+    }
+    return {name: float(-(n @ log_probabilities) / n.sum()) for name, n in held_out.items()}
 
 
 def _counts(
@@ -88,14 +86,11 @@ def describe(
     """
     first = {key: _first_documents(key, texts[key]) for key in manifest.sources}
     inputs = {key: _inputs(manifest, key, stages) for key in manifest.sources}
-    records = manifest.sources.values()
+    records, used = manifest.sources.values(), manifest.tokenizer
     return {
         "name": name,
         "key": manifest.key,
-        "tokenizer": {
-            "settings": dict(manifest.tokenizer.settings),
-            "vocab_size": manifest.tokenizer.vocab_size,
-        },
+        "tokenizer": {"settings": dict(used.settings), "vocab_size": used.vocab_size},
         "totals": {
             "train_tokens": sum(record.train_tokens for record in records),
             "held_out_tokens": sum(record.held_out_tokens for record in records),
@@ -107,9 +102,7 @@ def describe(
                 **_source(manifest, key, sources[key]),
                 "inputs": inputs[key],
                 "mixture": dict(mixture.get(key, {})),
-                "samples": [
-                    one.text[:SHOWN_CHARACTERS] for one in first[key][:SHOWN_DOCUMENTS]
-                ],
+                "samples": [x.text[:SHOWN_CHARACTERS] for x in first[key][:SHOWN_DOCUMENTS]],
             }
             for key in manifest.sources
         },
@@ -121,10 +114,10 @@ def describe(
 def _first_documents(name: str, source: Source | OpenSource) -> list[Document]:
     """Read the beginning of a source; token files have no text."""
     if isinstance(source, OpenSource):
-        return list(islice(source.documents(), MEASURED_DOCUMENTS))
-    if source.tokens:
-        return []
-    documents = chain.from_iterable(one.documents() for one in find_inputs(name, source))
+        inputs = source.inputs
+    else:
+        inputs = () if source.tokens else find_inputs(name, source)
+    documents = chain.from_iterable(one.documents() for one in inputs)
     return list(islice(documents, MEASURED_DOCUMENTS))
 
 
@@ -160,7 +153,6 @@ def _source(manifest: Manifest, name: str, source: Source) -> Tree:
 
 
 def _stage(work: str, record: StageRecord, stages: Path) -> Tree:
-    """Show what a pass counted and removed first; a folder of stages may be deleted since."""
     found = read_manifest(stages / f"{work}-{record.key[:12]}", record.key)
     return {
         "key": record.key,
@@ -175,10 +167,9 @@ def _fertility(
     """Count tokens, words and bytes by language: the identified one, or the source's own."""
     by_language: dict[str, list[str]] = defaultdict(list)
     for name, documents in first.items():
+        own = sources[name].language or name
         for one in documents:
-            language = one.language
-            if language == UNKNOWN:
-                language = sources[name].language or name
+            language = own if one.language == UNKNOWN else one.language
             by_language[language].append(one.text[:MEASURED_CHARACTERS])
     found = {}
     for language, texts in sorted(by_language.items()):

@@ -5,8 +5,9 @@ and the version of its code: a changed setting rebuilds its pass and what follow
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from components.config.schema.data import NearDuplicates, Preparation, Source
@@ -14,13 +15,86 @@ from components.data.files import HashFile, hash_file
 from components.data.manifest import StageCounts, StageRecord
 from components.errors import RecipeError
 from data_prep.sources import GroupRange, OpenSource, open_source
-from data_prep.stages.duplicates import signature_settings
-from data_prep.stages.engine import Pass, Passes
-from data_prep.stages.plan import InputPiece, PassTask, cut_source, pin_lists
+from data_prep.stages import plan, record
+from data_prep.stages.executors import Executor, Say, alone, full_disk_told, make_folder
+from data_prep.stages.plan import InputPiece, PassPlan, PassTask
 from data_prep.stages.shards import CleanShard
 
 READING = {"embedded", "dataset", "column", "language"}  # where files lie makes no difference
 NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A finished pass: its plan, its folder and its manifest."""
+
+    plan: PassPlan
+    folder: Path
+    manifest: record.PassManifest
+
+    def piece(self, task: int, output: int) -> InputPiece:
+        """Take one file of one task as input of another pass."""
+        file = self.manifest.outputs[task][output]
+        return plan.whole(self.folder / file.name, file)
+
+    def pieces(self, source: str) -> Iterator[tuple[InputPiece, ...]]:
+        """Take all files of each task of a source."""
+        for number, task in enumerate(self.plan.tasks):
+            if task.source == source:
+                outputs = range(len(self.manifest.outputs[number]))
+                yield tuple(self.piece(number, output) for output in outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Where passes have their folders, who does their tasks, and who is told."""
+
+    root: Path
+    executor: Executor
+    say: Say
+
+    def run(self, work: str, settings: Mapping[str, Any], tasks: Sequence[PassTask]) -> Pass:
+        """Do the tasks of a pass that are not done yet, in its folder below ``root``.
+
+        Raises:
+            RecipeError: bad input, a full disk, somebody else at work there, or tasks that
+                ended without a record.
+        """
+        version, _ = plan.PASSES[work]
+        planned = PassPlan(work=work, version=version, settings=settings, tasks=tuple(tasks))
+        folder, key = self.root / planned.folder_name, planned.key
+        with full_disk_told(folder):
+            make_folder(folder, exist_ok=True)
+            manifest = record.read_manifest(folder, key)
+            if manifest is not None:
+                self.say(f"{folder.name}: done before")
+                return Pass(plan=planned, folder=folder, manifest=manifest)
+            with alone(folder, self.say):
+                planned.write(folder)
+                self._do_missing(folder, len(tasks), key)
+                for left in folder.glob(".*.partial"):
+                    left.unlink()
+                manifest = record.write_manifest(folder, key, len(tasks))
+                return Pass(plan=planned, folder=folder, manifest=manifest)
+
+    def _do_missing(self, folder: Path, total: int, key: str) -> None:
+        left = record.missing_tasks(folder, range(total), key)
+        for task in left:
+            record.take_failure(folder, task)
+        if left:
+            self.say(f"{folder.name}: {len(left)} of {total} tasks to do")
+            self.executor.run(folder, left, self.say)
+            left = record.missing_tasks(folder, left, key)
+        for task in left:
+            failure = record.take_failure(folder, task)
+            if failure is not None:
+                raise failure
+        if left:
+            logs = folder / "jobs"
+            said = f"; what jobs said is in {logs}" if logs.exists() else ""
+            problem = f"{len(left)} of {total} tasks ended without a result"
+            remedy = f"give the same command again: it does these alone{said}"
+            raise RecipeError(str(folder), f"{problem}, the first is {left[0]}", remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +107,7 @@ class CleanCorpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """All that a preparation needs to know."""
+    """What is cleaned, how, and where; ``hashed`` may know hashes of the inputs."""
 
     sources: Mapping[str, Source]
     preparation: Preparation
@@ -47,25 +121,23 @@ class Corpus:
             RecipeError: bad input, nothing left of a source, or see :meth:`Passes.run`.
         """
         run = self.passes.run
-        passes = [run("clean", self._clean_settings(), self._raw_tasks())]
+        passes = [run("clean", self._clean_settings(), list(self._raw_tasks()))]
         self._check_left(passes)
         near, exact = self.preparation.near_duplicates, self.preparation.exact_duplicates
         if isinstance(near, NearDuplicates):
-            each = [
-                PassTask(source=task.source, pieces=(piece,))
-                for task, piece in _shards(passes[0])
-            ]
-            passes.append(run("signatures", signature_settings(near), each))
+            shards = _shards(passes[0])
+            each = [PassTask(source=task.source, pieces=(shard,)) for task, shard in shards]
+            # Neither how the slots are banded nor the threshold changes a signature.
+            slots = {"bands": near.bands * near.rows, "rows": 1, "threshold": "none"}
+            passes.append(run("signatures", {**near.model_dump(mode="json"), **slots}, each))
         if near != NONE or exact != NONE:
             # One task reads all hashes, and signatures if there are any.
-            files = [
-                one.piece(task, -1) for one in passes for task in range(len(one.plan.tasks))
-            ]
+            files = [one.piece(i, -1) for one in passes for i in range(len(one.plan.tasks))]
             both = self._settings("near_duplicates", "exact_duplicates")
             passes.append(run("duplicates", both, [PassTask(source="", pieces=tuple(files))]))
         personal = self._settings("personal_data")
         if len(passes) > 1 or personal["personal_data"] != NONE:
-            passes.append(run("keep", {"steps": personal}, _last_tasks(passes)))
+            passes.append(run("keep", {"steps": personal}, list(_last_tasks(passes))))
             self._check_left(passes)
         return CleanCorpus(
             sources={name: self._opened(name, passes) for name in sorted(self.sources)},
@@ -78,24 +150,17 @@ class Corpus:
     def _clean_settings(self) -> dict[str, Any]:
         return {
             **self._settings("read"),
-            **pin_lists(self._settings("normalise", "language", "filters")),
+            **plan.pin_lists(self._settings("normalise", "language", "filters")),
             "sources": {
-                name: self.sources[name].model_dump(mode="json", include=READING)
-                for name in sorted(self.sources)
+                name: source.model_dump(mode="json", include=READING)
+                for name, source in sorted(self.sources.items())
             },
         }
 
-    def _raw_tasks(self) -> list[PassTask]:
-        return [
-            task
-            for name in sorted(self.sources)
-            for task in cut_source(
-                name,
-                open_source(name, self.sources[name], self.hashed),
-                self.preparation.shard_bytes,
-                self.hashed,
-            )
-        ]
+    def _raw_tasks(self) -> Iterator[PassTask]:
+        for name, source in sorted(self.sources.items()):
+            opened = open_source(name, source, self.hashed)
+            yield from plan.cut_source(name, opened, self.preparation.shard_bytes, self.hashed)
 
     def _check_left(self, passes: list[Pass]) -> None:
         """Refuse to go on where a source has lost every document."""
@@ -104,12 +169,10 @@ class Corpus:
             if counts[-1].documents_out == 0:
                 removed = sum((Counter(count.removed) for count in counts), Counter[str]())
                 losses = ", ".join(f"{n:,} {why}" for why, n in sorted(removed.items()))
-                raise RecipeError(
-                    f"data.sources.{name}",
-                    f"nothing is left of it: {losses or 'it had no document'}",
-                    f"see the examples in {passes[-1].folder}/manifest.json, and set "
-                    "data.preparation.* accordingly, or leave the source out",
-                )
+                problem = f"nothing is left of it: {losses or 'it had no document'}"
+                examples = f"see the examples in {passes[-1].folder}/manifest.json"
+                remedy = "set data.preparation.* accordingly, or leave the source out"
+                raise RecipeError(f"data.sources.{name}", problem, f"{examples}, and {remedy}")
 
     def _opened(self, name: str, passes: list[Pass]) -> OpenSource:
         shards = tuple(
@@ -130,26 +193,19 @@ def _shards(one: Pass) -> list[tuple[PassTask, InputPiece]]:
     return [(task, one.piece(number, 0)) for number, task in enumerate(one.plan.tasks)]
 
 
-def _last_tasks(passes: list[Pass]) -> list[PassTask]:
+def _last_tasks(passes: list[Pass]) -> Iterator[PassTask]:
     """Pair each clean shard with its verdicts, if duplicates were searched for."""
-    tasks = []
     for number, (task, shard) in enumerate(_shards(passes[0])):
         verdicts = (passes[-1].piece(0, number),) if len(passes) > 1 else ()
-        tasks.append(PassTask(source=task.source, pieces=(shard, *verdicts)))
-    return tasks
+        yield PassTask(source=task.source, pieces=(shard, *verdicts))
 
 
 def _stage_record(one: Pass) -> StageRecord:
     tally, sources = one.manifest.tally, {}
     for name, languages in tally.counts.items():
         count = tally.of_source(name)
-        sources[name] = StageCounts(
-            documents_in=count.documents_in,
-            documents_out=count.documents_out,
-            bytes_in=count.bytes_in,
-            bytes_out=count.bytes_out,
-            languages={key: each.documents_out for key, each in sorted(languages.items())},
-            removed=dict(sorted(count.removed.items())),
-            replaced=dict(sorted(count.replaced.items())),
-        )
+        count.removed = dict(sorted(count.removed.items()))
+        count.replaced = dict(sorted(count.replaced.items()))
+        out = {key: each.documents_out for key, each in sorted(languages.items())}
+        sources[name] = StageCounts(**vars(count), languages=out)
     return StageRecord(key=one.plan.key, sources=sources)

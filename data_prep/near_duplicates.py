@@ -68,15 +68,12 @@ class SignatureFiles:
 
     def __init__(self, files: Sequence[Path], slots: int) -> None:
         self._files, self._slots = files, slots
-        self._ends = np.cumsum([0, *(len(self._open(index)) for index in range(len(files)))])
-
-    @property
-    def documents(self) -> int:
-        return int(self._ends[-1])
+        self.ends = np.cumsum([0, *(len(self._open(index)) for index in range(len(files)))])
+        self.documents = int(self.ends[-1])
 
     def blocks(self) -> Iterator[tuple[int, Signatures]]:
         """Read all rows; with each block comes the number of its first document."""
-        for index, begin in enumerate(self._ends[:-1]):
+        for index, begin in enumerate(self.ends[:-1]):
             rows = self._open(index)
             for start in range(0, len(rows), BLOCK_DOCUMENTS):
                 yield int(begin) + start, np.array(rows[start : start + BLOCK_DOCUMENTS])
@@ -90,23 +87,24 @@ class SignatureFiles:
             shares[block] = equal.mean(axis=1)
         return shares
 
-    def by_file(self, documents: Indices) -> list[Indices]:
-        """Deal sorted documents back to their files, numbered from 0 in each."""
-        parts = np.split(documents, np.searchsorted(documents, self._ends[1:-1]))
-        return [part - begin for part, begin in zip(parts, self._ends, strict=False)]
-
     def _rows(self, documents: Indices) -> Signatures:
-        files = np.searchsorted(self._ends, documents, side="right") - 1
+        files = np.searchsorted(self.ends, documents, side="right") - 1
         rows = np.empty((len(documents), self._slots), SLOT)
         for index in np.unique(files):
             chosen = files == index
-            rows[chosen] = self._open(index)[documents[chosen] - self._ends[index]]
+            rows[chosen] = self._open(index)[documents[chosen] - self.ends[index]]
         return rows
 
     def _open(self, index: int) -> Signatures:
         rows: Signatures = np.load(self._files[index], mmap_mode="r")
         assert rows.shape[1] == self._slots, "signatures of other settings"
         return rows
+
+
+def deal_back(documents: Indices, ends: Indices) -> list[Indices]:
+    """Deal sorted documents back to their files, numbered from 0 in each."""
+    parts = np.split(documents, np.searchsorted(documents, ends[1:-1]))
+    return [part - begin for part, begin in zip(parts, ends, strict=False)]
 
 
 Alike = Callable[[Indices, Indices], Any]
@@ -162,7 +160,7 @@ def find_duplicates(
             content = keys.read(signatures.documents * KEY.itemsize)
             documents, buckets = _candidates(np.frombuffer(content, KEY))
             _join(groups, documents, buckets, alike)
-    return signatures.by_file(groups.repeated())
+    return deal_back(groups.repeated(), signatures.ends)
 
 
 def _write_keys(file: IO[bytes], signatures: SignatureFiles, settings: NearDuplicates) -> None:
@@ -183,11 +181,8 @@ def _candidates(keys: Hashes) -> tuple[Indices, Hashes]:
     """Bring documents that share a key side by side; those alone with theirs are left out."""
     order = np.argsort(keys)
     keys = keys[order]
-    same = keys[1:] == keys[:-1]
-    shared = np.zeros(len(keys), np.bool_)
-    shared[1:] |= same
-    shared[:-1] |= same
-    shared &= keys != NO_KEY
+    same = np.concatenate([[False], keys[1:] == keys[:-1], [False]])
+    shared = (same[1:] | same[:-1]) & (keys != NO_KEY)
     return order[shared], keys[shared]
 
 

@@ -1,8 +1,7 @@
 """From raw text to a folder of packed token files, in stages.
 
-The folder's name carries a hash of all that decides its content, so the same recipe finds it
-again and another never overwrites it. It is built beside its place and renamed at the end: what
-has the name is complete.
+The folder's name carries a hash of all that decides its content. It is built beside its place
+and renamed at the end: what has the name is complete.
 """
 
 import hashlib
@@ -10,36 +9,33 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from components.config.schema.data import Source
+from components.data import manifest as manifests
 from components.data.files import FileRecord, HashFile, hash_file, record_file, sync_folder
-from components.data.manifest import (
-    FORMAT_VERSION,
-    Manifest,
-    SourceRecord,
-    StageRecord,
-    TokenizerRecord,
-)
+from components.data.manifest import Manifest, SourceRecord, StageRecord, TokenizerRecord
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
-from data_prep.sources import OpenSource, choose_split, measure_groups, open_sources
-from data_prep.stages.executors import full_disk_told
-from data_prep.token_source import TokenSource
-from data_prep.tokenise import Tokenise, TokeniseTask, find_tokenizer, take_tokenizer
+from data_prep.sources import OpenSource, choose_split, measure_groups, open_source
+from data_prep.stages.executors import Say, full_disk_told, make_folder
+from data_prep.tokenise import (
+    Tokenise,
+    TokeniseTask,
+    TokenSource,
+    find_tokenizer,
+    open_token_source,
+    take_tokenizer,
+)
 
 SHORTEST_HELD_OUT_TOKENS = 2
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class _Preparation:
-    """All that decides the content of the folder."""
-
     sources: Mapping[str, OpenSource]
     stages: Mapping[str, StageRecord]
     token_sources: Mapping[str, TokenSource]
@@ -51,7 +47,7 @@ class _Preparation:
     def key(self) -> str:
         """Hash it; where the inputs lie makes no difference, what is in them does."""
         tree = {
-            "format_version": FORMAT_VERSION,
+            "format_version": manifests.FORMAT_VERSION,
             "tokenizer": self.tokenizer.settings(),
             "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
             "held_out_fraction": self.held_out_fraction,
@@ -82,18 +78,24 @@ def prepare(
     """Build the folder ``root/<name>-<key>``, or find it built; the tokenizer is then loaded.
 
     What is found is compared with its manifest: the files' hashes, or with ``verify`` sizes
-    their sizes alone, where reading all of a large corpus takes too long.
-    ``stages`` is the record of what cleaned the sources before, if anything did. ``tokenise``
+    their sizes alone. ``stages`` is the record of what cleaned the sources before. ``tokenise``
     says where the work is done, which changes no byte; ``hashed`` may know hashes from before.
 
     Raises:
         RecipeError: text that cannot be read or is too little, a tokenizer that cannot be
             trained on it, or a folder that was changed since it was built.
     """
-    opened = open_sources(sources, hashed)
+    texts, tokens = dict[str, OpenSource](), dict[str, TokenSource]()
+    for key, source in sorted(sources.items()):
+        if isinstance(source, OpenSource):
+            texts[key] = source
+        elif source.tokens:
+            tokens[key] = open_token_source(key, source, hashed)
+        else:
+            texts[key] = open_source(key, source, hashed)
     task = _Preparation(
-        sources={key: one for key, one in opened.items() if isinstance(one, OpenSource)},
-        token_sources={key: one for key, one in opened.items() if isinstance(one, TokenSource)},
+        sources=texts,
+        token_sources=tokens,
         stages=stages or {},
         tokenizer=tokenizer,
         tokenizer_files=find_tokenizer(tokenizer_folder),
@@ -116,19 +118,14 @@ def prepare(
 
 def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
     """Build a folder and rename it; one that another process has built meanwhile stays."""
-    unfinished = sorted(folder.parent.glob(f".{folder.name}.*.partial"))
+    unfinished = sorted(map(str, folder.parent.glob(f".{folder.name}.*.partial")))
     if unfinished:
-        names = ", ".join(map(str, unfinished))
+        names = ", ".join(unfinished)
         say(f"data: unfinished, delete if no preparation is running: {names}")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir(parents=True)
-    except OSError as error:
-        problem = f"cannot write there: {error}"
-        remedy = "name a folder that you may write to"
-        raise RecipeError("data.folder", problem, remedy) from error
-    try:
-        with full_disk_told(folder.parent):
+    with full_disk_told(folder.parent):
+        make_folder(partial)
+        try:
             _build(partial, task, tokenise, say)
             sync_folder(partial)
             try:
@@ -137,8 +134,8 @@ def _build_beside(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say
                 if not folder.is_dir():
                     raise
             sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> None:
@@ -146,8 +143,8 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
         name: source.groups or measure_groups(source.documents())
         for name, source in task.sources.items()
     }
-    splits = {name: choose_split(one, task.held_out_fraction) for name, one in groups.items()}
-    tokenizer = task.tokenizer
+    fraction, tokenizer = task.held_out_fraction, task.tokenizer
+    splits = {name: choose_split(one, fraction) for name, one in groups.items()}
     text = TokeniseTask(
         sources=task.sources,
         splits=splits,
@@ -157,12 +154,9 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
     )
     files = _make_tokenizer(task.tokenizer_files, text, tokenise, say)
     made = tuple(map(record_file, sorted(folder.iterdir())))
+    vocab_size, eod_id = tokenizer.vocab_size, tokenizer.eod_id
     records = {
-        name: source.measure(
-            vocab_size=tokenizer.vocab_size,
-            eod_id=tokenizer.eod_id,
-            fraction=task.held_out_fraction,
-        )
+        name: source.measure(vocab_size=vocab_size, eod_id=eod_id, fraction=fraction)
         for name, source in task.token_sources.items()
     }
     written = tokenise.write(text, files) if splits else {}
@@ -174,16 +168,10 @@ def _build(folder: Path, task: _Preparation, tokenise: Tokenise, say: Say) -> No
             train=(train,),
             held_out=(held_out,),
         )
-    record = TokenizerRecord(
-        settings=tokenizer.settings(),
-        files=made,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id,
-    )
     Manifest(
         key=task.key(),
-        tokenizer=record,
-        held_out_fraction=task.held_out_fraction,
+        tokenizer=TokenizerRecord(tokenizer.settings(), made, vocab_size, eod_id),
+        held_out_fraction=fraction,
         sources=records,
         stages=task.stages,
     ).write(folder)
@@ -211,9 +199,7 @@ def _check_lengths(manifest: Manifest, sequence_length: int) -> None:
             ("held out", source.held_out_tokens, SHORTEST_HELD_OUT_TOKENS),
         ):
             if tokens < needed:
-                raise RecipeError(
-                    f"data.sources.{name}",
-                    f"has {tokens:,} tokens {side}, one window needs {needed:,}",
-                    "give it more text, shorten budget.sequence_length, or change "
-                    "data.held_out_fraction",
-                )
+                problem = f"has {tokens:,} tokens {side}, one window needs {needed:,}"
+                remedy = "give it more text, shorten budget.sequence_length, or change "
+                remedy += "data.held_out_fraction"
+                raise RecipeError(f"data.sources.{name}", problem, remedy)

@@ -8,10 +8,11 @@ early, which Python's own reader of Zstandard does not.
 import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 from components.data.files import FileRecord, HashFile, check_regular, hash_file
 from components.errors import RecipeError
@@ -35,12 +36,11 @@ def kind_of(name: str) -> str | None:
 
 def open_unpacked(path: Path) -> io.BufferedReader:
     """Open a file as the bytes of its text; reading raises ``OSError`` where it is damaged."""
-    compression = COMPRESSIONS.get(path.suffix)
-    if compression is None:
+    if path.suffix not in COMPRESSIONS:
         return path.open("rb")
     import pyarrow  # slow to import: who reads plain text does not wait for it
 
-    stream: Any = pyarrow.input_stream(str(path), compression=compression)
+    stream: Any = pyarrow.input_stream(str(path), compression=COMPRESSIONS[path.suffix])
     return io.BufferedReader(stream, READ_BYTES)
 
 
@@ -62,34 +62,55 @@ class Document:
         return self.text if self.group_name is None else self.group_name
 
 
-class Input(Protocol):
-    """Something that holds documents and can be read again and again."""
+class Input(ABC):
+    """Something that holds documents and can be read again and again.
 
-    def record(self, hashed: HashFile = hash_file) -> FileRecord: ...
-    def documents(self) -> Iterator[Document]: ...
+    ``where`` is the YAML path that named it, ``if_empty`` the way out if it holds no text.
+    """
+
+    name: str
+    where: str
+    if_empty: ClassVar[str | None] = None
+
+    @abstractmethod
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
+        """Hash it.
+
+        Raises:
+            RecipeError: it is missing, cannot be read, or was changed by somebody else.
+        """
+
+    @abstractmethod
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, give what is wrong."""
-        ...
+        """Read all documents, empty ones too; for an invalid one, give what is wrong.
 
+        Raises:
+            RecipeError: it is damaged, or has a line that never ends, or no column of texts.
+        """
 
-def only_text(
-    items: Iterable[Document | RecipeError], nothing: RecipeError
-) -> Iterator[Document]:
-    """Leave out what is white space; raise the first error among ``items``, or ``nothing``."""
-    empty = True
-    for item in items:
-        if isinstance(item, RecipeError):
-            raise item
-        if item.text.strip():
-            empty = False
-            yield item
-    if empty:
-        raise nothing
+    def documents(self) -> Iterator[Document]:
+        """Read the documents that are more than white space.
+
+        Raises:
+            RecipeError: see :meth:`items`; an invalid document, or no text.
+        """
+        empty = True
+        for item in self.items():
+            if isinstance(item, RecipeError):
+                raise item
+            if item.text.strip():
+                empty = False
+                yield item
+        if empty and self.if_empty is not None:
+            raise self._error("holds no text", self.if_empty)
+
+    def _error(self, problem: str, remedy: str) -> RecipeError:
+        return RecipeError(self.where, f"{self.name} {problem}", remedy)
 
 
 @dataclass(frozen=True)
-class LocalFile:
-    """A file of text; ``where`` is the YAML path that named it, ``column`` its texts' field.
+class LocalFile(Input):
+    """A file of text, ``column`` the field of its texts.
 
     ``start`` and ``end`` bound a part of it, in bytes, that begins and ends with a document.
     """
@@ -100,13 +121,9 @@ class LocalFile:
     column: str
     start: int = 0
     end: int | None = None
+    if_empty: ClassVar[str | None] = "leave it out, or fill it"
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash the file.
-
-        Raises:
-            RecipeError: it is missing or cannot be read.
-        """
         try:
             sha256, size = hashed(self.path, 0, None), self.path.stat().st_size
         except OSError as error:
@@ -114,20 +131,7 @@ class LocalFile:
             raise self._error(problem, "name a readable file") from error
         return FileRecord(name=self.name, sha256=sha256, bytes=size)
 
-    def documents(self) -> Iterator[Document]:
-        """Read the documents that are more than white space.
-
-        Raises:
-            RecipeError: no text in the file, an invalid document, or a damaged file.
-        """
-        return only_text(self.items(), self._error("holds no text", "leave it out, or fill it"))
-
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all documents, empty ones too; for an invalid one, give what is wrong.
-
-        Raises:
-            RecipeError: the file is damaged, or has a line beyond ``MOST_LINE_BYTES``.
-        """
         is_jsonl = (kind_of(self.path.name) or "").startswith(".jsonl")
         return self._fields() if is_jsonl else self._paragraphs()
 
@@ -180,10 +184,8 @@ class LocalFile:
                 yield self._field(line, number)
 
     def _field(self, line: str, number: int) -> Document | RecipeError:
-        place = (
-            self.name if not self.start else f"{self.name} (counted from byte {self.start:,})"
-        )
-        place = f"{place}:{number} line {number}"
+        begin = f" (counted from byte {self.start:,})" if self.start else ""
+        place = f"{self.name}{begin}:{number} line {number}"
         remedy = f'each line is one JSON object, as {{"{self.column}": "..."}}'
         try:
             tree = json.loads(line)
@@ -200,9 +202,6 @@ class LocalFile:
         metadata = tree.get("metadata")
         return Document(text, metadata=metadata if isinstance(metadata, dict) else {})
 
-    def _error(self, problem: str, remedy: str) -> RecipeError:
-        return RecipeError(self.where, f"{self.name} {problem}", remedy)
-
 
 def expand_pattern(pattern: str, where: str) -> list[Path]:
     """Find the files of a pattern relative to the current folder, or the one of that name.
@@ -211,18 +210,13 @@ def expand_pattern(pattern: str, where: str) -> list[Path]:
         RecipeError: there is none, or what has the name is a pipe or a device.
     """
     path = Path(pattern)
-    hits: list[Path] = []
-    if path.exists() or path.is_symlink():
-        hits = [path]
-    elif PATTERN_SIGNS & set(str(path)):
+    hits = [path] if path.exists() or path.is_symlink() else []
+    if not hits and PATTERN_SIGNS & set(str(path)):
         anchor = Path(path.anchor)
         hits = sorted(anchor.glob(str(path.relative_to(anchor))))
     if not hits:
-        raise RecipeError(
-            where,
-            f"{pattern} names no file",
-            f"paths are relative to the current folder, {Path.cwd()}",
-        )
+        remedy = f"paths are relative to the current folder, {Path.cwd()}"
+        raise RecipeError(where, f"{pattern} names no file", remedy)
     for hit in hits:
         if not hit.is_dir():  # of a folder others say what to write
             check_regular(hit, where)

@@ -15,8 +15,6 @@ import numpy as np
 
 Hashes = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Codes = np.ndarray[tuple[int], np.dtype[np.uint32]]
-Places = np.ndarray[tuple[int], np.dtype[np.intp]]
-Bits = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 UNICODE = unicodedata.ucd_3_2_0
 CODE_POINTS, LAST_ASSIGNED = 0x110000, 0x30000
@@ -76,7 +74,11 @@ def _hash_words(text: str) -> Hashes:
     polynomial times a power of the base, which its inverse takes off.
     """
     codes: Codes = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
-    starts, ends = _borders(codes)
+    inside, alone = codes != SEPARATOR, codes >= OWN_WORD
+    edge = np.ones(len(codes) + 1, np.bool_)
+    edge[1:-1] = (inside[1:] != inside[:-1]) | alone[1:] | alone[:-1]
+    starts = np.flatnonzero(inside & edge[:-1])
+    ends = np.flatnonzero(inside & edge[1:]) + 1
     powers, inverses = _powers()
     sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum(codes * powers[: len(codes)], out=sums[1:])
@@ -84,18 +86,8 @@ def _hash_words(text: str) -> Hashes:
     return hashes
 
 
-def _borders(codes: Codes) -> tuple[Places, Places]:
-    """Find where words start and where they end: after their last character."""
-    inside: Bits = codes != SEPARATOR
-    alone: Bits = codes >= OWN_WORD
-    edge = np.ones(len(codes) + 1, np.bool_)
-    edge[1:-1] = (inside[1:] != inside[:-1]) | alone[1:] | alone[:-1]
-    return np.flatnonzero(inside & edge[:-1]), np.flatnonzero(inside & edge[1:]) + 1
-
-
 @cache
 def _powers() -> tuple[Hashes, Hashes]:
-    """Raise the base and its inverse to every power that a piece needs."""
     factors = np.ones((2, PIECE_CHARACTERS), np.uint64)
     factors[0, 1:], factors[1, 1:] = BASE, pow(BASE, -1, 1 << 64)
     powers, inverses = np.multiply.accumulate(factors, axis=1)

@@ -1,21 +1,26 @@
 """From a recipe's source to inputs that were found, opened and hashed, and what is held out.
 
 A document's side follows from a hash of its group alone: it does not change when documents are
-added, and copies of a document never stand on both sides.
+added, and copies of a document never stand on both sides. Both embedded corpora of the standard
+library put a module's documents into one group, its path: what is held out as documentation is
+then not trained on as source code.
 """
 
+import ast
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
 
 from components.config.schema.data import Source
-from components.data.files import FileRecord, HashFile, hash_file
+from components.data.files import FileRecord, HashFile, TextHash, hash_file
 from components.errors import RecipeError
-from data_prep.embedded import open_embedded
 from data_prep.read import KINDS, Document, Input, LocalFile, expand_pattern, kind_of
 from data_prep.tables import HubInput, ParquetFile
-from data_prep.token_source import TokenSource, open_token_source
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 HASH_RANGE = 1 << 64
@@ -24,10 +29,9 @@ WHITE_SPACE = re.compile(r"\s")
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """Hold out the groups whose hash is below ``threshold``.
+    """Hold out groups whose hash is below ``threshold``, or the end of each document.
 
-    ``inside_fraction`` is the end of each document that is held out instead, where all
-    documents are of one group; else 0.
+    The latter is ``inside_fraction`` where all documents are of one group; else it is 0.
     """
 
     threshold: int
@@ -35,18 +39,17 @@ class HeldOutSplit:
 
     def train_text(self, document: Document) -> str:
         """Return the part of ``document`` to train on, empty if there is none."""
-        if self.inside_fraction:
-            return document.text[: self._cut(document.text)]
-        return "" if group_hash(document) < self.threshold else document.text
+        return document.text[: self._cut(document)]
 
     def held_out_text(self, document: Document) -> str:
         """Return the part of ``document`` to hold out, empty if there is none."""
-        if self.inside_fraction:
-            return document.text[self._cut(document.text) :]
-        return document.text if group_hash(document) < self.threshold else ""
+        return document.text[self._cut(document) :]
 
-    def _cut(self, text: str) -> int:
-        """Cut at the first white space behind the trained part, else wherever it ends."""
+    def _cut(self, document: Document) -> int:
+        """Count the characters to train on: inside a document, up to the next white space."""
+        text = document.text
+        if not self.inside_fraction:
+            return 0 if group_hash(document) < self.threshold else len(text)
         cut = int(len(text) * (1 - self.inside_fraction))
         space = WHITE_SPACE.search(text, cut)
         return space.start() if space else cut
@@ -69,11 +72,10 @@ def group_hash(document: Document) -> int:
 
 def measure_groups(documents: Iterable[Document]) -> GroupRange:
     """Read all documents once."""
-    lowest, highest, num_documents = HASH_RANGE, -1, 0
+    lowest, highest, count = HASH_RANGE, -1, 0
     for hashed in map(group_hash, documents):
-        lowest, highest = min(lowest, hashed), max(highest, hashed)
-        num_documents += 1
-    return GroupRange(lowest, highest, num_documents)
+        lowest, highest, count = min(lowest, hashed), max(highest, hashed), count + 1
+    return GroupRange(lowest, highest, count)
 
 
 def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
@@ -82,6 +84,121 @@ def choose_split(groups: GroupRange, fraction: float) -> HeldOutSplit:
     inside = fraction if groups.lowest == groups.highest else 0.0
     threshold = min(max(base, groups.lowest + 1), groups.highest)
     return HeldOutSplit(threshold=threshold, inside_fraction=inside)
+
+
+CORPORA = Path(__file__).resolve().parents[1] / "corpora"
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+TOPICS = LIBRARY / "pydoc_data" / "topics.py"
+EXCLUDED = {"test", "tests", "idlelib", "lib2to3", "pydoc_data"}
+EXCLUDED |= {"site-packages", "dist-packages"}
+# Generated when the interpreter is built: paths of the machine that built it, not text.
+GENERATED = "_sysconfigdata"
+# What may hold a definition: statements, and parts of them that hold statements.
+_HOLDERS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+
+
+@dataclass(frozen=True)
+class Library(Input):
+    """One corpus drawn from the running interpreter's standard library."""
+
+    name: str
+    read: Callable[[], tuple[Document, ...]]
+
+    def record(self, hashed: HashFile = hash_file) -> FileRecord:
+        """Hash the documents, which differ from one Python version to the next."""
+        found = hashed.drawn(f"{self.name} {_origin()}", lambda: _hashed(self.read()))
+        return FileRecord(self.name, *found)
+
+    def items(self) -> Iterator[Document | RecipeError]:
+        yield from self.read()
+
+
+def open_embedded(name: str, where: str, corpora: Path = CORPORA) -> Input:
+    """Find an embedded corpus by the name that a recipe gives it.
+
+    Raises:
+        RecipeError: there is no such corpus.
+    """
+    libraries = {"python/source": library_source, "python/docs": library_docs}
+    if name in libraries:
+        return Library(name=name, read=libraries[name])
+    texts = {
+        file.relative_to(corpora).with_suffix("").as_posix(): file
+        for file in sorted(corpora.glob("*/*.txt"))
+    }
+    if name not in texts:
+        known = ", ".join([*libraries, *texts])
+        raise RecipeError(where, f"there is no embedded corpus {name!r}", f"known: {known}")
+    return LocalFile(path=texts[name], name=name, where=where, column="text")
+
+
+def licence_of(name: str) -> str:
+    """Return the licence of an embedded corpus (LICENSE, corpora/)."""
+    return "PSF-2.0" if name.startswith("python/") else "CC0-1.0"
+
+
+@cache  # about 10 MB; a preparation reads it four times
+def library_source() -> tuple[Document, ...]:
+    """Read the modules, a document each, in the order of their paths."""
+    paths = sorted(file.relative_to(LIBRARY) for file in LIBRARY.rglob("*.py"))
+    return tuple(
+        Document(text, path.as_posix())
+        for path in paths
+        if not EXCLUDED & set(path.parts)
+        and not path.name.startswith(GENERATED)
+        and (text := _decoded(LIBRARY / path)).strip()
+    )
+
+
+@cache
+def library_docs() -> tuple[Document, ...]:
+    """Read the docstrings, a document for each module, and the help topics of the language."""
+    documents = [
+        Document("\n\n".join(docstrings), module.group)
+        for module in library_source()
+        if (docstrings := list(_docstrings(ast.parse(module.text))))
+    ]
+    if TOPICS.is_file():  # some distributions package it apart
+        for statement in ast.parse(TOPICS.read_bytes()).body:
+            if isinstance(statement, ast.Assign):
+                for name, text in ast.literal_eval(statement.value).items():
+                    documents.append(Document(text, f"topic/{name}"))
+    return tuple(documents)
+
+
+@cache
+def _origin() -> str:
+    """Hash what the corpora are drawn from and the code that draws: quicker than to draw."""
+    topics = Document(_decoded(TOPICS) if TOPICS.is_file() else "")
+    code = Document(_decoded(Path(__file__)))
+    return _hashed((*library_source(), topics, code))[0]
+
+
+def _hashed(documents: Iterable[Document]) -> TextHash:
+    digest = hashlib.sha256()
+    num_bytes = 0
+    for document in documents:
+        content = document.text.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+        num_bytes += len(content)
+    return digest.hexdigest(), num_bytes
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring and docstring.strip():
+            yield docstring if isinstance(node, ast.Module) else f"{node.name}: {docstring}"
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _HOLDERS):  # no expression holds a definition
+            yield from _docstrings(child)
 
 
 @dataclass(frozen=True)
@@ -99,8 +216,7 @@ class OpenSource:
 
     def documents(self) -> Iterator[Document]:
         """Read everything, from the beginning each time."""
-        for text_input in self.inputs:
-            yield from text_input.documents()
+        return chain.from_iterable(one.documents() for one in self.inputs)
 
 
 def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> OpenSource:
@@ -115,7 +231,7 @@ def open_source(name: str, source: Source, hashed: HashFile = hash_file) -> Open
 
 
 def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
-    """List the inputs of a source: the embedded corpus first, then the files.
+    """List the inputs of a source: the embedded corpus, the files, the dataset.
 
     Raises:
         RecipeError: an input that is missing, or no input at all.
@@ -124,17 +240,17 @@ def find_inputs(name: str, source: Source) -> tuple[Input, ...]:
     if not NAME.fullmatch(name):
         remedy = "use letters, digits, _ . and - in it"
         raise RecipeError(where, "the name becomes a file name", remedy)
-    inputs: list[Input] = list(open_files(source.files, f"{where}.files", source.column))
+    inputs: list[Input] = []
     if source.embedded is not None:
-        inputs.insert(0, open_embedded(source.embedded, f"{where}.embedded"))
+        inputs.append(open_embedded(source.embedded, f"{where}.embedded"))
+    inputs += open_files(source.files, f"{where}.files", source.column)
     if source.dataset is not None:
-        inputs.append(HubInput(source.dataset, source.column, f"{where}.dataset"))
+        dataset = source.dataset
+        inputs.append(HubInput(dataset.path, f"{where}.dataset", source.column, dataset))
     if not inputs:
-        raise RecipeError(
-            where,
-            "has no text: neither files nor a dataset nor an embedded corpus",
-            f"name your own, {where}.files=[...], or leave the source out",
-        )
+        problem = "has no text: neither files nor a dataset nor an embedded corpus"
+        remedy = f"name your own, {where}.files=[...], or leave the source out"
+        raise RecipeError(where, problem, remedy)
     return tuple(inputs)
 
 
@@ -155,22 +271,3 @@ def open_files(patterns: tuple[str, ...], where: str, column: str) -> Iterator[L
             raise RecipeError(where, problem, "convert it, or correct its name")
         make = ParquetFile if kind == ".parquet" else LocalFile
         yield make(path=path, name=str(path), where=where, column=column)
-
-
-def open_sources(
-    sources: Mapping[str, Source | OpenSource], hashed: HashFile = hash_file
-) -> dict[str, OpenSource | TokenSource]:
-    """Open all that are not yet, in the order of their names: texts, or token files.
-
-    Raises:
-        RecipeError: an input that is missing or unreadable, or no input at all.
-    """
-    opened: dict[str, OpenSource | TokenSource] = {}
-    for name, source in sorted(sources.items()):
-        if isinstance(source, OpenSource):
-            opened[name] = source
-        elif source.tokens:
-            opened[name] = open_token_source(name, source, hashed)
-        else:
-            opened[name] = open_source(name, source, hashed)
-    return opened

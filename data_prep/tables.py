@@ -7,22 +7,22 @@ library itself refuses a folder that needs it.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from components.config.schema.data import HubDataset
 from components.data.files import FileRecord, HashFile, hash_file
 from components.errors import RecipeError
-from data_prep.read import Document, LocalFile, only_text
+from data_prep.read import Document, Input, LocalFile
 
 ROWS = 256
 
 
 def _check_column(column: str, columns: Sequence[str], name: str, where: str) -> None:
     if column not in columns:
-        raise RecipeError(
-            where, f"{name} has no column {column!r}", f"its columns are {', '.join(columns)}"
-        )
+        remedy = f"its columns are {', '.join(columns)}"
+        raise RecipeError(where, f"{name} has no column {column!r}", remedy)
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,6 @@ class ParquetFile(LocalFile):
     """A column of strings; ``column`` names it."""
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all rows; for one without a text, give an error.
-
-        Raises:
-            RecipeError: a damaged file, no such column, or no strings in it.
-        """
         for number, text in enumerate(self._texts(), start=1):
             if text is None:
                 yield self._error(f"row {number:,} has no text", "leave such rows out")
@@ -44,11 +39,9 @@ class ParquetFile(LocalFile):
     def _texts(self) -> Iterator[str | None]:
         import pyarrow.parquet  # slow to import: only who reads one pays
 
-        done = 0
+        done, open_file = 0, pyarrow.parquet.ParquetFile
         try:
-            with pyarrow.parquet.ParquetFile(
-                self.path, page_checksum_verification=True
-            ) as file:
+            with open_file(self.path, page_checksum_verification=True) as file:
                 self._check_strings(file.schema_arrow)
                 for batch in file.iter_batches(batch_size=ROWS, columns=[self.column]):
                     yield from batch.column(0).to_pylist()
@@ -71,38 +64,25 @@ class ParquetFile(LocalFile):
 
 
 @dataclass(frozen=True)
-class HubInput:
-    """One split of a dataset; streamed, it is fetched anew at each reading and kept nowhere."""
+class HubInput(Input):
+    """One split of a dataset; streamed, it is fetched anew at each reading and kept nowhere.
 
-    dataset: HubDataset
-    column: str
+    Its record hashes the revision or, of local files, their sizes and times: not their content.
+    """
+
+    name: str
     where: str
+    column: str
+    dataset: HubDataset
+    if_empty: ClassVar[str | None] = "leave it out"
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash the revision or, of local files, their sizes and times: not their content.
-
-        Raises:
-            RecipeError: the dataset cannot be opened.
-        """
-        builder = self._builder()
-        tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
+        with self._opened() as builder:
+            tree = [builder.hash, builder.config_id, self.dataset.split, self.column]
         digest = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
-        return FileRecord(name=f"dataset:{self.dataset.path}", sha256=digest, bytes=0)
-
-    def documents(self) -> Iterator[Document]:
-        """Read the rows whose text is more than white space, in order.
-
-        Raises:
-            RecipeError: see :meth:`items`; a row has no text, or none has any.
-        """
-        return only_text(self.items(), self._error("holds no text", "leave it out"))
+        return FileRecord(name=f"dataset:{self.name}", sha256=digest, bytes=0)
 
     def items(self) -> Iterator[Document | RecipeError]:
-        """Read all rows; for one without a text, give an error.
-
-        Raises:
-            RecipeError: the dataset cannot be read, or has no such split or column.
-        """
         for number, text in enumerate(self._texts(), start=1):
             if isinstance(text, str):
                 yield Document(text)
@@ -110,10 +90,7 @@ class HubInput:
                 yield self._error(f"row {number:,} has no text", "name another column")
 
     def _texts(self) -> Iterator[Any]:
-        from datasets.exceptions import DatasetsError  # slow to import: only who reads one pays
-
-        builder = self._builder()
-        try:
+        with self._opened() as builder:
             if self.dataset.streaming:
                 rows = builder.as_streaming_dataset(split=self.dataset.split)
             else:
@@ -121,35 +98,27 @@ class HubInput:
                 rows = builder.as_dataset(split=self.dataset.split)
             if rows.column_names:
                 where = f"{self.where.removesuffix('.dataset')}.column"
-                _check_column(self.column, rows.column_names, self.dataset.path, where)
+                _check_column(self.column, rows.column_names, self.name, where)
             for batch in rows.iter(batch_size=ROWS):
                 yield from batch.get(self.column) or [None]
-        except RecipeError:
-            raise
-        except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-            raise self._unreadable(error) from error
 
-    def _builder(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the dataset, and tell what goes wrong with it from there on."""
         import datasets  # slow to import: only who reads one pays
         from datasets.exceptions import DatasetsError
 
         datasets.disable_progress_bars()
         one = self.dataset
         try:
-            return datasets.load_dataset_builder(one.path, one.name, revision=one.revision)
+            yield datasets.load_dataset_builder(one.path, one.name, revision=one.revision)
+        except RecipeError:
+            raise
         except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> RecipeError:
-        reason = error.__cause__ or error
-        first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
-        remedy = "correct path, name, split or revision; datasets with code are not read"
-        if isinstance(error, ConnectionError):
-            remedy = (
-                "without a network name a folder of its files as path, or load it once on a "
-                "machine with one and carry the cache over (HF_HOME)"
-            )
-        return self._error(f"cannot be read: {first[0]}", remedy)
-
-    def _error(self, problem: str, remedy: str) -> RecipeError:
-        return RecipeError(self.where, f"{self.dataset.path} {problem}", remedy)
+            reason = error.__cause__ or error
+            first = str(reason).strip().splitlines()[:1] or [type(reason).__name__]
+            remedy = "correct path, name, split or revision; datasets with code are not read"
+            if isinstance(error, ConnectionError):
+                remedy = "without a network name a folder of its files as path, or load it "
+                remedy += "once on a machine with one and carry the cache over (HF_HOME)"
+            raise self._error(f"cannot be read: {first[0]}", remedy) from error

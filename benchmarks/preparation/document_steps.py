@@ -27,10 +27,9 @@ from benchmarks.kept import RESULTS, ROOT, circumstances
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import read_section
 from components.terminal import console
-from data_prep.embedded import CORPORA, library_docs
-from data_prep.filters.published import PublishedFilter
+from data_prep.filters.published import PublishedFilter, Words
 from data_prep.filters.text_ratios import character_repetition
-from data_prep.filters.words import Words
+from data_prep.sources import CORPORA, library_docs
 from data_prep.steps import build_steps, detector
 
 ROUNDS = 3

@@ -27,8 +27,7 @@ from data_prep.prepare import prepare
 from data_prep.sources import OpenSource
 from data_prep.stages.executors import Executor, Local
 from data_prep.task import QueuedError
-from data_prep.token_source import write_megatron
-from data_prep.tokenise import Here, Tokenise
+from data_prep.tokenise import Here, Tokenise, write_megatron
 
 UNKNOWN = "unknown"
 CARD = "card.json"
@@ -177,8 +176,7 @@ def _cleaned(
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
         return raw, {}, Here()
-    from data_prep.corpus import Corpus
-    from data_prep.stages.engine import Passes
+    from data_prep.corpus import Corpus, Passes
     from data_prep.stages.tokens import InPasses
 
     texts = {name: source for name, source in raw.items() if not source.tokens}

@@ -8,12 +8,11 @@ text holds them as written, which is how the published runs prepared their data.
 and is used if it gives the same ids for texts of what tokenizers are known to differ in.
 """
 
-import copy
 import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -21,13 +20,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.trainers import BpeTrainer
 
 from components.data.files import REBUILD, replace_atomically
-from components.data.tokenizer import (
-    Encode,
-    Ids,
-    check_vocab_size,
-    encode_in_parts,
-    too_few_pieces,
-)
+from components.data.tokenizer import Encode, Ids, Tokenizer, encode_in_parts
 from components.errors import RecipeError
 from components.ranges import Count
 
@@ -55,7 +48,7 @@ PROBES = (
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 
-class ByteBPE:
+class ByteBPE(Tokenizer):
     """Train, load and use one tokenizer.
 
     Ids are ``first_pieces``, the 256 bytes, the merges, then runs of ``longest_space_run`` down
@@ -81,15 +74,7 @@ class ByteBPE:
             RecipeError: a piece named twice, an end of document that is none of the pieces, a
                 pattern that cannot be read, or no room for the bytes.
         """
-        self._settings: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "normalization": normalization,
-            "pattern": pattern,
-            "first_pieces": list(first_pieces),
-            "longest_space_run": longest_space_run,
-            "last_pieces": list(last_pieces),
-            "eod": eod,
-        }
+        self._keep(locals())
         self._first = list(first_pieces)
         runs = range(longest_space_run, SHORTEST_SPACE_RUN - 1, -1)
         self._last = [*(" " * length for length in runs), *last_pieces]
@@ -102,17 +87,11 @@ class ByteBPE:
             raise RecipeError("tokenizer.pattern", problem, remedy) from error
         needed = NUM_BYTES + len(self._first) + len(self._last)
         if vocab_size < needed:
-            raise RecipeError(
-                "tokenizer.vocab_size",
-                f"{self.vocab_size:,} pieces, but bytes and special pieces take {needed:,}",
-                f"set tokenizer.vocab_size to {needed} or more",
-            )
+            problem = f"{vocab_size:,} pieces, but bytes and special pieces take {needed:,}"
+            remedy = f"set tokenizer.vocab_size to {needed} or more"
+            raise RecipeError("tokenizer.vocab_size", problem, remedy)
         self._engine: Engine | None = None
         self._fast: Encode | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._settings["vocab_size"])
 
     @property
     def eod_id(self) -> int:
@@ -120,10 +99,6 @@ class ByteBPE:
         if eod in self._first:
             return self._first.index(eod)
         return self.vocab_size - len(self._last) + self._last.index(eod)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as the recipe wrote them, for manifests and hashes."""
-        return copy.deepcopy(self._settings)
 
     def train(self, texts: Iterable[str], folder: Path) -> None:
         """Train on ``texts``, write ``tokenizer.json`` and use it.
@@ -150,7 +125,7 @@ class ByteBPE:
         engine.train_from_iterator(texts, trainer)
         found = engine.get_vocab_size() + len(self._last)
         if found < self.vocab_size:
-            raise too_few_pieces(found, self.vocab_size)
+            raise self._too_few(found)
         engine.add_tokens([
             AddedToken(piece, normalized=False, special=piece in self._special)
             for piece in self._last
@@ -173,17 +148,14 @@ class ByteBPE:
             engine = Engine.from_str(content)
         except Exception as error:  # the engine raises nothing more special
             raise RecipeError(str(path), f"is not a tokenizer ({error})", REBUILD) from error
-        check_vocab_size(path, engine.get_vocab_size(), self.vocab_size)
+        self._check_size(path, engine.get_vocab_size())
         eod = self._settings["eod"]
         if engine.token_to_id(eod) != self.eod_id:
             raise RecipeError(str(path), f"does not give {eod} id {self.eod_id:,}", REBUILD)
         self._engine, self._fast = engine, open_fast(content, engine)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of each text; no special piece is added.
-
-        The texts are shared among threads, ``RAYON_NUM_THREADS`` of them where that is set.
-        """
+        """Return the ids of each text, on ``RAYON_NUM_THREADS``; no special piece is added."""
         return encode_in_parts(texts, self._encode, drops_space=False)
 
     def _encode(self, texts: list[str]) -> list[Ids]:
@@ -199,27 +171,18 @@ class ByteBPE:
         return self._engine.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def _check_pieces(self, eod: str) -> None:
-        pieces = [*self._first, *self._last]
+        pieces, special = [*self._first, *self._last], ", ".join(sorted(self._special))
         twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
         if twice or "" in pieces:
-            raise RecipeError(
-                "tokenizer.last_pieces",
-                f"{twice[0]!r} is named twice" if twice else "a piece is empty",
-                "give every special piece once",
-            )
+            problem = f"{twice[0]!r} is named twice" if twice else "a piece is empty"
+            raise RecipeError("tokenizer.last_pieces", problem, "give every special piece once")
         if eod not in self._special:
-            raise RecipeError(
-                "tokenizer.eod",
-                f"{eod!r} is none of the special pieces",
-                f"name one of {', '.join(sorted(self._special)) or 'tokenizer.last_pieces'}",
-            )
+            remedy = f"name one of {special or 'tokenizer.last_pieces'}"
+            raise RecipeError("tokenizer.eod", f"{eod!r} is none of the special pieces", remedy)
 
 
 def open_fast(tokenizer_json: str, engine: Engine) -> Encode | None:
-    """Read a tokenizer that ``engine`` has read; nothing where its ids would not be the same.
-
-    ``RAYON_NUM_THREADS`` bounds the threads that share the texts of a call.
-    """
+    """Read a tokenizer that ``engine`` has read; nothing where its ids would differ."""
     if fastokens is None:
         return None
     try:

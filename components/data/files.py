@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ HASHES = "hashes.jsonl"
 SETTLED_SECONDS = 60.0
 
 FileState = tuple[int, int, int, int]
-RangeKey = tuple[str, int, int | None]
+TextHash = tuple[str, int]  # SHA-256, and how many bytes were hashed
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,14 @@ class FileRecord:
     bytes: int
 
 
-def read_blocks(path: Path) -> Iterator[bytes]:
-    """Read a file of any size in blocks of bounded memory."""
+def read_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Read the bytes from ``start`` up to ``end``, or to the file's end, in bounded memory."""
+    left = sys.maxsize if end is None else end - start
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
+        file.seek(start)
+        while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
             yield block
+            left -= len(block)
 
 
 def record_file(path: Path) -> FileRecord:
@@ -103,26 +106,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class TextHash:
-    """The hash of a text, and how long it is."""
-
-    sha256: str
-    bytes: int
-
-
 class HashFile:
     """Hash files, and what is drawn from them, anew each time."""
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
         """Hash the bytes from ``start`` up to ``end``, or to the end of the file."""
         digest = hashlib.sha256()
-        left = sys.maxsize if end is None else end - start
-        with path.open("rb") as file:
-            file.seek(start)
-            while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
-                digest.update(block)
-                left -= len(block)
+        for block in read_blocks(path, start, end):
+            digest.update(block)
         return digest.hexdigest()
 
     def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
@@ -142,7 +133,7 @@ class HashCache(HashFile):
 
     def __init__(self, *, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
-        self._known: dict[RangeKey, tuple[FileState, str]] = {}
+        self._known: dict[tuple[str, int, int | None], tuple[FileState, str]] = {}
         self._drawn: dict[str, TextHash] = {}
         with suppress(OSError):  # not there, or not for this user to read
             for line in path.read_bytes().splitlines():
@@ -150,7 +141,6 @@ class HashCache(HashFile):
                     self._remember(json.loads(line))
 
     def __call__(self, path: Path, start: int = 0, end: int | None = None) -> str:
-        """Hash as :func:`hash_file` does, or know the hash."""
         key, state = (str(path.absolute()), start, end), _state(path)
         known, sha256 = self._known.get(key, (None, ""))
         if known == state:
@@ -162,14 +152,14 @@ class HashCache(HashFile):
         return sha256
 
     def drawn(self, origin: str, draw: Callable[[], TextHash]) -> TextHash:
-        """Draw and hash as :class:`HashFile` does, or know the hash."""
         if origin not in self._drawn:
-            self._append({"drawn": origin, **asdict(draw())})
+            sha256, size = draw()
+            self._append({"drawn": origin, "sha256": sha256, "bytes": size})
         return self._drawn[origin]
 
     def _remember(self, entry: Mapping[str, Any]) -> None:
         if "drawn" in entry:
-            self._drawn[entry["drawn"]] = TextHash(entry["sha256"], entry["bytes"])
+            self._drawn[entry["drawn"]] = entry["sha256"], entry["bytes"]
         else:
             name, start, end = entry["file"]
             size, changed, moved, inode = entry["state"]

@@ -6,8 +6,11 @@ It is written last. A folder without a manifest is not prepared data.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from components.data.files import REBUILD, FileRecord, replace_atomically, verify_file
 from components.data.token_file import TokenFileRecord
@@ -74,8 +77,10 @@ class StageRecord:
 class Manifest:
     """Manifest of a prepared folder; ``key`` hashes all that decides the files' content.
 
-    ``stages`` made the text, by pass; where there are none, the inputs were read as they are.
+    ``stages`` made the text; where there are none, the inputs were read as they are.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # also for what is inside
 
     key: str
     tokenizer: TokenizerRecord
@@ -85,7 +90,6 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        """Write ``manifest.json``, whole or not at all."""
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(text.encode())
@@ -102,11 +106,17 @@ class Manifest:
             problem = "there is no manifest: nothing complete was prepared"
             raise RecipeError(str(path), problem, REBUILD)
         try:
-            return _manifest(parse_json(path.read_bytes(), finite=True), path)
-        except RecipeError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecipeError(str(path), f"is not a manifest ({error!r})", REBUILD) from error
+            tree = parse_json(path.read_bytes(), finite=True)
+            version = tree["format_version"]
+            if version == FORMAT_VERSION:  # whose files name stages, if only none
+                return TypeAdapter(cls).validate_python({**tree, "stages": tree["stages"]})
+        except (ValueError, KeyError, TypeError) as error:
+            reason = repr(error)
+            if isinstance(error, ValidationError):
+                reason = "; ".join(f"{one['loc']}: {one['msg']}" for one in error.errors())
+            raise RecipeError(str(path), f"is not a manifest ({reason})", REBUILD) from error
+        problem = f"has format {version!r}, this version reads {FORMAT_VERSION}"
+        raise RecipeError(str(path), problem, REBUILD)
 
     def verify(self, folder: Path, *, contents: bool) -> None:
         """Compare every listed file with its record; see :func:`verify_file`.
@@ -122,38 +132,6 @@ class Manifest:
 
         Token files that are read in place, outside of the folder, have absolute paths as names.
         """
-        records = {record.name: record for record in self.tokenizer.files}
-        for source in self.sources.values():
-            for record in (*source.train, *source.held_out):
-                records.setdefault(record.name, record)
-        yield from records.values()
-
-
-def _manifest(tree: dict[str, Any], path: Path) -> Manifest:
-    version = tree["format_version"]
-    if version != FORMAT_VERSION:
-        problem = f"has format {version!r}, this version reads {FORMAT_VERSION}"
-        raise RecipeError(str(path), problem, REBUILD)
-    tokenizer = tree["tokenizer"]
-    files = tuple(FileRecord(**one) for one in tokenizer["files"])
-    return Manifest(
-        key=tree["key"],
-        tokenizer=TokenizerRecord(**{**tokenizer, "files": files}),
-        held_out_fraction=tree["held_out_fraction"],
-        sources={name: _source(node) for name, node in tree["sources"].items()},
-        stages={name: _stage(node) for name, node in tree["stages"].items()},
-    )
-
-
-def _source(node: dict[str, Any]) -> SourceRecord:
-    return SourceRecord(
-        inputs=tuple(FileRecord(**one) for one in node["inputs"]),
-        documents=node["documents"],
-        train=tuple(TokenFileRecord(**one) for one in node["train"]),
-        held_out=tuple(TokenFileRecord(**one) for one in node["held_out"]),
-    )
-
-
-def _stage(node: dict[str, Any]) -> StageRecord:
-    sources = {name: StageCounts(**counts) for name, counts in node["sources"].items()}
-    return StageRecord(key=node["key"], sources=sources)
+        sources = ((*one.train, *one.held_out) for one in self.sources.values())
+        records = [*self.tokenizer.files, *chain.from_iterable(sources)]
+        yield from {record.name: record for record in records}.values()

@@ -10,6 +10,7 @@ not follow one another without gaps, or with modes behind, are not read here.
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +35,11 @@ Borders = npt.NDArray[np.int64]
 class MegatronIndex:
     """A checked index, mapped into memory."""
 
-    prefix: str
+    bin_file: Path
     width: Width
     tokens: int
     first_bytes: Borders
     borders: Borders
-
-    @property
-    def bin_file(self) -> Path:
-        return Path(f"{self.prefix}.bin")
 
     @property
     def documents(self) -> int:
@@ -65,37 +62,22 @@ def read_index(prefix: str, where: str) -> MegatronIndex:
         RecipeError: not such an index, or one that is cut short, too long, of another version
             or type, at odds with itself, or not of the ``.bin`` file beside it.
     """
-    path = Path(f"{prefix}.idx")
+    path, bin_file = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    remedy = "write it anew with Megatron"
     try:
-        if path.stat().st_size < HEADER.size:
-            raise _unreadable(where, path, "is shorter than its header")
-        content = np.memmap(path, dtype=np.uint8, mode="r")
+        width, lengths, first_bytes, borders = _map_parts(path)
+        item_bytes = little_endian(width).itemsize
+        total_bytes = _check_sequences(lengths, first_bytes, borders, item_bytes)
     except OSError as error:
-        raise _unreadable(where, path, f"cannot be read: {error.strerror}") from error
-    head = content[: HEADER.size].tobytes()
-    width, num_sequences, num_borders = _read_header(head, path, where)
-    sizes = (4 * num_sequences, 8 * num_sequences, 8 * num_borders)
-    _check_size(where, path, len(content), HEADER.size + sum(sizes), "its header asks for")
-    ends = np.cumsum((HEADER.size, *sizes))
-    lengths, first_bytes, borders = (
-        content[start:end].view(kind)
-        for start, end, kind in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
-    )
-    item_bytes = little_endian(width).itemsize
-    total_bytes = _check_sequences(lengths, first_bytes, item_bytes, path, where)
-    _check_borders(borders, num_sequences, path, where)
-    bin_file = Path(f"{prefix}.bin")
+        raise RecipeError(where, f"{path} cannot be read: {error.strerror}", remedy) from error
+    except ValueError as error:
+        raise RecipeError(where, f"{path} {error}", remedy) from None
     if not bin_file.is_file():
-        remedy = "name a prefix that has .bin and .idx"
-        raise RecipeError(where, f"{bin_file} is missing", remedy)
-    _check_size(where, bin_file, bin_file.stat().st_size, total_bytes, "its index says")
-    return MegatronIndex(
-        prefix=prefix,
-        width=width,
-        tokens=total_bytes // item_bytes,
-        first_bytes=first_bytes,
-        borders=borders,
-    )
+        way_out = "name a prefix that has .bin and .idx"
+        raise RecipeError(where, f"{bin_file} is missing", way_out)
+    if wrong := _wrong_size(bin_file.stat().st_size, total_bytes, "its index says"):
+        raise RecipeError(where, f"{bin_file} {wrong}", remedy)
+    return MegatronIndex(bin_file, width, total_bytes // item_bytes, first_bytes, borders)
 
 
 def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> None:
@@ -120,26 +102,39 @@ def write_index(prefix: Path, tokens: Tokens, width: Width, *, eod_id: int) -> N
         file.write(np.arange(count + 1, dtype="<i8").tobytes())
 
 
-def _read_header(head: bytes, path: Path, where: str) -> tuple[Width, int, int]:
+def _map_parts(path: Path) -> tuple[Width, Any, Any, Any]:
+    """Map lengths, first bytes and borders, as the header asks for.
+
+    Raises:
+        ValueError: what is wrong with the header, to stand behind the file's name.
+    """
+    if path.stat().st_size < HEADER.size:
+        raise ValueError("is shorter than its header")
+    content = np.memmap(path, dtype=np.uint8, mode="r")
+    head = content[: HEADER.size].tobytes()
     magic, version, code, num_sequences, num_borders = HEADER.unpack(head)
     if magic != MAGIC:
-        raise _unreadable(where, path, f"begins with {magic!r}, not with {MAGIC!r}")
+        raise ValueError(f"begins with {magic!r}, not with {MAGIC!r}")
     if version != VERSION:
-        raise _unreadable(where, path, f"has version {version}, {VERSION} is read here")
+        raise ValueError(f"has version {version}, {VERSION} is read here")
     if code not in WIDTHS:
         known = ", ".join(f"{number} ({width})" for number, width in WIDTHS.items())
-        raise _unreadable(where, path, f"has ids of type {code}; read here are {known}")
-    return WIDTHS[code], num_sequences, num_borders
+        raise ValueError(f"has ids of type {code}; read here are {known}")
+    sizes = (4 * num_sequences, 8 * num_sequences, 8 * num_borders)
+    if wrong := _wrong_size(len(content), HEADER.size + sum(sizes), "its header asks for"):
+        raise ValueError(wrong)
+    lengths, first_bytes, borders, _ = np.split(content[HEADER.size :], np.cumsum(sizes))
+    return WIDTHS[code], lengths.view("<i4"), first_bytes.view("<i8"), borders.view("<i8")
 
 
 def _check_sequences(
-    lengths: npt.NDArray[np.int32],
-    first_bytes: Borders,
-    item_bytes: int,
-    path: Path,
-    where: str,
+    lengths: npt.NDArray[np.int32], first_bytes: Borders, borders: Borders, item_bytes: int
 ) -> int:
-    """Check that each sequence begins where the one before it ends; return the end of all."""
+    """Check that sequences follow one another, and documents hold all; return their end.
+
+    Raises:
+        ValueError: what is damaged, to stand behind the file's name.
+    """
     total = 0
     for start in range(0, len(lengths), BLOCK):
         block = lengths[start : start + BLOCK].astype(np.int64)
@@ -149,26 +144,19 @@ def _check_sequences(
         if wrong.any():
             number = start + int(np.argmax(wrong))
             problem = f"sequence {number:,} does not begin where the one before ends"
-            raise _unreadable(where, path, f"is damaged: {problem}")
+            raise ValueError(f"is damaged: {problem}")
         total = int(ends[-1])
-    return total
-
-
-def _check_borders(borders: Borders, num_sequences: int, path: Path, where: str) -> None:
-    """Check that the documents hold all sequences, in order."""
-    good = len(borders) > 0 and borders[0] == 0 and borders[-1] == num_sequences
+    good = len(borders) > 0 and borders[0] == 0 and borders[-1] == len(lengths)
     for start in range(0, len(borders), BLOCK):
         good = good and bool((np.diff(borders[start : start + BLOCK + 1]) >= 0).all())
     if not good:
-        problem = f"its documents do not hold the {num_sequences:,} sequences in order"
-        raise _unreadable(where, path, f"is damaged: {problem}")
+        problem = f"its documents do not hold the {len(lengths):,} sequences in order"
+        raise ValueError(f"is damaged: {problem}")
+    return total
 
 
-def _check_size(where: str, path: Path, found: int, expected: int, who: str) -> None:
-    if found != expected:
-        problem = f"is {'truncated' if found < expected else 'too long'}: {found:,} bytes"
-        raise _unreadable(where, path, f"{problem}, {who} {expected:,}")
-
-
-def _unreadable(where: str, path: Path, problem: str) -> RecipeError:
-    return RecipeError(where, f"{path} {problem}", "write it anew with Megatron")
+def _wrong_size(found: int, expected: int, who: str) -> str | None:
+    if found == expected:
+        return None
+    problem = f"is {'truncated' if found < expected else 'too long'}: {found:,} bytes"
+    return f"{problem}, {who} {expected:,}"

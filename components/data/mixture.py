@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from components.data.manifest import Manifest
-from components.data.order import Phase
-from components.data.share_tree import exact_share
+from components.data.order import Phase, exact_share
 from components.errors import RecipeError
 
 
@@ -22,7 +21,7 @@ def windows_per_source(manifest: Manifest, sequence_length: int) -> dict[str, in
 
 # Shares computed on one machine are those of any other: its last bits are not kept.
 DECIMALS = 12
-SAMPLES_OFF = 2  # what a phase may draw beyond an exact share, see components.data.share_tree
+SAMPLES_OFF = 2  # what a phase may draw beyond an exact share, see ShareTree
 
 
 def tempered_shares(tokens: Mapping[str, int], temperature: float) -> dict[str, float]:
@@ -69,11 +68,11 @@ def limit_repeats(
             name, drawn = next(iter(over.items()))
             epochs = float(drawn / samples[name]) if samples[name] else float("inf")
             too_often = f"but its shares read it {epochs:.2f} times over the budget"
+            share = f"give it at most {limits[name] / total_samples:.6f} of the samples"
             raise RecipeError(
                 f"data.sources.{name}.most_epochs",
                 f"{most_epochs[name]}, {too_often}",
-                f"give it at most {limits[name] / total_samples:.6f} of the samples, raise the "
-                "limit, or set data.surplus=dealt",
+                f"{share}, raise the limit, or set data.surplus=dealt",
             )
         slack = SAMPLES_OFF * len(phases)
         for name, drawn in over.items():
@@ -98,25 +97,22 @@ def _over(
     cut: set[str],
 ) -> dict[str, Fraction]:
     """Return the samples of each source that would be drawn more often than it may."""
-    over = {}
-    for name in limits:
-        drawn = Fraction(0)
-        for part, length in zip(shares, lengths, strict=True):
-            drawn += part.get(name, Fraction(0)) * length
-        if name not in cut and drawn > limits[name]:
-            over[name] = drawn
-    return over
+    parts = list(zip(shares, lengths, strict=True))
+    drawn = {
+        name: sum((part.get(name, Fraction(0)) * length for part, length in parts), Fraction(0))
+        for name in limits
+        if name not in cut
+    }
+    return {name: one for name, one in drawn.items() if one > limits[name]}
 
 
 def _fill_up(part: dict[str, Fraction], cut: set[str], phase: Phase) -> None:
     rest = 1 - sum((part[name] for name in part if name in cut), Fraction(0))
     free = sum((part[name] for name in part if name not in cut), Fraction(0))
     if free == 0:
-        raise RecipeError(
-            phase.path,
-            "every source here has reached its most_epochs before the tokens are full",
-            "raise most_epochs, lower budget.total_tokens, or add a source without a limit",
-        )
+        problem = "every source here has reached its most_epochs before the tokens are full"
+        remedy = "raise most_epochs, lower budget.total_tokens, or add a source without a limit"
+        raise RecipeError(phase.path, problem, remedy)
     for name in part:
         if name not in cut:
             part[name] *= rest / free

@@ -12,6 +12,7 @@ phase before left off, and no sample comes again before all of its source have b
 """
 
 import hashlib
+import heapq
 import math
 import operator
 import struct
@@ -23,7 +24,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import SupportsIndex
 
-from components.data.share_tree import ShareTree, exact_share
 from components.errors import RecipeError
 
 NUM_ROUNDS = 8
@@ -59,6 +59,89 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A node of the tree; ``numerator / denominator`` is its left side's part of its draws."""
+
+    left: "_Split | str"
+    right: "_Split | str"
+    numerator: int
+    denominator: int
+
+    def left_draws(self, draws: int) -> int:
+        return (2 * draws * self.numerator + self.denominator) // (2 * self.denominator)
+
+
+class ShareTree:
+    """Deal an endless row of draws to sources; the order of the mapping has no effect.
+
+    A binary tree over the sources decides which source a position draws from: of the first
+    ``n`` draws that reach a node, its left side gets ``n x weight`` rounded to the nearest
+    integer, the right side the rest. Both counts never fall as ``n`` grows, so "the next draw"
+    is well defined and nothing is stored. ``paths`` lead to the sources that are drawn at all.
+
+    Why every prefix is within two samples of the exact shares: each node makes a rounding error
+    of at most 1/2, which shrinks on its way down with the weights. A leaf of weight ``w`` is
+    off by at most ``(1 + w/w1 + w/w2 + ...) / 2``, where ``w1, w2, ...`` are the weights of the
+    nodes above it. In a Huffman tree these grow at least as the Fibonacci numbers (a node's
+    sibling is no lighter than the node's children, for the two lightest were merged first),
+    whose reciprocals add up to 3.36: the error stays below 1.68.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        exact = {name: exact_share(share) for name, share in shares.items() if share > 0}
+        self._root = _huffman(exact)
+        self.paths: dict[str, tuple[tuple[_Split, bool], ...]] = {}
+        self._trace(self._root, ())
+
+    def draw(self, position: int) -> tuple[str, int]:
+        """Name the source at ``position``, and count its draws before that."""
+        node, draws = self._root, position
+        while isinstance(node, _Split):
+            before = node.left_draws(draws)
+            if node.left_draws(draws + 1) > before:
+                node, draws = node.left, before
+            else:
+                node, draws = node.right, draws - before
+        return node, draws
+
+    def count(self, source: str, position: int) -> int:
+        """Count the draws of ``source`` among the first ``position``."""
+        if source not in self.paths:
+            return 0
+        draws = position
+        for split, is_left in self.paths[source]:
+            left = split.left_draws(draws)
+            draws = left if is_left else draws - left
+        return draws
+
+    def _trace(self, node: _Split | str, path: tuple[tuple[_Split, bool], ...]) -> None:
+        if isinstance(node, str):
+            self.paths[node] = path
+            return
+        self._trace(node.left, (*path, (node, True)))
+        self._trace(node.right, (*path, (node, False)))
+
+
+def exact_share(share: float) -> Fraction:
+    """Take a share as it is written: 0.1 is a tenth, not the float nearest to it."""
+    return Fraction(repr(float(share)))
+
+
+def _huffman(weights: Mapping[str, Fraction]) -> _Split | str:
+    heap: list[tuple[Fraction, int, _Split | str]] = [
+        (weight, tie, name) for tie, (name, weight) in enumerate(sorted(weights.items()))
+    ]
+    heapq.heapify(heap)
+    for tie in range(len(heap), 2 * len(heap) - 1):
+        light_weight, _, light = heapq.heappop(heap)
+        heavy_weight, _, heavy = heapq.heappop(heap)
+        weight = light_weight + heavy_weight
+        split = _Split(heavy, light, *(heavy_weight / weight).as_integer_ratio())
+        heapq.heappush(heap, (weight, tie, split))
+    return heap[0][2]
+
+
 SUM_TOLERANCE = Fraction(1, 10**6)
 
 
@@ -91,10 +174,7 @@ class Phase:
 
 
 class SampleOrder:
-    """Sample order of an endless run: which sample stands at a position, in O(1) memory.
-
-    Each source is drawn without replacement: every epoch of it is a fresh permutation.
-    """
+    """Sample order of an endless run: which sample stands at a position, in O(1) memory."""
 
     def __init__(
         self, *, phases: Sequence[Phase], samples: Mapping[str, int], seed: int
@@ -109,15 +189,13 @@ class SampleOrder:
         _check_starts(phases)
         for phase in phases:
             _check_shares(phase, samples)
-        self._phases = tuple(phases)
-        self._samples = dict(samples)
-        self._seed = seed
+        self._phases, self._samples, self._seed = tuple(phases), dict(samples), seed
         self._starts = [phase.first_sample for phase in phases]
-        self._trees = [ShareTree(shares=phase.shares) for phase in phases]
+        self._trees = [ShareTree(phase.shares) for phase in phases]
         self._before: list[dict[str, int]] = [{}]  # draws of each source, by phase
         for tree, (start, end) in zip(self._trees, pairwise(self._starts), strict=False):
             counts = dict(self._before[-1])
-            for source in tree.sources:
+            for source in tree.paths:
                 counts[source] = counts.get(source, 0) + tree.count(source, end - start)
             self._before.append(counts)
 
@@ -185,12 +263,10 @@ def _check_starts(phases: Sequence[Phase]) -> None:
         raise RecipeError("data.phases", problem, "let a phase begin at 0")
     for earlier, later in pairwise(phases):
         if later.first_sample <= earlier.first_sample:
-            raise RecipeError(
-                later.path,
-                f"begins at sample {later.first_sample:,}, not after the phase before it, "
-                f"which begins at {earlier.first_sample:,}",
-                "let it begin later, or leave it out",
-            )
+            problem = f"begins at sample {later.first_sample:,}, not after the phase before it"
+            before = f"which begins at {earlier.first_sample:,}"
+            remedy = "let it begin later, or leave it out"
+            raise RecipeError(later.path, f"{problem}, {before}", remedy)
 
 
 def _check_shares(phase: Phase, samples: Mapping[str, int]) -> None:
@@ -202,15 +278,10 @@ def _check_shares(phase: Phase, samples: Mapping[str, int]) -> None:
         if not (math.isfinite(share) and share >= 0):
             raise RecipeError(path, f"{share} is not a share", "give a number from 0 to 1")
         if share > 0 and samples[name] < 1:
-            raise RecipeError(
-                path,
-                f"{share} of the samples, but the source has not one whole sample",
-                "give it more text, shorten budget.sequence_length, or set the share to 0",
-            )
+            problem = f"{share} of the samples, but the source has not one whole sample"
+            remedy = "give it more text, shorten budget.sequence_length, or set the share to 0"
+            raise RecipeError(path, problem, remedy)
     total = sum((exact_share(share) for share in phase.shares.values()), Fraction(0))
     if abs(total - 1) > SUM_TOLERANCE:
-        raise RecipeError(
-            phase.path,
-            f"the shares add up to {float(total):.9g}, not to 1 within 1e-6",
-            "divide each of them by that sum",
-        )
+        problem = f"the shares add up to {float(total):.9g}, not to 1 within 1e-6"
+        raise RecipeError(phase.path, problem, "divide each of them by that sum")

@@ -47,8 +47,7 @@ class PackedSamples(Dataset[torch.Tensor]):
             name: ShardedTokens(records=source.train, files=files)
             for name, source in manifest.sources.items()
         }
-        self._order = order
-        self._sequence_length = sequence_length
+        self._order, self._sequence_length = order, sequence_length
 
     def __getitem__(self, position: int) -> torch.Tensor:
         """Read the sample at ``position``: int64 ``[sequence_length + 1]``."""
@@ -67,10 +66,8 @@ class HeldOutWindows:
     def __init__(
         self, *, folder: Path, manifest: Manifest, sequence_length: int, max_windows: int
     ) -> None:
-        self._files = OpenFiles(folder=folder)
-        self._manifest = manifest
-        self._sequence_length = sequence_length
-        self._max_windows = max_windows
+        self._files, self._manifest = OpenFiles(folder=folder), manifest
+        self._sequence_length, self._max_windows = sequence_length, max_windows
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from components.data.tokenizer import Tokenizer
 
 Width = Literal["uint16", "uint32", "int32"]
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
+TokenChunk = tuple[Tokens, int]  # documents as the file has them, and how many end in it
 
 Item = TypeVar("Item", bound=Sized)
 
@@ -50,14 +51,6 @@ def little_endian(width: Width) -> np.dtype[Any]:
     return np.dtype(width).newbyteorder("<")
 
 
-@dataclass(frozen=True)
-class TokenChunk:
-    """Some documents one after another as the file has them, ends of documents included."""
-
-    tokens: Tokens
-    documents: int
-
-
 def pack_documents(
     documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
 ) -> TokenChunk:
@@ -68,7 +61,7 @@ def pack_documents(
     assert joined.min(initial=eod_id) >= 0, "a negative token id"
     assert joined.max(initial=eod_id) < vocab_size, "a token id outside the vocabulary"
     tokens = joined.astype(little_endian(width_of(vocab_size)))
-    return TokenChunk(tokens=tokens, documents=len(parts) // 2)
+    return tokens, len(parts) // 2
 
 
 def encode(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenFileRecord:
@@ -81,10 +74,7 @@ def encode(path: Path, texts: Iterable[str], tokenizer: Tokenizer) -> TokenFileR
 
 
 def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Close a batch as soon as the lengths in it reach ``size``; each item adds one of its own.
-
-    So a batch of empty items ends, too. No batch is empty.
-    """
+    """Close a batch as soon as its lengths, and one for each item, reach ``size``."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -100,7 +90,7 @@ def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def write_token_file(
     path: Path, documents: Iterable[Sequence[int] | Tokens], *, eod_id: int, vocab_size: int
 ) -> TokenFileRecord:
-    """Stream documents into ``path``, which appears only when it is complete."""
+    """Pack documents and stream them into ``path``; see :func:`write_chunks`."""
     chunks = (
         pack_documents(batch, eod_id=eod_id, vocab_size=vocab_size)
         for batch in batches(documents, BATCH_TOKENS)
@@ -117,12 +107,12 @@ def write_chunks(
     digest = hashlib.sha256()
     num_tokens = num_documents = 0
     with replace_atomically(path) as file:
-        for chunk in chunks:
-            assert chunk.tokens.dtype == dtype, "tokens of another width than the file's"
-            digest.update(chunk.tokens.data)
-            file.write(chunk.tokens.data)
-            num_tokens += len(chunk.tokens)
-            num_documents += chunk.documents
+        for tokens, documents in chunks:
+            assert tokens.dtype == dtype, "tokens of another width than the file's"
+            digest.update(tokens.data)
+            file.write(tokens.data)
+            num_tokens += len(tokens)
+            num_documents += documents
     size = num_tokens * dtype.itemsize
     return TokenFileRecord(
         path.name, digest.hexdigest(), size, num_tokens, num_documents, width
@@ -149,32 +139,24 @@ MOST_OPEN = 64  # of all sources together: far below the 1,024 that a process ma
 class OpenFiles:
     """Map token files on first use; beyond ``most_open`` the one used longest ago is closed.
 
-    A copy sent to another process carries paths, not tokens.
+    ``tokens`` is :func:`open_token_file` of a record in the folder; keep no view of what it
+    gives. A copy sent to another process carries paths, not tokens.
     """
 
     def __init__(self, *, folder: Path, most_open: int = MOST_OPEN) -> None:
         self._folder, self._most_open = folder, most_open
-        self._open = lru_cache(most_open)(partial(open_token_file, folder))
+        self.tokens = lru_cache(most_open)(partial(open_token_file, folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(OpenFiles, folder=self._folder, most_open=self._most_open), ()
-
-    def tokens(self, record: TokenFileRecord) -> Tokens:
-        """Return the mapped tokens; keep no view of them.
-
-        Raises:
-            RecipeError: the file is missing or has another size than recorded.
-        """
-        return self._open(record)
 
 
 class ShardedTokens:
     """Read any stretch of the concatenated shards; a look-up takes O(log shards)."""
 
     def __init__(self, *, records: Sequence[TokenFileRecord], files: OpenFiles) -> None:
-        self._records = tuple(records)
-        self._ends = list(accumulate(record.tokens for record in self._records))
-        self._files = files
+        self._records, self._files = tuple(records), files
+        self._ends = list(accumulate(record.tokens for record in records))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

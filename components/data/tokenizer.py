@@ -1,4 +1,4 @@
-"""What data preparation asks of a tokenizer, and texts too long to encode at once.
+"""What both families of tokenizers share, and texts too long to encode at once.
 
 While it encodes, a tokenizer holds 30 (SentencePiece) to 100 (`tokenizers`) bytes a character.
 A part ends before a single space between ASCII letters or digits: no normalisation changes
@@ -7,10 +7,12 @@ where a stretch as long as half a part has no such place is a text cut elsewhere
 around the cut may differ from the whole's.
 """
 
+import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -53,42 +55,45 @@ def cut(text: str, part_characters: int) -> Iterator[str]:
     yield text[start:]
 
 
-def check_vocab_size(path: Path, found: int, asked: int) -> None:
-    """Refuse a tokenizer's file with another number of pieces than the recipe asks for.
-
-    Raises:
-        RecipeError: that is so.
-    """
-    if found != asked:
-        problem = f"has {found:,} pieces, tokenizer.vocab_size is {asked:,}"
-        raise RecipeError(str(path), problem, REBUILD)
-
-
-def too_few_pieces(found: int, asked: int) -> RecipeError:
-    """Report that the training text supports no vocabulary of the size that is asked for."""
-    return RecipeError(
-        "tokenizer.vocab_size",
-        f"{asked:,} pieces, but the text supports at most {found:,}",
-        f"set tokenizer.vocab_size={found}, or raise data.tokenizer_sample_bytes",
-    )
-
-
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Settings from a recipe; then trained into a folder, or loaded from it, and used."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eod_id(self) -> int: ...
+    _settings: dict[str, Any]
+
+    def _keep(self, arguments: Mapping[str, Any]) -> None:
+        """Keep what a constructor was given, its ``locals()``, in this order."""
+        settings = {name: value for name, value in arguments.items() if name != "self"}
+        self._settings = copy.deepcopy(settings)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as the recipe wrote them, for manifests and hashes."""
-        ...
+        return copy.deepcopy(self._settings)
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._settings["vocab_size"])
+
+    @property
+    @abstractmethod
+    def eod_id(self) -> int: ...
+
+    @abstractmethod
     def train(self, texts: Iterable[str], folder: Path) -> None:
-        """Write the tokenizer's files into ``folder``, then use it."""
-        ...
+        """Write the tokenizer's file into ``folder``, then use it."""
 
+    @abstractmethod
     def load(self, folder: Path) -> None: ...
+    @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[Ids]: ...
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str: ...
+
+    def _check_size(self, path: Path, found: int) -> None:
+        if found != self.vocab_size:
+            problem = f"has {found:,} pieces, tokenizer.vocab_size is {self.vocab_size:,}"
+            raise RecipeError(str(path), problem, REBUILD)
+
+    def _too_few(self, found: int) -> RecipeError:
+        problem = f"{self.vocab_size:,} pieces, but the text supports at most {found:,}"
+        remedy = f"set tokenizer.vocab_size={found}, or raise data.tokenizer_sample_bytes"
+        return RecipeError("tokenizer.vocab_size", problem, remedy)

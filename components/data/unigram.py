@@ -5,17 +5,16 @@ the piece itself. Line breaks and tabs are no part of any piece, but with ``byte
 their bytes are encoded: text comes back from its ids as it was after normalisation.
 """
 
-import copy
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import sentencepiece
 
 from components.data.files import REBUILD, replace_atomically
-from components.data.tokenizer import Ids, check_vocab_size, encode_in_parts, too_few_pieces
+from components.data.tokenizer import Ids, Tokenizer, encode_in_parts
 from components.errors import RecipeError
 from components.ranges import Count, Share
 
@@ -26,36 +25,19 @@ ERRORS_ONLY = 2
 # SentencePiece skips a whole training line that holds a tab, its own boundary mark.
 LINE_ENDS = re.compile(r"[\r\n\t]+")
 
-
-class SpecialPieces(TypedDict):
-    """The pieces after ``<unk>``, in the order of their ids."""
-
-    bos: str
-    eos: str
-    pad: str
-    eod: str
-    num_placeholders: int
-
-
-class Splitting(TypedDict):
-    """Where a piece may begin and end."""
-
-    split_by_whitespace: bool
-    split_by_number: bool
-    split_digits: bool
-    allow_whitespace_only_pieces: bool
+Splitting = Mapping[str, bool]  # where a piece may begin and end
+Sentences = Mapping[str, Any]  # which lines are read: all if ``input_sentence_size`` is 0
+SpecialPieces = Mapping[str, Any]  # the pieces after ``<unk>``, in the order of their ids
+NESTED = {
+    "splitting": "split_by_whitespace split_by_number split_digits "
+    "allow_whitespace_only_pieces",
+    "sentences": "max_sentence_length input_sentence_size shuffle_input_sentence "
+    "train_extremely_large_corpus",
+    "special_pieces": "bos eos pad eod num_placeholders",
+}
 
 
-class Sentences(TypedDict):
-    """Which lines the trainer reads; ``input_sentence_size`` 0 reads all."""
-
-    max_sentence_length: int
-    input_sentence_size: int
-    shuffle_input_sentence: bool
-    train_extremely_large_corpus: bool
-
-
-class Unigram:
+class Unigram(Tokenizer):
     """Train, load and use one tokenizer; the arguments keep SentencePiece's own names.
 
     ``num_threads`` is a setting like the others: the trainer's sums are split by thread, so
@@ -72,63 +54,41 @@ class Unigram:
         remove_extra_whitespaces: bool,
         add_dummy_prefix: bool,
         required_chars: str,
+        num_threads: Count,
         splitting: Splitting,
         sentences: Sentences,
         special_pieces: SpecialPieces,
-        num_threads: Count,
     ) -> None:
         """Keep the settings; nothing is trained or read yet.
 
         Raises:
             RecipeError: a nested setting is missing or unknown.
         """
-        _check_keys("splitting", splitting, Splitting)
-        _check_keys("sentences", sentences, Sentences)
-        _check_keys("special_pieces", special_pieces, SpecialPieces)
-        self._settings: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "character_coverage": character_coverage,
-            "byte_fallback": byte_fallback,
-            "normalization_rule_name": normalization_rule_name,
-            "remove_extra_whitespaces": remove_extra_whitespaces,
-            "add_dummy_prefix": add_dummy_prefix,
-            "required_chars": required_chars,
-            "num_threads": num_threads,
-            "splitting": dict(splitting),
-            "sentences": dict(sentences),
-            "special_pieces": dict(special_pieces),
-        }
+        self._keep(locals())
+        for name, keys in NESTED.items():
+            if wrong := self._settings[name].keys() ^ keys.split():
+                problem = f"missing or unknown: {', '.join(sorted(wrong))}"
+                remedy = f"give exactly {', '.join(sorted(keys.split()))}"
+                raise RecipeError(f"tokenizer.{name}", problem, remedy)
         bos, eos, pad = special_pieces["bos"], special_pieces["eos"], special_pieces["pad"]
         placeholders = range(special_pieces["num_placeholders"])
         self._pieces = [bos, eos, pad, special_pieces["eod"]]
         self._pieces += [f"<placeholder_tok_{number}>" for number in placeholders]
-        self._eod = special_pieces["eod"]
         self._processor: Any = None
 
     @property
-    def vocab_size(self) -> int:
-        return int(self._settings["vocab_size"])
-
-    @property
     def eod_id(self) -> int:
-        return 1 + self._pieces.index(self._eod)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as the recipe wrote them, for manifests and hashes."""
-        return copy.deepcopy(self._settings)
+        return 1 + self._pieces.index(self._settings["special_pieces"]["eod"])
 
     def train(self, texts: Iterable[str], folder: Path) -> None:
         """Train on the lines of ``texts``, write ``tokenizer.model`` and use it.
 
-        The same texts give the same bytes. Lines above ``max_sentence_length`` bytes are left
-        out.
+        The same texts give the same bytes. Lines above ``max_sentence_length`` bytes go.
 
         Raises:
-            RecipeError: the text supports no vocabulary of this size, or SentencePiece refuses
-                a setting.
+            RecipeError: too little text for this vocabulary, or a setting that is refused.
         """
-        model = io.BytesIO()
-        lines = _Lines(texts)
+        model, failures = io.BytesIO(), list[Exception]()
         settings = self.settings()
         del settings["special_pieces"]
         options = settings.pop("splitting") | settings.pop("sentences") | settings
@@ -137,7 +97,7 @@ class Unigram:
         sentencepiece.set_random_generator_seed(SHUFFLE_SEED)
         try:
             sentencepiece.SentencePieceTrainer.Train(
-                sentence_iterator=iter(lines),
+                sentence_iterator=_lines(texts, failures),
                 model_writer=model,
                 model_type="unigram",
                 minloglevel=ERRORS_ONLY,
@@ -146,7 +106,7 @@ class Unigram:
                 **options,
             )
         except RuntimeError as error:
-            raise lines.failure or _explain(str(error), self.vocab_size) from error
+            raise failures[0] if failures else self._explain(str(error)) from error
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(model.getvalue())
         self.load(folder)
@@ -155,8 +115,7 @@ class Unigram:
         """Read ``tokenizer.model`` from ``folder``.
 
         Raises:
-            RecipeError: the file is missing, is no SentencePiece model, or has another
-                vocabulary size.
+            RecipeError: the file is missing, no SentencePiece model, or of another size.
         """
         path = folder / FILE_NAME
         if not path.is_file():
@@ -169,7 +128,7 @@ class Unigram:
             processor = None
         if not processor:
             raise RecipeError(str(path), "is not a SentencePiece model", REBUILD)
-        check_vocab_size(path, processor.piece_size(), self.vocab_size)
+        self._check_size(path, processor.piece_size())
         self._processor = processor
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -187,50 +146,35 @@ class Unigram:
         assert self._processor is not None, "train or load first"
         return str(self._processor.decode([int(token) for token in ids]))
 
+    def _explain(self, message: str) -> RecipeError:
+        """Put SentencePiece's RuntimeError into words that name the setting to change."""
+        if found := re.search(r"too high .*<= (\d+)", message):
+            return self._too_few(int(found[1]))
+        if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+            needed = f"special pieces, bytes and characters alone take {int(found[1]):,}"
+            problem = f"{self.vocab_size:,} pieces, but {needed}"
+            remedy = f"set tokenizer.vocab_size above {found[1]}, or lower "
+            remedy += "tokenizer.character_coverage"
+            return RecipeError("tokenizer.vocab_size", problem, remedy)
+        if "sentences_.empty()" in message:
+            return RecipeError(
+                "tokenizer.sentences.max_sentence_length",
+                "no line of the text is left to train on",
+                "give text, or raise the limit (bytes a line) above the length of its lines",
+            )
+        reason = re.sub(r"^[A-Z_]+: (src/\S+ )?", "", message).strip()
+        problem = f"SentencePiece refuses a setting: {reason}"
+        return RecipeError("tokenizer", problem, "correct it")
 
-class _Lines:
-    """The lines of some texts; what goes wrong in reading them is kept.
+
+def _lines(texts: Iterable[str], failures: list[Exception]) -> Iterator[str]:
+    """Cut texts into lines; what goes wrong in reading them is put into ``failures``.
 
     SentencePiece turns any exception of its iterator into a RuntimeError of its own.
     """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = texts
-        self.failure: Exception | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for text in self._texts:
-                yield from filter(None, LINE_ENDS.split(text))
-        except Exception as error:  # kept, whatever it is, and raised again
-            self.failure = error
-            raise
-
-
-def _check_keys(name: str, given: Mapping[str, Any], wanted: type) -> None:
-    known = set(wanted.__annotations__)
-    if wrong := known ^ set(given):
-        problem = f"missing or unknown: {', '.join(sorted(wrong))}"
-        remedy = f"give exactly {', '.join(sorted(known))}"
-        raise RecipeError(f"tokenizer.{name}", problem, remedy)
-
-
-def _explain(message: str, vocab_size: int) -> RecipeError:
-    """Put SentencePiece's RuntimeError into words that name the setting to change."""
-    if found := re.search(r"too high .*<= (\d+)", message):
-        return too_few_pieces(int(found[1]), vocab_size)
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        needed = f"special pieces, bytes and characters alone take {int(found[1]):,}"
-        return RecipeError(
-            "tokenizer.vocab_size",
-            f"{vocab_size:,} pieces, but {needed}",
-            f"set tokenizer.vocab_size above {found[1]}, or lower tokenizer.character_coverage",
-        )
-    if "sentences_.empty()" in message:
-        return RecipeError(
-            "tokenizer.sentences.max_sentence_length",
-            "no line of the text is left to train on",
-            "give text, or raise the limit (bytes a line) above the length of its lines",
-        )
-    reason = re.sub(r"^[A-Z_]+: (src/\S+ )?", "", message).strip()
-    return RecipeError("tokenizer", f"SentencePiece refuses a setting: {reason}", "correct it")
+    try:
+        for text in texts:
+            yield from filter(None, LINE_ENDS.split(text))
+    except Exception as error:  # kept, whatever it is, and raised again
+        failures.append(error)
+        raise

@@ -28,8 +28,7 @@ from datatrove.data import Document
 from components.config.schema.document_steps import EVERY_OTHER, Ratios, TextRatios
 from components.errors import RecipeError
 from components.json_file import open_regular, parse_json
-from data_prep.filters.words import character_class
-from data_prep.filters.words import words as word_tokenizer
+from data_prep.filters import published
 
 REMEDY = 'give a JSON file, as {"en": ["the", "of"], "fr": ["le"]}, or none'
 
@@ -138,7 +137,7 @@ def _stays(word: str, longest_word: int, links: re.Pattern[str]) -> bool:
 def cut_words(text: str, limits: Ratios) -> list[str]:
     """Cut lower-case words without the marks around them; or characters, without the marks."""
     if limits.words == "characters_and_pairs":
-        tokens = word_tokenizer().word_tokenize(text.lower())
+        tokens = published.words().word_tokenize(text.lower())
         return [token for token in tokens if not is_special(token[0])]
     return bare_word().findall(text.lower())
 
@@ -206,5 +205,5 @@ def is_special(char: str) -> bool:
 @cache
 def bare_word() -> re.Pattern[str]:
     """Match what is left of a word in spaces when the special characters around it are off."""
-    special = character_class(is_special)
+    special = published.character_class(is_special)
     return re.compile(rf"[^{special}](?:\S*[^{special}])?")

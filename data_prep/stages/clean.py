@@ -7,6 +7,7 @@ documents: always, so that searching can be switched on later without cleaning a
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,51 +60,47 @@ def why_removed(
     return None
 
 
-def clean_task(
-    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
-) -> list[Path]:
-    """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
-    steps = build(settings["steps"], task.source)
-    source = Source.model_validate(settings["sources"][task.source])
-    read = settings["read"]
-    shard, hashes = stem.with_suffix(SUFFIX), stem.with_suffix(HASHES)
-    digests = bytearray()
-    items = (item for one in task.pieces for item in read_piece(task.source, source, one))
-    with write_shard(shard) as add:
-        for item in items:
-            if isinstance(item, RecipeError):
-                if read["invalid"] == "refuse":
-                    way = "or data.preparation.read.invalid=remove counts and removes it"
-                    raise RecipeError(item.path, item.problem, f"{item.remedy}; {way}")
-                tally.remove(task.source, UNKNOWN, "", f"invalid: {item.problem}")
-                continue
-            kept = _clean(item, steps, read["longest_bytes"], task.source, tally)
-            if kept is not None:
-                add(kept)
-                digests += hashlib.blake2b(kept.text.encode(), digest_size=HASH_BYTES).digest()
-                tally.hash_group(task.source, group_hash(kept))
-    write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
-    return [shard, hashes]
-
-
-def _clean(
-    item: Document,
-    steps: "Sequence[DocumentStep]",
-    longest_bytes: int | str,
-    source: str,
-    tally: DocumentTally,
+def settle(
+    source: str, item: Document, document: Work, why: str | None, tally: DocumentTally
 ) -> Document | None:
-    metadata = dict(item.metadata)
-    metadata.pop("language", None)  # only what a step of ours says counts
-    document = Work(text=item.text, id="", metadata=metadata)
-    why = why_removed(document, steps, longest_bytes=longest_bytes)
+    """Count ``item``, which goes if there is a reason why; else return what became of it."""
     language = str(document.metadata.get("language", UNKNOWN))
     if why is not None:
         tally.remove(source, language, item.text, why)
         return None
     sizes = len(item.text.encode()), len(document.text.encode())
-    tally.keep(source, language, *sizes, {})
-    return Document(document.text, item.group_name, language)
+    tally.keep(source, language, *sizes, document.metadata["personal_data"])
+    kept = Document(document.text, item.group_name, language)
+    tally.hash_group(source, group_hash(kept))
+    return kept
+
+
+def clean_task(
+    task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
+) -> list[Path]:
+    """Clean one task's documents; write a shard and ``[documents, 16]`` bytes of hashes."""
+    name, read = task.source, settings["read"]
+    steps = build(settings["steps"], name)
+    source = Source.model_validate(settings["sources"][name])
+    shard, hashes = stem.with_suffix(SUFFIX), stem.with_suffix(HASHES)
+    digests = bytearray()
+    with write_shard(shard) as add:
+        for item in chain.from_iterable(read_piece(name, source, one) for one in task.pieces):
+            if isinstance(item, RecipeError):
+                if read["invalid"] == "refuse":
+                    way = "or data.preparation.read.invalid=remove counts and removes it"
+                    raise RecipeError(item.path, item.problem, f"{item.remedy}; {way}")
+                tally.remove(name, UNKNOWN, "", f"invalid: {item.problem}")
+                continue
+            said = {**item.metadata, "personal_data": {}}
+            said.pop("language", None)  # only what a step of ours says counts
+            document = Work(text=item.text, id="", metadata=said)
+            why = why_removed(document, steps, longest_bytes=read["longest_bytes"])
+            if kept := settle(name, item, document, why, tally):
+                add(kept)
+                digests += hashlib.blake2b(kept.text.encode(), digest_size=HASH_BYTES).digest()
+    write_array(hashes, np.frombuffer(digests, np.uint8).reshape(-1, HASH_BYTES))
+    return [shard, hashes]
 
 
 def read_piece(

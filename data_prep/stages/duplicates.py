@@ -12,10 +12,8 @@ import numpy.typing as npt
 from datatrove.data import Document as Text
 
 from components.config.schema.data import NearDuplicates
-from data_prep.near_duplicates import find_duplicates, write_signatures
-from data_prep.read import Document
-from data_prep.sources import group_hash
-from data_prep.stages.clean import HASHES, build, why_removed
+from data_prep.near_duplicates import deal_back, find_duplicates, write_signatures
+from data_prep.stages.clean import HASHES, build, settle, why_removed
 from data_prep.stages.plan import PassTask
 from data_prep.stages.record import DocumentTally
 from data_prep.stages.shards import SUFFIX, read_shard, write_array, write_shard
@@ -29,19 +27,10 @@ MOST_BYTES = 1 << 30  # of hashes in memory at a time; sorting takes about three
 Hashes = npt.NDArray[np.uint64]
 
 
-def signature_settings(near: NearDuplicates) -> dict[str, Any]:
-    """Keep what signatures depend on: not how their slots are banded, nor the threshold."""
-    slots = {"bands": near.bands * near.rows, "rows": 1, "threshold": "none"}
-    return {**near.model_dump(mode="json"), **slots}
-
-
 def sign_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
-    """Write the MinHash signatures of one shard, a row a document.
-
-    A pass of its own, so that other signatures do not cost the cleaning again.
-    """
+    """Write the MinHash signatures of one shard; others do not cost the cleaning again."""
     near = NearDuplicates.model_validate(settings)
     (shard,) = task.checked_files(task.source)
     file = stem.with_suffix(SIGNATURES)
@@ -61,12 +50,10 @@ def sign_task(
 def find_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
 ) -> list[Path]:
-    """Write ``[documents]`` verdicts for each shard, in the order of the hash files.
-
-    One task reads all hashes, a part of their range at a time, and all signatures.
-    """
+    """Write ``[documents]`` verdicts for each shard, in the order of the hash files."""
     files = task.checked_files("data.preparation.exact_duplicates")
-    hashes = [_open(file) for file in files if file.name.endswith(HASHES)]
+    mapped = [np.load(file, mmap_mode="r") for file in files if file.name.endswith(HASHES)]
+    hashes = [np.asarray(one).view(np.dtype("<u8")) for one in mapped]
     verdicts = [np.full(len(one), KEEP, np.uint8) for one in hashes]
     if settings["near_duplicates"] != "none":
         near = NearDuplicates.model_validate(settings["near_duplicates"])
@@ -88,9 +75,7 @@ def find_exact(hashes: Sequence[Hashes], most_bytes: int) -> list[npt.NDArray[np
     starts = np.cumsum([0, *map(len, hashes)])
     parts = 1 + sum(one.nbytes for one in hashes) // most_bytes
     repeated = [_repeated(hashes, starts, part, parts) for part in range(parts)]
-    rows = np.sort(np.concatenate(repeated))
-    parts_of_files = np.split(rows, np.searchsorted(rows, starts[1:-1]))
-    return [part - start for part, start in zip(parts_of_files, starts, strict=False)]
+    return deal_back(np.sort(np.concatenate(repeated)), starts)
 
 
 def _repeated(
@@ -106,19 +91,10 @@ def _repeated(
     return np.asarray(rows[order][1:][again], np.int64)
 
 
-def _open(file: Path) -> Hashes:
-    """Map a file of hashes as ``[documents, 2]`` numbers; an empty one cannot be mapped."""
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
-    return np.asarray(array).view(np.dtype("<u8"))
-
-
 def keep_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: DocumentTally
 ) -> list[Path]:
-    """Drop the duplicates, remove personal data, write the shard that is used.
-
-    The task's pieces are a clean shard and, if duplicates were searched for, verdicts.
-    """
+    """Drop what has a verdict, if there are any, and personal data; write the last shard."""
     shard, *verdict_files = task.checked_files(task.source)
     steps = build(settings["steps"], task.source)
     verdicts = iter(np.load(verdict_files[0]).tolist() if verdict_files else [])
@@ -126,16 +102,10 @@ def keep_task(
     with write_shard(file) as add:
         for document in read_shard(shard):
             verdict = next(verdicts) if verdict_files else KEEP
-            text = Text(text=document.text, id="", metadata={"language": document.language})
+            said = {"language": document.language, "personal_data": {}}
+            text = Text(text=document.text, id="", metadata=said)
             why = REASONS.get(verdict) or why_removed(text, steps, longest_bytes="any")
-            if why is not None:
-                tally.remove(task.source, document.language, document.text, why)
-                continue
-            size = len(document.text.encode())
-            replaced = text.metadata.get("personal_data", {})
-            tally.keep(task.source, document.language, size, len(text.text.encode()), replaced)
-            kept = Document(text.text, document.group_name, document.language)
-            add(kept)
-            tally.hash_group(task.source, group_hash(kept))
+            if kept := settle(task.source, document, text, why, tally):
+                add(kept)
     assert next(verdicts, None) is None, "a verdict without a document"
     return [file]

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -28,15 +28,8 @@ from typing import Literal, Protocol
 from components.errors import RecipeError
 from components.run import writer_lock
 from components.run.writer_lock import DYING_SECONDS, Holder
+from data_prep.stages import record
 from data_prep.stages.plan import PASSES, read_plan
-from data_prep.stages.record import (
-    DocumentTally,
-    missing_tasks,
-    read_record,
-    stem_of,
-    write_failure,
-    write_record,
-)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -62,6 +55,21 @@ def full_disk_told(folder: Path) -> Iterator[None]:
         problem = f"no space is left in {folder} ({error.strerror})"
         remedy = "free some, and give the same command again: what is finished stays"
         raise RecipeError("data.folder", problem, remedy) from error
+
+
+def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
+    """Make a folder of the preparation.
+
+    Raises:
+        RecipeError: it cannot be made there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        remedy = "name a folder that you may write to"
+        raise RecipeError("data.folder", f"cannot write there: {error}", remedy) from error
 
 
 def alone(folder: Path, say: Say) -> AbstractContextManager[int]:
@@ -107,14 +115,13 @@ def run_task(folder: Path, task: int) -> None:
         RecipeError: its input is bad, or the disk is full.
     """
     plan = read_plan(folder)
-    if read_record(folder, task, plan.key) is not None:
+    if record.read_record(folder, task, plan.key) is not None:
         return
     _, function = PASSES[plan.work]
-    tally = DocumentTally()
+    tally, stem = record.DocumentTally(), record.stem_of(folder, task)
     with full_disk_told(folder):
-        work = resolve_name(function)
-        files = work(plan.tasks[task], plan.settings, stem_of(folder, task), tally)
-        write_record(folder, task, plan.key, files, tally)
+        files = resolve_name(function)(plan.tasks[task], plan.settings, stem, tally)
+        record.write_record(folder, task, plan.key, files, tally)
 
 
 def run_task_elsewhere(folder: Path, task: int) -> None:
@@ -122,7 +129,7 @@ def run_task_elsewhere(folder: Path, task: int) -> None:
     try:
         run_task(folder, task)
     except RecipeError as error:
-        write_failure(folder, task, error)
+        record.write_failure(folder, task, error)
         raise
 
 
@@ -134,10 +141,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Processes of this machine; with one worker, this process.
-
-    With ``leave_failures`` what goes wrong is also left in the folder, for a command elsewhere.
-    """
+    """Processes of this machine, or this one; ``leave_failures`` to a command elsewhere."""
 
     workers: int | Literal["auto"]
     leave_failures: bool
@@ -146,7 +150,7 @@ class Local:
         """Do the tasks, again if a worker is killed.
 
         Raises:
-            RecipeError: what a task says is wrong, or that its worker is killed time and again.
+            RecipeError: what a task says is wrong, or its worker is killed time and again.
         """
         act = run_task_elsewhere if self.leave_failures else run_task
         workers = min(len(tasks), _workers(self.workers))
@@ -159,14 +163,12 @@ class Local:
                 _pool(act, folder, left, workers, say)
             except BrokenProcessPool:
                 say(f"{folder.name}: a worker was killed, perhaps for its memory; going on")
-            before, left = left, missing_tasks(folder, left, key)
+            before, left = left, record.missing_tasks(folder, left, key)
             deaths = deaths + 1 if left == before else 0
             if deaths == MOST_DEATHS:
-                raise RecipeError(
-                    "data.preparation.workers",
-                    f"workers were killed {deaths} times and no task was done between",
-                    f"try fewer than {workers}, or smaller data.preparation.shard_bytes",
-                )
+                problem = f"workers were killed {deaths} times and no task was done between"
+                remedy = f"try fewer than {workers}, or smaller data.preparation.shard_bytes"
+                raise RecipeError("data.preparation.workers", problem, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,25 +225,17 @@ def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) 
     own = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, context, work_under, (os.getpid(), folder))
     try:
-        done = as_completed(_submit(pool, act, folder, tasks))
-        _tell((future.result() for future in done), folder, len(tasks), say)
+        try:
+            futures = [pool.submit(act, folder, task) for task in tasks]
+        except (OSError, ValueError) as error:
+            # A worker was killed before the next one has started. The pool has closed the pipes
+            # that this would get: they are gone, or their numbers are another pipe's already
+            # and stand twice in a list, which `fork_exec` refuses.
+            raise BrokenProcessPool from error
+        _tell((future.result() for future in as_completed(futures)), folder, len(tasks), say)
     except BaseException:  # an interrupt too: nobody waits for tasks that run
         for process in set(multiprocessing.active_children()) - own:
             process.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _submit(
-    pool: ProcessPoolExecutor, act: Act, folder: Path, tasks: Sequence[int]
-) -> list[Future[None]]:
-    """Hand the tasks over; a worker may be killed before the next one has started.
-
-    The pool has closed the pipes then that a new worker would get: they are gone, or their
-    numbers are another pipe's already and stand twice in a list, which `fork_exec` refuses.
-    """
-    try:
-        return [pool.submit(act, folder, task) for task in tasks]
-    except (OSError, ValueError) as error:
-        raise BrokenProcessPool from error

@@ -8,20 +8,14 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from components.data.files import (
-    FileRecord,
-    HashFile,
-    hash_file,
-    record_file,
-    replace_atomically,
-)
+from components.data.files import FileRecord, HashFile, hash_file, replace_atomically
 from components.errors import RecipeError
 from data_prep.read import Input, LocalFile, kind_of
 from data_prep.sources import OpenSource
@@ -60,10 +54,10 @@ class InputPiece:
         return Path(self.path)
 
     def check(self, where: str, remedy: str) -> None:
-        """Refuse a file that is gone, or is not what was hashed when the plan was made.
+        """Hold the file to what was hashed when the plan was made.
 
         Raises:
-            RecipeError: that is so.
+            RecipeError: it is gone or changed.
         """
         try:
             found = hash_file(self.file, self.start, self.end)
@@ -104,17 +98,12 @@ class PassPlan:
     @property
     def key(self) -> str:
         """Hash it; where the inputs lie makes no difference, what is in them does."""
-        tasks = [
+        tree = {**vars(self)}
+        tree["tasks"] = [
             [task.source]
             + [(one.sha256, kind_of(one.name), one.start, one.end) for one in task.pieces]
             for task in self.tasks
         ]
-        tree = {
-            "work": self.work,
-            "version": self.version,
-            "settings": self.settings,
-            "tasks": tasks,
-        }
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -122,7 +111,6 @@ class PassPlan:
         return f"{self.work}-{self.key[:12]}"
 
     def write(self, folder: Path) -> None:
-        """Write ``plan.json``, with the paths of today."""
         with replace_atomically(folder / FILE_NAME) as file:
             file.write(json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
 
@@ -135,15 +123,14 @@ def read_plan(folder: Path) -> PassPlan:
 
 def pin_lists(steps: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``steps`` with absolute paths of the word lists, and the lists' hashes."""
-    pinned = copy.deepcopy(dict(steps))
-    hashes = {}
+    pinned, hashes = copy.deepcopy(dict(steps)), {}
     filters = pinned["filters"]
     ratios: Any = filters["text_ratios"] if isinstance(filters, dict) else "none"
     for name in LISTS if isinstance(ratios, dict) else ():
         path = Path(ratios[name])
         if path.is_file():  # what is missing is refused by the step itself
             ratios[name] = str(path.absolute())
-            hashes[name] = record_file(path).sha256
+            hashes[name] = hash_file(path)
     return {"steps": pinned, "lists": hashes}
 
 
@@ -166,33 +153,21 @@ def cut_source(
 
 def whole(path: Path | None, record: FileRecord) -> InputPiece:
     """Take an input as one piece."""
-    return InputPiece(
-        name=record.name,
-        path=None if path is None else str(path.absolute()),
-        sha256=record.sha256,
-        bytes=record.bytes,
-        start=0,
-        end=None,
-    )
+    place = None if path is None else str(path.absolute())
+    return InputPiece(**asdict(record), path=place, start=0, end=None)
 
 
 def _pieces(
     text_input: Input, record: FileRecord, shard_bytes: int, hashed: HashFile
 ) -> Iterator[InputPiece]:
     path = text_input.path if isinstance(text_input, LocalFile) else None
+    one = whole(path, record)
     if path is None or kind_of(path.name) not in CUTTABLE or record.bytes <= shard_bytes:
-        yield whole(path, record)
+        yield one
         return
-    cuts = [0, *_cuts(path, record.bytes, shard_bytes), record.bytes]
-    for start, end in pairwise(cuts):
-        yield InputPiece(
-            name=record.name,
-            path=str(path.absolute()),
-            sha256=hashed(path, start, end),
-            bytes=end - start,
-            start=start,
-            end=end,
-        )
+    for start, end in pairwise([0, *_cuts(path, record.bytes, shard_bytes), record.bytes]):
+        sha256 = hashed(path, start, end)
+        yield replace(one, sha256=sha256, bytes=end - start, start=start, end=end)
 
 
 def _cuts(path: Path, size: int, shard_bytes: int) -> Iterator[int]:

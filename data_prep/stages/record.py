@@ -5,7 +5,7 @@ Every document is counted once, by source and language: in = out + removed, or i
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ MOST_EXAMPLES = 3  # for each reason
 EXAMPLE_CHARACTERS = 200
 
 Tree = TypeVar("Tree")
+Numbers = dict[str, int]
 
 
 @dataclass
@@ -30,18 +31,15 @@ class Count:
     documents_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    removed: dict[str, int] = field(default_factory=dict)
-    replaced: dict[str, int] = field(default_factory=dict)
+    removed: Numbers = field(default_factory=dict)
+    replaced: Numbers = field(default_factory=dict)
 
     def add(self, other: "Count") -> None:
-        self.documents_in += other.documents_in
-        self.documents_out += other.documents_out
-        self.bytes_in += other.bytes_in
-        self.bytes_out += other.bytes_out
-        for name, number in other.removed.items():
-            self.removed[name] = self.removed.get(name, 0) + number
-        for name, number in other.replaced.items():
-            self.replaced[name] = self.replaced.get(name, 0) + number
+        for name in ("documents_in", "documents_out", "bytes_in", "bytes_out"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (self.removed, other.removed), (self.replaced, other.replaced):
+            for name, number in theirs.items():
+                mine[name] = mine.get(name, 0) + number
 
 
 @dataclass
@@ -56,15 +54,10 @@ class DocumentTally:
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def keep(
-        self,
-        source: str,
-        language: str,
-        bytes_in: int,
-        bytes_out: int,
-        replaced: Mapping[str, int],
+        self, source: str, language: str, bytes_in: int, bytes_out: int, replaced: Numbers
     ) -> None:
         """Count a document that stays, and what was replaced in it."""
-        self._of(source, language).add(Count(1, 1, bytes_in, bytes_out, {}, dict(replaced)))
+        self._of(source, language).add(Count(1, 1, bytes_in, bytes_out, {}, replaced))
 
     def remove(self, source: str, language: str, text: str, reason: str) -> None:
         """Count a document that goes, under the part of ``reason`` before the colon."""
@@ -103,9 +96,8 @@ class DocumentTally:
         for source, languages in self.counts.items():
             for language, count in languages.items():
                 out = count.documents_out + sum(count.removed.values())
-                assert count.documents_in == out, (
-                    f"{source}, {language}: in is not out + removed"
-                )
+                lost = f"{source}, {language}: in is not out + removed"
+                assert count.documents_in == out, lost
 
     def _of(self, source: str, language: str) -> Count:
         return self.counts.setdefault(source, {}).setdefault(language, Count())
@@ -164,7 +156,7 @@ def missing_tasks(folder: Path, tasks: Sequence[int], key: str) -> list[int]:
 
 def write_manifest(folder: Path, key: str, num_tasks: int) -> PassManifest:
     """Sum the records of a pass whose tasks are all done."""
-    records = [read_record(folder, task, key) for task in range(num_tasks)]
+    records = (read_record(folder, task, key) for task in range(num_tasks))
     done = [record for record in records if record is not None]
     assert len(done) == num_tasks, "a manifest of an unfinished pass"
     tally = DocumentTally()

@@ -18,7 +18,7 @@ import zstandard
 
 from components.data.files import FileRecord, HashFile, hash_file, replace_atomically
 from components.errors import RecipeError
-from data_prep.read import UNKNOWN, Document
+from data_prep.read import UNKNOWN, Document, Input
 
 SUFFIX = ".jsonl.zst"
 LEVEL = 3  # zstd's own default
@@ -57,18 +57,13 @@ def read_shard(path: Path) -> Iterator[Document]:
 
 
 @dataclass(frozen=True)
-class CleanShard:
+class CleanShard(Input):
     """A cleaned shard as an input of what follows: the tokenizer, the token files."""
 
     path: Path
     expected: FileRecord
 
     def record(self, hashed: HashFile = hash_file) -> FileRecord:
-        """Hash the shard again.
-
-        Raises:
-            RecipeError: it is gone, or not what its stage wrote.
-        """
         remedy = f"delete {self.path.parent} and run the same command again"
         if not self.path.is_file():
             raise RecipeError(str(self.path), "is missing, but its stage wrote it", remedy)
@@ -76,11 +71,8 @@ class CleanShard:
             raise RecipeError(str(self.path), "was changed since its stage wrote it", remedy)
         return self.expected
 
-    def documents(self) -> Iterator[Document]:
-        return read_shard(self.path)
-
     def items(self) -> Iterator[Document | RecipeError]:
-        return self.documents()
+        return read_shard(self.path)
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

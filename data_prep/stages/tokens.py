@@ -1,34 +1,26 @@
 """The last passes: train the tokenizer, in one task, and encode the shards of clean text.
 
-The token files of the shards are then joined, so that the result is the one that a single
-process writes.
+The shards' token files are then joined: the result is what a single process writes.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from components.build import build
+from components.data import token_file
 from components.data.files import FileRecord, read_blocks, replace_atomically
-from components.data.token_file import (
-    TokenChunk,
-    TokenFileRecord,
-    encode,
-    little_endian,
-    width_of,
-    write_chunks,
-)
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
+from data_prep.corpus import Passes
 from data_prep.sources import HeldOutSplit, OpenSource
-from data_prep.stages.engine import Passes
 from data_prep.stages.plan import InputPiece, PassTask, whole
 from data_prep.stages.shards import CleanShard, read_shard
 from data_prep.tokenise import FILE_NAMES, Sides, TokeniseTask, take_tokenizer, training_texts
@@ -45,11 +37,8 @@ class InPasses:
 
     def train(self, task: TokeniseTask) -> tuple[FileRecord, ...]:
         shards = {name: _shards(source) for name, source in task.sources.items()}
-        settings = {
-            **_settings(task),
-            "sample_bytes": task.sample_bytes,
-            "shards": {name: len(pieces) for name, pieces in shards.items()},
-        }
+        numbers = {name: len(pieces) for name, pieces in shards.items()}
+        settings = {**_settings(task), "sample_bytes": task.sample_bytes, "shards": numbers}
         every = PassTask(source="", pieces=tuple(chain.from_iterable(shards.values())))
         done = self.passes.run("tokenizer", settings, [every])
         (outputs,) = done.manifest.outputs
@@ -61,8 +50,7 @@ class InPasses:
         """Write the token files.
 
         Raises:
-            RecipeError: see :meth:`data_prep.stages.engine.Passes.run`; or the token file of a
-                shard was changed.
+            RecipeError: see :meth:`Passes.run`; or the token file of a shard was changed.
         """
         file = whole(Path(files[0].name), files[0])
         each = [
@@ -73,10 +61,10 @@ class InPasses:
         done = self.passes.run("tokens", _settings(task), each)
         vocab_size = task.tokenizer.vocab_size
 
-        def join(name: str, number: int) -> TokenFileRecord:
+        def join(name: str, number: int) -> token_file.TokenFileRecord:
             path = task.folder / f"{name}.{SIDES[number]}.tokens"
             chunks = _chunks(done.pieces(name), number, vocab_size)
-            return write_chunks(path, chunks, vocab_size=vocab_size)
+            return token_file.write_chunks(path, chunks, vocab_size=vocab_size)
 
         return {name: (join(name, 0), join(name, 1)) for name in task.sources}
 
@@ -98,13 +86,13 @@ def _shards(source: OpenSource) -> list[InputPiece]:
 
 def _chunks(
     shards: Iterator[tuple[InputPiece, ...]], number: int, vocab_size: int
-) -> Iterator[TokenChunk]:
+) -> Iterator[token_file.TokenChunk]:
     """Read the token files of one side; the first chunk of each counts its documents."""
-    dtype = little_endian(width_of(vocab_size))
+    dtype = token_file.little_endian(token_file.width_of(vocab_size))
     for pieces in shards:
         documents = json.loads(pieces[-1].file.read_bytes())[SIDES[number]]
         for block in _checked(pieces[number]):
-            yield TokenChunk(np.frombuffer(block, dtype), documents)
+            yield np.frombuffer(block, dtype), documents
             documents = 0
 
 
@@ -129,7 +117,7 @@ def train_task(
     """Train on the shards, ``settings["shards"]`` of each source, never on held-out text."""
     shards = iter(task.checked_files("tokenizer"))
     sources = {
-        name: partial(_documents, [next(shards) for _ in range(number)])
+        name: chain.from_iterable(map(read_shard, list(islice(shards, number))))
         for name, number in settings["shards"].items()
     }
     splits = {name: HeldOutSplit(**split) for name, split in settings["splits"].items()}
@@ -138,17 +126,10 @@ def train_task(
     return [path for name in FILE_NAMES if (path := stem.parent / name).is_file()]
 
 
-def _documents(shards: list[Path]) -> Any:
-    return chain.from_iterable(map(read_shard, shards))
-
-
 def encode_task(
     task: PassTask, settings: Mapping[str, Any], stem: Path, tally: object
 ) -> list[Path]:
-    """Write a token file for each side, and how many documents each of them has.
-
-    The task's pieces are a shard of text and the tokenizer's file.
-    """
+    """Write a token file for each side of a shard of text, and how many documents it has."""
     shard, tokenizer_file = task.checked_files(task.source)
     description = json.dumps(settings["tokenizer"], sort_keys=True)
     tokenizer = _loaded(description, tokenizer_file.parent, task.pieces[1].sha256)
@@ -157,7 +138,7 @@ def encode_task(
     parts = (split.train_text, split.held_out_text)
     # The shard is read once for each side: reading is quick beside encoding.
     documents = [
-        encode(file, filter(None, map(part, read_shard(shard))), tokenizer).documents
+        token_file.encode(file, filter(None, map(part, read_shard(shard))), tokenizer).documents
         for file, part in zip(files, parts, strict=True)
     ]
     counts = stem.with_suffix(COUNTS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.embedded import library_docs, library_source, open_embedded
+from data_prep.sources import library_docs, library_source, open_embedded
 
 WHERE = "data.sources.mine.embedded"
 

@@ -12,11 +12,10 @@ import pytest
 from components.config.schema.data import Source
 from components.data import files
 from components.data.files import HashCache, TextHash, hash_file
-from data_prep import embedded
+from data_prep import sources as opening
 from data_prep.corpus import Corpus
-from data_prep.embedded import Library, open_embedded
 from data_prep.read import Document
-from data_prep.sources import open_source
+from data_prep.sources import Library, open_embedded, open_source
 from tests.data_prep.corpora import MANY_TASKS, passes_of, preparation_of, write_corpus
 
 
@@ -143,16 +142,16 @@ def test_a_drawn_text_is_drawn_once_for_one_origin_by_all_commands_together(tmp_
 
     def draw(origin: str) -> TextHash:
         drawn.append(origin)
-        return TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
+        return sha256(origin.encode()), len(origin)
 
     for origin in ("one", "one", "other", "one"):
         found = cache(tmp_path).drawn(origin, partial(draw, origin))
-        assert found == TextHash(sha256=sha256(origin.encode()), bytes=len(origin))
+        assert found == (sha256(origin.encode()), len(origin))
     assert drawn == ["one", "other"]
 
 
 def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
-    expected = TextHash(sha256="a", bytes=1)
+    expected = ("a", 1)
     cache(tmp_path).drawn("one", lambda: expected)
     with (tmp_path / "hashes.jsonl").open("a") as file:
         file.write('{"drawn": "two"}\n[]\n3\n{"file": ["a"], "state": []}\n{"drawn": "thr')
@@ -169,11 +168,11 @@ def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
     assert expected == library.record()
     unread = replace(library, read=lambda: pytest.fail("drawn again"))
     assert unread.record(cache(tmp_path)) == expected
-    other = (Document("x = 1", "other.py"), *embedded.library_source())
-    monkeypatch.setattr(embedded, "library_source", lambda: other)
-    embedded._origin.cache_clear()
+    other = (Document("x = 1", "other.py"), *opening.library_source())
+    monkeypatch.setattr(opening, "library_source", lambda: other)
+    opening._origin.cache_clear()
     try:
         changed = replace(library, read=lambda: other[:1])
         assert changed.record(cache(tmp_path)).bytes == len("x = 1")
     finally:
-        embedded._origin.cache_clear()
+        opening._origin.cache_clear()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config.schema.document_steps import PersonalData
-from data_prep.embedded import library_docs
-from data_prep.personal_data import IBAN_LENGTHS, PersonalDataStep, has_right_check_digits
+from data_prep.sources import library_docs
+from data_prep.steps import IBAN_LENGTHS, PersonalDataStep, has_right_check_digits
 
 ALL = PersonalData(
     emails="<email>",

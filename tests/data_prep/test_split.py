@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.embedded import library_docs, library_source
 from data_prep.read import Document
-from data_prep.sources import HeldOutSplit, measure_groups
+from data_prep.sources import HeldOutSplit, library_docs, library_source, measure_groups
 from data_prep.sources import choose_split as choose
 
 

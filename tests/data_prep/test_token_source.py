@@ -15,8 +15,7 @@ from components.data.samples import HeldOutWindows, PackedSamples
 from components.data.token_file import OpenFiles, ShardedTokens
 from components.errors import RecipeError
 from data_prep.prepare import prepare
-from data_prep.token_source import held_out_documents, open_token_source, write_megatron
-from data_prep.tokenise import Here
+from data_prep.tokenise import Here, held_out_documents, open_token_source, write_megatron
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
@@ -125,7 +124,7 @@ def test_an_id_outside_the_vocabulary_is_refused_with_its_place(tmp_path):
 
 
 def test_a_document_without_an_end_is_refused_unless_the_recipe_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.token_source.BLOCK_TOKENS", 2)  # several blocks
+    monkeypatch.setattr("data_prep.tokenise.BLOCK_TOKENS", 2)  # several blocks
     end = len(flat(golden("uint16_whole")[:4])) - 1
     source = edited(tmp_path, lambda tokens: tokens.__setitem__(end, 7))
     message = r"document 3 of .*a\.bin ends with id 7, not .*, 1\n  .*sources\.mine\.eod=absent"

@@ -42,9 +42,9 @@ def test_the_pieces_of_documents_have_as_many_bytes_as_their_text(
     found = read_text_bytes(tmp_path, eod_id=tokenizer.eod_id, dummy_prefix=prefix)
     assert found is not None
     documents = [*TEXTS, ODD]
-    ids = pack_documents(
+    ids, _ = pack_documents(
         tokenizer.encode(documents), eod_id=tokenizer.eod_id, vocab_size=vocab_size
-    ).tokens
+    )
     begun = np.concatenate([[tokenizer.eod_id], ids]).astype(np.int64)[None]
     texts = [unicodedata.normalize(form, one) if form else one for one in documents]
     spelled = sum(len(one.encode()) for one in texts)

@@ -20,9 +20,8 @@ from components.config.schema.document_steps import (
     GopherQuality,
     GopherRepetition,
 )
-from data_prep.embedded import library_docs
-from data_prep.filters.published import PUBLISHED, published_filter
-from data_prep.filters.words import words
+from data_prep.filters.published import PUBLISHED, published_filter, words
+from data_prep.sources import library_docs
 
 
 def repetition_pair(draw):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config.schema.document_steps import RepeatedNgrams
-from data_prep.embedded import library_docs
-from data_prep.filters.words import RepeatedNgramFilter, times_in_a_row, token_numbers
+from data_prep.filters.published import RepeatedNgramFilter, times_in_a_row, token_numbers
+from data_prep.sources import library_docs
 
 
 def plainly(tokens: list[int], size: int) -> int:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.config.schema.document_steps import Ratios
-from data_prep.embedded import library_docs
 from data_prep.filters import text_ratios
 from data_prep.filters.text_ratios import TextRatioFilter
+from data_prep.sources import library_docs
 
 WHERE = "data.preparation.filters.text_ratios"
 LINKS = re.compile("http|www|//")

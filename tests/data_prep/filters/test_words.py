@@ -8,7 +8,7 @@ from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.filters.words import LAST_OF_PLANE, Words, character_class, word_pattern
+from data_prep.filters.published import LAST_OF_PLANE, Words, character_class, word_pattern
 
 TEXTS = st.text(st.sampled_from(list("aB. !?\n\"'”。") + sorted(TERMINAL_PUNCTUATION)[:3]))
 
