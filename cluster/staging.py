@@ -1,27 +1,109 @@
-"""Staged software: this code, pinned packages as wheels, and their installation on the site.
+"""Staging folder: this code, pinned wheels, data, and what installs them on the site.
 
 What pip has fetched already it does not fetch again, so an interrupted call goes on.
+``SHA256SUMS`` is written for ``sha256sum --check``, which is everywhere.
 """
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from cluster.script import fill
-from cluster.staging.folder import Target
-from components.config.schema.cluster import Site
+from cluster.user import User
 from components.config.schema.recipe import Recipe
+from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
+from components.versions import PYTHON, judge
 
+RECORD, SUMS = "stage.json", "SHA256SUMS"
+MARK = ".stage"  # in a folder that was begun
 FOLDER, PINS, CONSTRAINTS = "wheels", "packages.lock", "constraints.txt"
-ANYWHERE = "-none-any.whl"
 BUNDLE, INSTALLER = "repository.bundle", "install.sh"
+VERSION = re.compile(r"3\.\d{1,2}")
+# Wheels for glibc up to 2.28, which torch itself asks for: an older one runs none.
+GLIBC_MINORS = range(28, 4, -1)
+OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
+ARCHITECTURE = "x86_64"
+ANYWHERE = "-none-any.whl"
 BEGINNING = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """``python`` as ``3.12``; ``provided`` are packages that modules bring, never staged."""
+
+    python: str
+    provided: tuple[str, ...]
+
+    @property
+    def pip_options(self) -> tuple[str, ...]:
+        """Say to ``pip download`` for which machine, whatever this one is."""
+        names = [f"manylinux_2_{minor}" for minor in GLIBC_MINORS] + list(OLD_NAMES)
+        platforms = (f"--platform={name}_{ARCHITECTURE}" for name in names)
+        return ("--implementation=cp", f"--python-version={self.python}", *platforms)
+
+
+def target_of(recipe: Recipe, user: User) -> Target:
+    """Read the target from the user, else the site's profile, else this machine.
+
+    Raises:
+        RecipeError: the version is none, or older than what this project runs on.
+    """
+    site = recipe.cluster.site
+    profile, provided = (None, ()) if isinstance(site, str) else (site.python, site.provides)
+    here = "{}.{}".format(*sys.version_info[:2])
+    python = user.python or profile or here
+    if not VERSION.fullmatch(python) or judge(python, PYTHON) == "below":
+        oldest = "{}.{}".format(*PYTHON.first)
+        problem = f"{python!r} is not a version of Python from {oldest} on"
+        raise RecipeError("site.python", problem, f'write site.python="{here}"')
+    return Target(python=python, provided=provided)
+
+
+def open_stage(folder: Path) -> None:
+    """Make the folder, or go on with one; its record is gone until it is whole again.
+
+    Raises:
+        RecipeError: something else is there, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = sorted(one.name for one in folder.iterdir())
+        if others and MARK not in others:
+            problem = f"{folder} holds {others[0]} and is no stage"
+            raise RecipeError("file", problem, "name an empty or a new folder")
+        (folder / MARK).touch()
+        for record in (RECORD, SUMS):
+            (folder / record).unlink(missing_ok=True)
+    except OSError as error:
+        raise RecipeError("file", f"cannot write {folder}: {error}", "name another") from None
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy what ``target`` does not have yet; on one file system nothing is written twice."""
+    for file in sorted(source.rglob("*")):
+        place = target / file.relative_to(source)
+        if file.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+        elif not place.exists() or place.stat().st_size != file.stat().st_size:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            partial = place.with_name(f".{place.name}.partial")
+            partial.unlink(missing_ok=True)
+            try:
+                os.link(file, partial)
+            except OSError:  # another file system
+                shutil.copyfile(file, partial)
+            partial.replace(place)
 
 
 def pins_for(lock: Path, python: str) -> list[str]:
@@ -65,8 +147,7 @@ def fetch_packages(
         (folder / name).write_text(text, "utf-8")
     into = ("--dest", str(wheels), *target.pip_options)
     own = ("--no-deps", "--no-build-isolation", "--require-hashes")
-    options = (*own, "--requirement", str(folder / PINS))
-    _pip("download", *options, *into)
+    _pip("download", *own, "--requirement", str(folder / PINS), *into)
     if "torch" not in target.provided:
         # Its own wheel says what it needs beside the lock, by its device.
         wanted = ("--requirement", str(requirements / "torch.txt"), "--only-binary=:all:")
@@ -152,10 +233,13 @@ def write_installer(
 ) -> None:
     """Write ``folder/install.sh``; ``words`` are those of the command that comes next."""
     site = None if isinstance(recipe.cluster.site, str) else recipe.cluster.site
+    systems = site.file_systems.values() if site else ()
+    code = next((system for system in systems if "code" in system.purpose), None)
+    limits = f" ({code.limits})" if code and code.limits else ""
     settings = {
         "name": recipe.name,
         "cluster": recipe.cluster.name,
-        "where": _where(site),
+        "where": f"FOLDER is best below {code.path}{limits}" if code else "",
         "modules": site.modules if site else (),
         "setup": site.setup if site else (),
         "python": target.python,
@@ -169,10 +253,16 @@ def write_installer(
     script.chmod(0o755)
 
 
-def _where(site: Site | None) -> str:
-    """Name the file system for code, and its limits."""
-    for system in site.file_systems.values() if site else ():
-        if "code" in system.purpose:
-            limits = f" ({system.limits})" if system.limits else ""
-            return f"FOLDER is best below {system.path}{limits}"
-    return ""
+def close_stage(folder: Path, facts: Mapping[str, Any]) -> list[FileRecord]:
+    """Hash every file and write both records."""
+    records = [
+        replace(record_file(file), name=file.relative_to(folder).as_posix())
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not file.relative_to(folder).parts[0].startswith(".")
+    ]
+    sums = "".join(f"{one.sha256}  {one.name}\n" for one in records)
+    tree = {**facts, "files": [asdict(one) for one in records]}
+    for name, text in ((SUMS, sums), (RECORD, json.dumps(tree, indent=1) + "\n")):
+        with replace_atomically(folder / name) as stream:
+            stream.write(text.encode())
+    return records
