@@ -124,8 +124,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         needed_hours = plan.bill.days * 24 * (1 + plan.error_fraction)
     nodes = cluster.nodes + cluster.spare_nodes
     asked = cluster.model_copy(update={"nodes": nodes})
-    slot = script.choose_slot(asked, wanted=user.queue, needed_hours=needed_hours)
-    walltime = round(slot.hours * script.HOUR)
+    queue, hours = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
+    walltime = round(hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
     jobs, notes = _chain(cluster, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
@@ -141,7 +141,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         nodes=nodes,
         agents=recipe.watchdog.restarts > 0,
         preflight_seconds=preflight_seconds,
-        queue=slot.queue or "<queue>",
+        queue=queue or "<queue>",
         account=account if user.account or site.account == "required" else None,
         walltime_seconds=walltime,
         lead_seconds=lead,
@@ -153,7 +153,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
         on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),
-        missing=tuple(script.missing_of(recipe, user, slot.queue)),
+        missing=tuple(script.missing_of(recipe, user, queue)),
         notes=notes,
     )
 

@@ -5,7 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobPlace, JobState, SchedulerError, ask, check_own
+from cluster.scheduler import (
+    JobPlace,
+    JobState,
+    SchedulerError,
+    ask,
+    ask_unless_gone,
+    check_own,
+)
 
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
 _RUNNING = ("R", "E", "B")
@@ -45,7 +52,7 @@ class Pbs:
         if jobs:
             # The last first: one that waits for another would begin when that one ends, or be
             # deleted with it.
-            _ask_unless_gone(["qdel", *(job.job for job in reversed(jobs))])
+            ask_unless_gone(["qdel", *(job.job for job in reversed(jobs))], _GONE)
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """PBS cannot keep a job away from nodes by their names."""
@@ -72,8 +79,7 @@ class Pbs:
         first = self._describe(chain)
         if first is None:
             return []
-        source = _source(first)
-        user, output = source
+        source = user, output = _source(first)
         check_own(chain, user=user, output=Path(output), logs=logs)
         found: list[Tree] = [{**first, "id": chain}]
         waiting = _successors(first)
@@ -88,11 +94,11 @@ class Pbs:
     def _describe(self, job: str) -> Tree | None:
         words = ["-f", "-F", "json", job]
         try:
-            said = _ask_unless_gone(["qstat", "-x", *words])
+            said = ask_unless_gone(["qstat", "-x", *words], _GONE)
         except SchedulerError as error:
             if _NO_HISTORY not in str(error):
                 raise
-            said = _ask_unless_gone(["qstat", *words])
+            said = ask_unless_gone(["qstat", *words], _GONE)
         if said is None:
             return None
         try:
@@ -101,16 +107,6 @@ class Pbs:
             raise SchedulerError(f"qstat: no JSON about {job}: {said[:80]!r}") from None
         assert isinstance(described, dict)
         return described
-
-
-def _ask_unless_gone(words: Sequence[str]) -> str | None:
-    """Return the answer, or None if a job has ended meanwhile."""
-    try:
-        return ask(words)
-    except SchedulerError as error:
-        if any(word in str(error) for word in _GONE):
-            return None
-        raise
 
 
 def _source(tree: Tree) -> tuple[str, str]:
@@ -122,9 +118,6 @@ def _source(tree: Tree) -> tuple[str, str]:
 
 def _successors(tree: Tree) -> list[str]:
     """Read ``beforeany:ID@server``, which PBS notes at a job that others wait for."""
-    found = []
-    for part in str(tree.get("depend", "")).split(","):
-        kind, *jobs = part.split(":")
-        if kind == "beforeany":
-            found += [job.partition("@")[0] for job in jobs]
-    return found
+    parts = (part.split(":") for part in str(tree.get("depend", "")).split(","))
+    waiting = (job for kind, *jobs in parts if kind == "beforeany" for job in jobs)
+    return [job.partition("@")[0] for job in waiting]

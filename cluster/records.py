@@ -1,4 +1,4 @@
-"""What the jobs of a run leave below ``jobs/`` in its folder, and in the run's event log.
+"""What the jobs of a run leave below ``jobs/`` and in its event log, and how the run is.
 
 submitted.json       each hand-over to the scheduler: its id, when, by which words, of how
                      many jobs
@@ -12,19 +12,41 @@ The ranks tell the rest of the story. A job outlives them, and knows why they en
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import JobPlace, Scheduler, check_id
+from cluster.scheduler import JobPlace, JobState, Scheduler, SchedulerError, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog, Kind
-from components.run.folder import RunFolder
+from components.run.folder import RunFolder, existing_run_folder
 from components.run.records import JobLifeRecord, SubmissionsRecord, read_record
 
 WITHOUT_A_WORD = "ended without a word: put back, killed, or lost with its node"
+# Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
+REASONS: Mapping[str, str] = {
+    "Resources": "waits for nodes to become free",
+    "Priority": "waits behind jobs of higher priority",
+    "Dependency": "waits for the job before it",
+    "JobArrayTaskLimit": "waits for the job before it",
+    "BeginTime": "was put back into the queue and waits a little",
+    "PartitionTimeLimit": "will never start: it asks for more hours than the queue allows",
+    "PartitionNodeLimit": "will never start: it asks for more nodes than the queue allows",
+    "PartitionDown": "waits until the site opens the queue again",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "JobHeldUser": "was held by its user: scontrol release",
+    "JobHeldAdmin": "was held by the site: ask them",
+    "AssocGrpBillingMinutes": "will not start before the account has budget again",
+    "AssocGrpCPUMinutesLimit": "will not start before the account has budget again",
+    "QOSMaxJobsPerUserLimit": "waits until fewer of your jobs run",
+    "QOSMaxWallDurationPerJobLimit": "will never start: it asks for more hours than allowed",
+    "InvalidAccount": "will never start: the account is not known here",
+    "InvalidQOS": "will never start: the QoS is not known here",
+    "BadConstraints": "will never start: no nodes are as it asks for",
+}
 
 
 class Jobs:
@@ -166,3 +188,79 @@ def tell(
         evidence,
         seconds=seconds,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run at this moment; ``state`` is one word, ``why`` a sentence or nothing."""
+
+    run: str
+    recipe: str
+    state: str
+    why: str
+    tokens: int
+    total_tokens: int
+    chain: str | None
+    queued: tuple[JobState, ...] | None
+    jobs: tuple[JobLifeRecord, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"jobs": [job.model_dump() for job in self.jobs]}
+
+
+def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
+    """Return the state of the run in ``path``; without a scheduler by its folder alone.
+
+    Raises:
+        RecipeError: ``path`` is no run folder, or what it calls a job is no id of one.
+    """
+    folder = existing_run_folder(path)
+    recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
+    chain = jobs.newest(scheduler)
+    queued: tuple[JobState, ...] | None = None
+    trouble = "the scheduler is not reached from here"
+    if scheduler is not None and chain is not None:
+        try:
+            queued = tuple(scheduler.states(chain, jobs.path))
+        except SchedulerError as error:
+            trouble = str(error)
+    if folder.ended == "finished":
+        state, why = "finished", ""
+    elif chain is None:
+        state, why = "not submitted", ""
+    elif queued is None:
+        state, why = "unknown", trouble
+    else:
+        state, why = _state(queued, jobs.since_submission())
+    return RunStatus(
+        run=str(path),
+        recipe=recipe.name,
+        state=state,
+        why=why,
+        tokens=saved_tokens(folder),
+        total_tokens=recipe.budget.total_tokens,
+        chain=chain,
+        queued=queued,
+        jobs=tuple(jobs.all()),
+    )
+
+
+def _state(queued: Sequence[JobState], begun: Sequence[JobLifeRecord]) -> tuple[str, str]:
+    for job in queued:
+        if job.state == "running":
+            return "running", f"job {job.job} on {job.nodes}"
+    if queued:
+        return "pending", explain(queued[0].why)
+    if not begun:
+        return "lost", "its jobs left the queue before any of them began: were they cancelled?"
+    last = begun[-1]
+    if last.ended is None:
+        return "lost", f"job {last.job} ended without a word: jobs/{last.job}.log has its last"
+    return last.ended, last.why
+
+
+def explain(reason: str) -> str:
+    """Return a scheduler's reason with what it means, if that is known."""
+    code = reason.partition(",")[0].strip("() ")
+    meaning = REASONS.get(code)
+    return f"{code}: {meaning}" if meaning else reason

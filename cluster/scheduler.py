@@ -94,12 +94,10 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
     from cluster.pbs import Pbs
     from cluster.slurm import Slurm
 
-    if cluster.scheduler == "slurm":
-        return Slurm()
-    if cluster.scheduler == "pbs":
-        return Pbs()
-    problem = f"{cluster.name} has no scheduler"
-    raise RecipeError("cluster", problem, "name a batch cluster, or train here: action=train")
+    if cluster.scheduler == "none":
+        remedy = "name a batch cluster, or train here: action=train"
+        raise RecipeError("cluster", f"{cluster.name} has no scheduler", remedy)
+    return Slurm() if cluster.scheduler == "slurm" else Pbs()
 
 
 def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
@@ -153,16 +151,30 @@ def ask(words: Sequence[str]) -> str:
     return done.stdout
 
 
+def ask_unless_gone(words: Sequence[str], gone: Sequence[str]) -> str | None:
+    """Ask; None if a word of ``gone`` is in the refusal: the jobs have ended meanwhile.
+
+    Raises:
+        SchedulerError: it fails otherwise, or does not answer.
+    """
+    try:
+        return ask(words)
+    except SchedulerError as error:
+        if any(word in str(error) for word in gone):
+            return None
+        raise
+
+
 def check_present(scheduler: Scheduler, script: Path | None) -> None:
     """Refuse a machine on which the scheduler cannot be reached.
 
     Raises:
         RecipeError: its command is not found; ``script``, if written, is named.
     """
-    if shutil.which(scheduler.program) is not None:
-        return
-    remedy = "run this on a login node of the cluster"
-    if script is not None:
-        remedy += f"; the job script is {script}, and is submitted by: {scheduler.program} it"
-    problem = f"{scheduler.program} is not found: no {scheduler.name} here"
-    raise RecipeError("cluster.scheduler", problem, remedy)
+    program = scheduler.program
+    if shutil.which(program) is None:
+        remedy = "run this on a login node of the cluster"
+        if script is not None:
+            remedy += f"; the job script is {script}, and is submitted by: {program} it"
+        problem = f"{program} is not found: no {scheduler.name} here"
+        raise RecipeError("cluster.scheduler", problem, remedy)

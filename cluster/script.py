@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -117,17 +116,12 @@ def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeErro
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Where a job goes and for how long; ``queue`` is None where nobody has named one."""
+def choose_queue(
+    cluster: Cluster, *, wanted: str | None, needed_hours: float | None
+) -> tuple[str | None, float]:
+    """Take the user's queue, else the fitting one with the tightest limit, and a job's hours.
 
-    queue: str | None
-    hours: float
-
-
-def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | None) -> Slot:
-    """Take the user's queue, else the fitting one with the tightest limit.
-
+    The queue is None where neither the user nor the profile has named one.
     ``needed_hours`` are the whole run's, if they are known: a job asks for no more than these,
     rounded up, and an hour to start. Queues for debugging are taken where no other fits.
 
@@ -146,13 +140,11 @@ def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | N
                 "set cluster.hours=...: how long one job may run",
             )
         unlisted = None if isinstance(cluster.site, str) else cluster.site.queue
-        return Slot(queue=wanted or unlisted, hours=hours)
+        return wanted or unlisted, hours
     fitting = _of_size(cluster, listed)
     if cluster.smoke:
         queue = min(fitting, key=lambda queue: (not queue.debug, queue.longest_hours))
-        return Slot(
-            queue=queue.route or queue.name, hours=min(SMOKE_HOURS, queue.longest_hours)
-        )
+        return queue.route or queue.name, min(SMOKE_HOURS, queue.longest_hours)
     fitting = [queue for queue in fitting if not queue.debug] or fitting
     longest = max(queue.longest_hours for queue in fitting)
     if hours is None:
@@ -166,7 +158,7 @@ def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | N
         )
     long_enough = [queue for queue in fitting if queue.longest_hours >= hours]
     queue = min(long_enough, key=lambda queue: queue.longest_hours)
-    return Slot(queue=queue.route or queue.name, hours=hours)
+    return queue.route or queue.name, hours
 
 
 def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]:

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.scheduler import JobPlace, JobState, SchedulerError, ask, check_own
+from cluster.scheduler import JobPlace, JobState, ask, ask_unless_gone, check_own
 from components.run.event_log import job_name
 
 _RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
-_GONE = "Invalid job id"  # what squeue and scancel say of jobs that have ended
+_GONE = ("Invalid job id",)  # what squeue and scancel say of jobs that have ended
 # A field without a width is not cut; the bar is a separator. The last is a path, which may have
 # bars itself; of a job that waits it has %A and %a still.
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "UserName", "STDOUT")
@@ -33,7 +33,7 @@ class Slurm:
     def states(self, chain: str, logs: Path) -> list[JobState]:
         words = ["squeue", "--noheader", "--array", f"--jobs={chain}", f"--Format={_FORMAT}"]
         found = []
-        for line in _ask_unless_gone(words).splitlines():
+        for line in (ask_unless_gone(words, _GONE) or "").splitlines():
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
             check_own(job, user=user, output=Path(output).parent, logs=logs)
             why = "" if why == "None" else why
@@ -45,7 +45,8 @@ class Slurm:
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:
         if self.states(chain, logs):
-            _ask_unless_gone(["scancel", *([] if running else ["--state=PENDING"]), chain])
+            which = [] if running else ["--state=PENDING"]
+            ask_unless_gone(["scancel", *which, chain], _GONE)
 
     def exclude(self, chain: str, logs: Path, nodes: Sequence[str]) -> bool:
         """Name those that wait: of a chain whose job runs, scontrol reports a failure."""
@@ -66,13 +67,3 @@ class Slurm:
         """Ask for all nodes of the job: each knows by which name Slurm lists it."""
         each = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         return ["srun", *launch, *each, "--kill-on-bad-exit=0", "--wait=0"]
-
-
-def _ask_unless_gone(words: Sequence[str]) -> str:
-    """Return the answer, or nothing if the jobs have ended meanwhile."""
-    try:
-        return ask(words)
-    except SchedulerError as error:
-        if _GONE in str(error):
-            return ""
-        raise

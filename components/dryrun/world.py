@@ -79,10 +79,9 @@ class NoBatches(StepBatches):
 def trainer_of(recipe: Recipe) -> Trainer:
     """Make what a module asks for its mesh, that of the default group; nothing is fitted."""
     degrees = recipe.parallelism
+    order, aware = degrees.rank_order, degrees.expert_aware
     strategy = MeshStrategy(degrees)
-    strategy.mesh = build_mesh(
-        "cpu", degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
-    )
+    strategy.mesh = build_mesh("cpu", degrees_of(degrees), order, expert_aware=aware)
     return Trainer(
         accelerator="cpu",
         strategy=strategy,
@@ -146,11 +145,7 @@ def device_kernels() -> Iterator[None]:
 
 def even_load() -> AbstractContextManager[Any]:
     """Answer the host, which asks how many tokens an expert has, as if all had as many."""
-
-    def answer(counts: Tensor, *, even: Sequence[int]) -> list[int]:
-        return list(even)
-
-    return patch.object(expert_products, "on_host", answer)
+    return patch.object(expert_products, "on_host", lambda counts, *, even: list(even))
 
 
 def _attend(
