@@ -61,26 +61,20 @@ def end(run: Path, status: int) -> int:
     scheduler = scheduler_of(recipe.cluster)
     record, verdict = jobs.all()[-1], read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
-    if (ended := folder.ended) is not None:
-        tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
-        say(f"{ended} at {saved_tokens(folder):,} tokens")
-        if ended == "finished":
-            end_chain(scheduler, record.job, jobs)
-        elif left_out:
-            _avoid(scheduler, record, jobs)
-        return 0
-    failure = _failure(jobs, recipe, record, verdict, status)
+    ended = folder.ended
+    failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
-    record = jobs.end(record, ended="failed", why=failure.why, bad_nodes=bad)
+    record = jobs.end(record, ended=ended or "failed", why=failure.why, bad_nodes=bad)
     tell_end(folder, record)
-    say(f"failed: {failure.why}")
+    say(f"{ended} at {saved_tokens(folder):,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
         say("no other job would mend this: the chain ends here")
+    if failure.of_user or ended == "finished":
         end_chain(scheduler, record.job, jobs)
     elif bad:
         _avoid(scheduler, record, jobs)
-    return status or 1
+    return 0 if ended else status or 1
 
 
 def _failure(
@@ -137,13 +131,10 @@ def find_failure(
 def _preflight_failure(verdict: PreflightVerdict) -> Failure:
     """Name the nodes that were too bad; what no node passes is no node's fault."""
     shared = verdict.of_all
-    none_spoke = ANSWER in shared  # it is the launcher, say, and the next job may be luckier
     what = f"{', '.join(shared)} on every node; " if shared else ""
-    return Failure(
-        why=f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST],
-        of_node=not shared,
-        of_user=bool(shared) and not none_spoke,
-    )
+    why = f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST]
+    # Where none spoke it is the launcher, say, and the next job may be luckier.
+    return Failure(why=why, of_node=not shared, of_user=bool(shared) and ANSWER not in shared)
 
 
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
@@ -163,15 +154,14 @@ def _avoid(scheduler: Scheduler, record: JobLifeRecord, jobs: Jobs) -> None:
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
         say(f"{len(bad)} nodes are suspected by now, so it may be none of them: {names}")
         return
+    excluded = False
     try:
         excluded = scheduler.exclude(chain_of(record.job), jobs.path, bad)
     except SchedulerError as error:
         say(str(error))
-        excluded = False
     if excluded:
         say(f"the next job avoids {names}")
-        evidence = {"job": record.job, "avoided": bad}
-        tell(jobs.folder, "exclusion", record.why, evidence)
+        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": bad})
     else:
         say(f"{scheduler.name} cannot avoid nodes; tell the site of {names}")
 

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from cluster.script import fill
 from cluster.user import User
 from components.config.schema.recipe import Recipe
 from components.data.files import FileRecord, record_file, replace_atomically
 from components.errors import RecipeError
+from components.preflight.node_checks import read_lock
 from components.versions import PYTHON, judge
 
 RECORD, SUMS = "stage.json", "SHA256SUMS"
@@ -35,7 +34,6 @@ GLIBC_MINORS = range(28, 4, -1)
 OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
 ARCHITECTURE = "x86_64"
 ANYWHERE = "-none-any.whl"
-BEGINNING = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +105,9 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def pins_for(lock: Path, python: str) -> list[str]:
-    """Return the entries of a lock, hashes included, whose markers ``python`` (3.12) meets.
-
-    All other markers are those of this machine: Linux for Linux.
-    """
-    environment = {"python_version": python, "python_full_version": f"{python}.0"}
-    kept = []
-    for entry in BEGINNING.split(lock.read_text("utf-8")):
-        if not entry[:1].isalnum():
-            continue
-        words, _, hashes = entry.partition("\\")
-        requirement = Requirement(words.strip())
-        if requirement.marker is None or requirement.marker.evaluate(environment):
-            kept.append(f"{requirement.name}{requirement.specifier} \\{hashes}")
-    return kept
+    """Return the entries of a lock, hashes included, whose markers ``python`` (3.12) meets."""
+    found = read_lock(lock, python)
+    return [f"{pin.name}{pin.specifier} \\{hashes}" for pin, hashes in found]
 
 
 def without_hashes(pins: list[str]) -> str:

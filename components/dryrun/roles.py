@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class RoleError(Exception):
     """The process of a role did not end well; the message names it and ends with its words."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Role:
     """Pipeline ranks that do the same, and the rank of the world that plays it for them all.
 
@@ -55,11 +55,11 @@ class Role:
     ``stands_for`` counts ranks of the whole world.
     """
 
-    rank: int
-    pipeline_rank: int
     layers: tuple[int, ...]
     first: bool
     last: bool
+    rank: int
+    pipeline_rank: int
     stands_for: int
 
     @property
@@ -74,20 +74,15 @@ def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     pipeline, stages = layout.pipeline, layout.layers
     inner = layout.rank_order[layout.rank_order.index("pipeline") + 1 :]
     stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
-    found: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
+    found = defaultdict[tuple[tuple[int, ...], bool, bool], list[int]](list)
     for rank in range(pipeline):
-        kind = stages[rank::pipeline], rank == 0, rank == (len(stages) - 1) % pipeline
-        found.setdefault(kind, []).append(rank)
-    return tuple(
-        Role(
-            rank=ranks[0] * stride,
-            pipeline_rank=ranks[0],
-            layers=layers,
-            first=first,
-            last=last,
-            stands_for=len(ranks) * recipe.cluster.ranks // pipeline,
+        found[stages[rank::pipeline], rank == 0, rank == (len(stages) - 1) % pipeline].append(
+            rank
         )
-        for (layers, first, last), ranks in found.items()
+    each = recipe.cluster.ranks // pipeline
+    return tuple(
+        Role(*kind, ranks[0] * stride, pipeline_rank=ranks[0], stands_for=len(ranks) * each)
+        for kind, ranks in found.items()
     )
 
 
@@ -213,7 +208,7 @@ class FigureDifference:
         return apart > _WORTH_NAMING * self.planned and apart > _SMALL * self.whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RoleResult:
     """One role: the peak on the device, the plan's, and all figures of both."""
 
@@ -235,19 +230,13 @@ def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
         for one in found["peaks"].values()
     )
     flops = float(sum(found["flops"].values()))
-    planned_flops = step_flops(plan.job, role.pipeline_rank)
-    return RoleResult(
-        role=role,
-        found=found,
-        peak_bytes=peak,
-        planned_bytes=memory.peak,
-        verdict=verdict_of(peak, plan.memory.usable_bytes),
-        differences=(
-            *_of_memory(found, memory, peak, software.fragmentation),
-            *_of_collectives(found, plan, role.pipeline_rank),
-            FigureDifference("flops", planned_flops, flops, flops),
-        ),
+    differences = (
+        *_of_memory(found, memory, peak, software.fragmentation),
+        *_of_collectives(found, plan, role.pipeline_rank),
+        FigureDifference("flops", step_flops(plan.job, role.pipeline_rank), flops, flops),
     )
+    verdict = verdict_of(peak, plan.memory.usable_bytes)
+    return RoleResult(role, found, peak, memory.peak, verdict, differences)
 
 
 def highest(found: Found) -> Found:

@@ -177,15 +177,6 @@ def rounds_of_pairs(count: int) -> list[list[Pair]]:
     return [even, [*odd, closing]] if count % 2 == 0 else [even, odd, [closing]]
 
 
-def link_device(cluster: Cluster) -> torch.device:
-    """Choose the first device of a node; the host on Intel's GPUs.
-
-    Where oneCCL takes its ranks from MPI, as on Aurora, it knows of no groups of two.
-    """
-    kind = device_type(cluster.device)
-    return torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
-
-
 def measure_links(
     names: Sequence[str], own: str, store: Store, device: torch.device, seconds: float
 ) -> Rates:

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe, read_recipe
-from components.distributed.devices import compute_dtype
+from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
 from components.preflight import devices, node_checks
 from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
@@ -98,7 +98,10 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
     if name in roster:
         # NCCL would end the process where a pair is too slow; so it raises instead.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-        device = devices.link_device(recipe.cluster)
+        # Not on Intel's GPUs: oneCCL that takes its ranks from MPI, as on Aurora, knows of no
+        # groups of two.
+        on_gpu = device_type(recipe.cluster.device) == "cuda"
+        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         found = devices.measure_links(roster, name, store, device, rules.link_seconds)
         store.set(f"links/{name}", json.dumps(found))
 

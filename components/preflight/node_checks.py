@@ -38,12 +38,11 @@ GIB = 2**30
 FOLDER = "copies"  # below the run's folder
 NODE_FOLDER = "KOCHBUCH_NODE_FOLDER"  # where a job script says that the copies are
 PROBE_BYTES = 1 << 20
-_QUESTIONS = 5
-_PATIENCE_SECONDS = 10.0
+_QUESTIONS, _PATIENCE_SECONDS = 5, 10.0
 # Upper-case words that huggingface_hub takes for yes (its constants.py, ENV_VARS_TRUE_VALUES).
 _YES = ("1", "ON", "YES", "TRUE")
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-_PIN = re.compile(r"^([A-Za-z0-9][^\\\n]*)", re.MULTILINE)
+_ENTRY = re.compile(r"^(?=[A-Za-z0-9])", re.MULTILINE)  # where one of a lock begins
 _SHOWN = 3
 
 
@@ -94,26 +93,19 @@ def check_network(recipe: Recipe, folder: RunFolder, seen: Mapping[str, str]) ->
     named = [source.dataset.path for source in recipe.data.sources.values() if source.dataset]
     prepared = (folder.path / "data.json").exists()
     wanted = [name for name in named if not prepared and not Path(name).exists()]
-    why = _why_offline(recipe, seen)
+    said = {name: seen.get(name, "") for name in _OFFLINE}
+    offline = [f"{name}={word}" for name, word in said.items() if word.upper() in _YES]
+    site = recipe.cluster.site
+    if not isinstance(site, str) and site.internet is False:
+        offline.append("cluster.site.internet=false")
     return NodeFinding(
         check="network",
         found=f"{', '.join(wanted)} would be fetched" if wanted else "nothing is fetched",
-        expected=f"nothing fetched: {why}" if why else "nothing fetched",
+        expected=f"nothing fetched: {offline[0]}" if offline else "nothing fetched",
         rule="data.sources",
-        verdict="ok" if not wanted else "bad" if why else "unknown",
+        verdict="ok" if not wanted else "bad" if offline else "unknown",
         remedy="action=prepare or action=stage where there is a network",
     )
-
-
-def _why_offline(recipe: Recipe, seen: Mapping[str, str]) -> str:
-    """Describe by which word of the environment or of the profile this node has no network."""
-    for name in _OFFLINE:
-        if seen.get(name, "").upper() in _YES:
-            return f"{name}={seen[name]}"
-    site = recipe.cluster.site
-    if not isinstance(site, str) and site.internet is False:
-        return "cluster.site.internet=false"
-    return ""
 
 
 def check_places(recipe: Recipe, rules: Preflight, run: Path) -> Iterator[NodeFinding]:
@@ -222,16 +214,21 @@ def expected_versions(folder: RunFolder, parts: Sequence[str]) -> tuple[dict[str
         absent = {name for name, version in made.items() if version == ABSENT}
         idle = absent | set(others) - set(required(parts))
         return {name: made[name] for name in made if name not in idle}, "software.json"
-    pinned = {key: version for part in parts for key, version in _pins(part).items()}
-    return {name: pinned[name] for name in required(parts) if name in pinned}, "requirements"
+    locks = [ROOT / "requirements" / f"{part}.lock" for part in parts]
+    pins = {one.name: str(one.specifier) for lock in locks for one, _ in read_lock(lock, None)}
+    pinned = {name: pins[name].removeprefix("==") for name in required(parts) if name in pins}
+    return pinned, "requirements"
 
 
-def _pins(part: str) -> Mapping[str, str]:
-    """Read the lines of a lock that are meant for this interpreter and system."""
-    text = (ROOT / "requirements" / f"{part}.lock").read_text("utf-8")
-    lines = [Requirement(line.strip()) for line in _PIN.findall(text)]
-    here = [one for one in lines if one.marker is None or one.marker.evaluate()]
-    return {one.name: str(one.specifier).removeprefix("==") for one in here}
+def read_lock(lock: Path, python: str | None) -> Iterator[tuple[Requirement, str]]:
+    """Give what a lock pins, and hashes, on this system for ``python`` (3.12) or this one."""
+    other = {"python_version": python, "python_full_version": f"{python}.0"} if python else None
+    for entry in _ENTRY.split(lock.read_text("utf-8")):
+        words, _, hashes = entry.partition("\\")
+        if entry[:1].isalnum():
+            requirement = Requirement(words.strip())
+            if requirement.marker is None or requirement.marker.evaluate(other):
+                yield requirement, hashes
 
 
 def check_data(recipe: Recipe, rules: Preflight, folder: RunFolder, node: str) -> NodeFinding:
