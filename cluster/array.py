@@ -42,6 +42,7 @@ def array_settings(
     for error in script.missing_of(recipe, user, queue):
         raise error
     cores = site.binding.cores_per_rank
+    venv, python = script.python_of(site, user, repository)
     return {
         "name": f"{recipe.name}-data",
         "cluster": cluster,
@@ -52,8 +53,8 @@ def array_settings(
         "cores": None if cores is None else cores * cluster.devices_per_node,
         "walltime": script.clock(round(hours * script.HOUR)),
         "elements": elements,
-        "venv": script.venv_of(user, repository),
-        "python": script.python_of(site, user),
+        "venv": venv,
+        "python": python,
         "repository": script.plain(str(repository), "repository"),
         "stages": script.plain(str(folder.parent), "data.folder"),
         "stage": folder.name,

@@ -39,19 +39,17 @@ _HARDWARE = re.compile(
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device"
 )
 _LONGEST = 500
+Verdict = PreflightVerdict | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What brought a job down; ``node`` is None where it is not known.
-
-    ``of_node`` suspects the machine; ``of_user`` is a mistake that no repetition mends.
-    """
+    """What brought a job down; ``node`` is None where it is not known."""
 
     why: str
     node: str | None = None
-    of_node: bool = False
-    of_user: bool = False
+    of_node: bool = False  # the machine is suspected
+    of_user: bool = False  # a mistake that no repetition mends
 
 
 def end(run: Path, status: int) -> int:
@@ -78,11 +76,7 @@ def end(run: Path, status: int) -> int:
 
 
 def _failure(
-    jobs: Jobs,
-    recipe: Recipe,
-    record: JobLifeRecord,
-    verdict: PreflightVerdict | None,
-    status: int,
+    jobs: Jobs, recipe: Recipe, record: JobLifeRecord, verdict: Verdict, status: int
 ) -> Failure:
     """Look at the verdict on the nodes first: without enough good ones no rank has started."""
     run = jobs.folder.path

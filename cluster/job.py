@@ -21,38 +21,28 @@ MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """One job of a run; texts in angle brackets stand for what the user has not said.
-
-    ``lead_seconds`` before the wall the run is told to stop: a step and a checkpoint fit in.
-    ``nodes`` counts the spare nodes too; with ``agents`` the launcher starts one task a node,
-    which starts its ranks. One task a node is started by the words ``on_each``. What looks at
-    the nodes before is ended after ``preflight_seconds``; where these are None nothing does.
-    What a job keeps on its nodes is below ``node_folder``; ``caches`` are variables that name
-    folders there. ``jobs`` is how many such jobs the run needs at most, by the plan;
-    ``missing`` names what the user has to say, with the file and the line to write; ``notes``
-    are worth knowing.
-    """
+    """One job of a run; texts in angle brackets stand for what the user has not said."""
 
     name: str
     cluster: Cluster
     site: Site
     user: User
-    nodes: int
-    agents: bool
-    preflight_seconds: int | None
+    nodes: int  # with the spare ones
+    agents: bool  # the launcher starts one task a node, which starts its ranks
+    preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
     queue: str
     account: str | None
     walltime_seconds: int
-    lead_seconds: int
-    jobs: int
+    lead_seconds: int  # before the wall the run is told to stop: a step and a checkpoint fit in
+    jobs: int  # how many such jobs the run needs at most, by the plan
     venv: str | None
     python: str
-    node_folder: str
-    caches: tuple[str, ...]
+    node_folder: str  # below it is what a job keeps on its nodes
+    caches: tuple[str, ...]  # variables that name folders there
     repository: str
     run: str
-    on_each: tuple[str, ...]
-    missing: tuple[RecipeError, ...]
+    on_each: tuple[str, ...]  # words that start one task a node
+    missing: tuple[RecipeError, ...]  # what the user has to say, the file and the line to write
     notes: tuple[str, ...]
 
     @property
@@ -129,6 +119,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     lead = _lead_seconds(cluster, site, plan, walltime)
     jobs, notes = _chain(cluster, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
+    venv, python = script.python_of(site, user, repository)
     preflight_seconds = None
     if not isinstance(cluster.preflight, str):
         # Who gathers is ready before the launcher is ended, if a node hangs.
@@ -146,8 +137,8 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         walltime_seconds=walltime,
         lead_seconds=lead,
         jobs=jobs,
-        venv=script.venv_of(user, repository),
-        python=script.python_of(site, user),
+        venv=venv,
+        python=python,
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
         caches=cache_variables(cluster.device),
         repository=script.plain(str(repository), "repository"),

@@ -14,8 +14,7 @@ from components.errors import RecipeError
 
 TEMPLATES = Path(__file__).parent / "templates"
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
-HOUR, MINUTE = 3_600, 60
-SMOKE_HOURS = 0.5
+HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
 
 
 def fill(name: str, settings: object) -> str:
@@ -79,37 +78,30 @@ def site_of(recipe: Recipe) -> Site:
     return cluster.site
 
 
-def python_of(site: Site, user: User) -> str:
-    """Return how Python is started: inside the user's image if there is one.
+def python_of(site: Site, user: User, repository: Path) -> tuple[str | None, str]:
+    """Return the environment to activate, the user's or the repository's, and Python's words.
+
+    In the user's image, if there is one, Python is started without an environment.
 
     Raises:
-        RecipeError: the profile does not say how.
+        RecipeError: the profile does not say how an image starts, or a path is not plain.
     """
     if user.image is None:
-        return "python"
+        return plain(user.venv or str(repository / ".venv"), "site.venv"), "python"
     if site.container is None:
         raise RecipeError(
             "site.image",
             f"{user.image}, but the profile does not say how this site starts a container",
             "set site.venv=..., or cluster.site.container='apptainer exec ...'",
         )
-    return f"{site.container} {user.image} python"
-
-
-def venv_of(user: User, repository: Path) -> str | None:
-    """Return the user's virtual environment, else the repository's; None inside an image.
-
-    Raises:
-        RecipeError: its path cannot stand in a script.
-    """
-    return None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv")
+    return None, f"{site.container} {user.image} python"
 
 
 def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
     """List what the user has to say before a scheduler takes the script."""
-    name, site = recipe.cluster.name, site_of(recipe)
+    name = recipe.cluster.name
     found = []
-    if user.account is None and site.account == "required":
+    if user.account is None and site_of(recipe).account == "required":
         found.append(unsaid("account", name, f"{name} bills every job to an account"))
     if queue is None:
         found.append(unsaid("queue", name, f"the profile of {name} names no queue"))

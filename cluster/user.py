@@ -23,22 +23,17 @@ PATHS = ("runs", "venv", "image")
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """What one user says of one cluster; ``None`` is unsaid.
-
-    ``runs`` is the folder for run folders, ``venv`` or ``image`` is where Python is, ``queue``
-    overrides the profile's choice; no run is submitted that is planned to take more than
-    ``device_hours``. ``python`` is the version that a stage is for, as ``3.12``.
-    """
+    """What one user says of one cluster; ``None`` is unsaid."""
 
     account: str | None = None
     mail: str | None = None
-    runs: str | None = None
-    venv: str | None = None
+    runs: str | None = None  # the folder for run folders
+    venv: str | None = None  # where Python is, or `image`
     image: str | None = None
-    queue: str | None = None
+    queue: str | None = None  # overrides the profile's choice
     reservation: str | None = None
-    device_hours: float | None = None
-    python: str | None = None
+    device_hours: float | None = None  # no run is submitted that is planned to take more
+    python: str | None = None  # the version that a stage is for, as ``3.12``
 
 
 KEYS = tuple(field.name for field in fields(User))
@@ -57,9 +52,8 @@ def read_user(cluster: str, words: Mapping[str, Any]) -> User:
         RecipeError: the file is no mapping of mappings, a key is unknown, a value is not plain
             text, or both an image and a virtual environment are named.
     """
-    from_file = _check(_read_file().get(cluster) or {}, f"{site_file()}: {cluster}")
+    user = User(**_check(_read_file().get(cluster) or {}, f"{site_file()}: {cluster}"))
     from_words = _check(words, "site")
-    user = User(**from_file)
     if from_words.keys() & {"image", "venv"}:  # a choice of one undoes the other of the file
         user = replace(user, image=None, venv=None)
     user = replace(user, **from_words)

@@ -4,15 +4,14 @@ A storage counts from the operation that makes it until its last tensor is gone.
 `torch.distributed._tools.mem_tracker.MemTracker` counts the same bytes, but refuses a module
 that runs twice, as stages do, and does not know gradients of the shards that are updated.
 
-Collectives are seen where they leave torch's dispatcher, alike for gloo's ranks and a fake
-group's. Their ``bytes`` are those of the whole message: all that a gather collects or a scatter
-deals.
+Collectives are alike for gloo's ranks and a fake group's. Their ``bytes`` are those of the
+whole message: all that a gather collects or a scatter deals.
 """
 
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -92,8 +91,7 @@ class Peak:
 class _Held:
     bytes: int
     category: Category
-    # Runs when the storage is freed; it must live as long.
-    reference: Any = field(repr=False)
+    reference: Any  # runs when the storage is freed; it must live as long
 
 
 class MemoryLedger(OperatorWatch):
@@ -168,11 +166,11 @@ class MemoryLedger(OperatorWatch):
         return result
 
     def _category(self, func: Any, args: Any, phase: Phase) -> Category:
-        if phase == "forward" and func is operators.CAST.default:
-            held = self._storages.get(storage_key(args[0]))
-            if held is not None and held.category == "weights":
-                return "casts"
-        return "activations" if phase == "forward" else "temporary"
+        if phase != "forward":
+            return "temporary"
+        casts = func is operators.CAST.default
+        held = self._storages.get(storage_key(args[0])) if casts else None
+        return "casts" if held is not None and held.category == "weights" else "activations"
 
     def _add(self, tensor: Tensor, category: Category) -> None:
         storage, key = tensor.untyped_storage(), storage_key(tensor)

@@ -36,17 +36,14 @@ _GREETS_BEFORE = (2, 13)
 
 @dataclass(frozen=True)
 class StepRehearsal:
-    """What one rank's step of ``microbatches`` takes; ``rehearsed`` of them were gone through.
-
-    ``calls`` and ``bytes`` are of collectives, ``flops`` by operator.
-    """
+    """What one rank's step takes."""
 
     microbatches: int
-    rehearsed: int
+    rehearsed: int  # of these were gone through
     peaks: dict[ledgers.Phase, ledgers.Peak]
     calls: dict[ledgers.CollectiveKind, int]
     bytes: dict[ledgers.CollectiveKind, int]
-    flops: dict[str, int]
+    flops: dict[str, int]  # by operator
 
 
 def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
@@ -94,7 +91,6 @@ def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehear
     memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
     counters: tuple[Counter[Any], ...] = (calls.calls, calls.bytes, flops.flops)
     within: list[Counter[Any]] = []
-
     run = module.microbatches.run
 
     def run_watched(batch: Tensor, scale: float) -> None:

@@ -49,18 +49,14 @@ class RoleError(Exception):
 
 @dataclass(frozen=True)
 class Role:
-    """Pipeline ranks that do the same, and the rank of the world that plays it for them all.
+    """Pipeline ranks that do the same, and the rank of the world that plays it for them all."""
 
-    ``layers`` are those of each of its stages; ``first`` has the embedding, ``last`` the loss.
-    ``stands_for`` counts ranks of the whole world.
-    """
-
-    layers: tuple[int, ...]
-    first: bool
-    last: bool
+    layers: tuple[int, ...]  # of each of its stages
+    first: bool  # has the embedding
+    last: bool  # has the loss
     rank: int
     pipeline_rank: int
-    stands_for: int
+    stands_for: int  # ranks of the whole world
 
     @property
     def name(self) -> str:
@@ -76,9 +72,8 @@ def roles_of(recipe: Recipe) -> tuple[Role, ...]:
     stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
     found = defaultdict[tuple[tuple[int, ...], bool, bool], list[int]](list)
     for rank in range(pipeline):
-        found[stages[rank::pipeline], rank == 0, rank == (len(stages) - 1) % pipeline].append(
-            rank
-        )
+        is_last = rank == (len(stages) - 1) % pipeline
+        found[stages[rank::pipeline], rank == 0, is_last].append(rank)
     each = recipe.cluster.ranks // pipeline
     return tuple(
         Role(*kind, ranks[0] * stride, pipeline_rank=ranks[0], stands_for=len(ranks) * each)

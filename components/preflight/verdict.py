@@ -25,15 +25,12 @@ Rates = dict[str, float | None]  # gigabytes a second, by the other node; None: 
 
 
 class NodeFinding(Section):
-    """One check on one node; ``unknown`` is what nobody has a figure to compare with.
-
-    ``rule`` is the key that says where the limit is, or the file that holds what is expected.
-    """
+    """One check on one node; ``unknown`` is what nobody has a figure to compare with."""
 
     check: str
     found: str
     expected: str
-    rule: str
+    rule: str  # the key that says where the limit is, or the file that holds what is expected
     verdict: Judgement
     remedy: str
 
@@ -57,14 +54,10 @@ class NodeVerdict(Section):
 
 
 class NodeReport(NodeVerdict):
-    """What a node says of itself; cores and rates are compared once all are known.
+    """What a node says of itself; cores and rates are compared once all are known."""
 
-    ``cores`` are those that a process may use there. ``product_teraflops`` is the slowest
-    device's, ``None`` where none could be made.
-    """
-
-    cores: int
-    product_teraflops: float | None
+    cores: int  # that a process may use there
+    product_teraflops: float | None  # the slowest device's; None where none could be made
     dtype: str
     clock: ClockOffset | None
     seconds: float
