@@ -10,7 +10,6 @@ import os
 import pwd
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Literal, Protocol
 
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-
-ANSWERS_WITHIN_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +88,7 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
     Raises:
         RecipeError: it has none.
     """
-    from cluster.pbs import Pbs
-    from cluster.slurm import Slurm
+    from cluster.batch_systems import Pbs, Slurm
 
     if cluster.scheduler == "none":
         remedy = "name a batch cluster, or train here: action=train"
@@ -131,38 +127,6 @@ def user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # inside a container that does not list its users
         return getpass.getuser()
-
-
-def ask(words: Sequence[str]) -> str:
-    """Run a scheduler's command and return what it prints.
-
-    Raises:
-        SchedulerError: it fails, or does not answer.
-    """
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=True, timeout=ANSWERS_WITHIN_SECONDS
-        )
-    except subprocess.CalledProcessError as error:
-        said = " ".join(str(error.stderr or error.stdout).split())
-        raise SchedulerError(f"{words[0]}: {said}") from None
-    except subprocess.TimeoutExpired as error:
-        raise SchedulerError(f"{words[0]}: no answer within {error.timeout} s") from None
-    return done.stdout
-
-
-def ask_unless_gone(words: Sequence[str], gone: Sequence[str]) -> str | None:
-    """Ask; None if a word of ``gone`` is in the refusal: the jobs have ended meanwhile.
-
-    Raises:
-        SchedulerError: it fails otherwise, or does not answer.
-    """
-    try:
-        return ask(words)
-    except SchedulerError as error:
-        if any(word in str(error) for word in gone):
-            return None
-        raise
 
 
 def check_present(scheduler: Scheduler, script: Path | None) -> None:

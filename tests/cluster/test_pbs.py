@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import Pbs
+from cluster.batch_systems import Pbs
 from cluster.records import Jobs, now, status_of
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
 from tests.cluster import openpbs

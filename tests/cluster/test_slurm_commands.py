@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.batch_systems import Slurm
 from cluster.records import Jobs, status_of
-from cluster.slurm import Slurm
 from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.programs import Programs, queued
