@@ -138,17 +138,16 @@ class Pbs:
 
         Another run may wait for this one; its output goes to another folder.
         """
-        first = self._describe(chain)
-        if first is None:
-            return []
-        source = user, output = _source(first)
-        check_own(chain, user=user, output=Path(output), logs=logs)
-        found: list[Tree] = [{**first, "id": chain}]
-        waiting = _successors(first)
+        found: list[Tree] = []
+        waiting = [chain]
         while waiting:
             job = waiting.pop(0)
-            tree = self._describe(job)
-            if tree is not None and _source(tree) == source:
+            if (tree := self._describe(job)) is None:
+                continue
+            user, output = _source(tree)
+            if job == chain:
+                check_own(chain, user=user, output=Path(output), logs=logs)
+            if not found or _source(found[0]) == (user, output):
                 found.append({**tree, "id": job})
                 waiting += _successors(tree)
         return found

@@ -1,8 +1,7 @@
 """The last act of a job: ``python -m cluster.end RUN STATUS``, with the launcher's status.
 
-It finds in what a failed job left which rank failed first, on which node, and of what. When a
-rank fails the others lose it and fail too. A rank that could raise an error has left it in a
-file of its own; of one that was killed only the launcher speaks.
+It finds in what a failed job left which rank failed first, where, and of what: the others lose
+it and fail too. A rank left its error in a file; of one that was killed the launcher speaks.
 """
 
 import re
@@ -24,7 +23,6 @@ from components.run.records import JobLifeRecord
 from components.terminal import say
 
 MOST_EXCLUDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
-
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
     r"^(?:srun: error: )?(?P<node>[\w.-]+): "
@@ -90,13 +88,11 @@ def _failure(
     # What the launcher said in this attempt: in the job's log, PBS's with the ranks'.
     files = (jobs.path / f"{record.job}.log", ranks_log(jobs.folder, record))
     texts = [file.read_text("utf-8", errors="replace") for file in files if file.exists()]
-    return find_failure(
-        ranks=run / "ranks",
-        log="\n".join(text.rpartition(heading(record))[2] for text in texts),
-        nodes=record.nodes if verdict is None else verdict.good,
-        per_node=None if unknown else recipe.cluster.devices_per_node,
-        status=status,
-    )
+    log = "\n".join(text.rpartition(heading(record))[2] for text in texts)
+    nodes = record.nodes if verdict is None else verdict.good
+    per_node = None if unknown else recipe.cluster.devices_per_node
+    ranks = run / "ranks"
+    return find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
 
 
 def find_failure(

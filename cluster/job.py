@@ -51,19 +51,11 @@ class JobSettings:
         return 1 if self.agents else self.cluster.devices_per_node
 
     @property
-    def tasks(self) -> int:
-        return self.nodes * self.tasks_per_node
-
-    @property
     def cores_per_task(self) -> int | None:
         cores = self.site.binding.cores_per_rank
         if cores is None or not self.agents:
             return cores
         return cores * self.cluster.devices_per_node
-
-    @property
-    def program(self) -> str:
-        return "components.train.node" if self.agents else "components.train"
 
     @property
     def own_python(self) -> str:

@@ -45,14 +45,10 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     verdict.list_hosts(folder, verdict.CHOSEN, (hosts[name] for name in chosen))
     reasons = list(found.reasons())
     bad = {one.node: [each.check for each in one.bad] for one in found.nodes if one.bad}
-    tell(
-        folder,
-        "preflight",
-        "; ".join(reasons) or "all nodes are good",
-        {"nodes": len(found.nodes), "needed": found.needed, "excluded": bad},
-        seconds=found.seconds,
-        retry_seconds=recipe.checkpoint.retry_seconds,  # the job has just begun: it may wait
-    )
+    cause = "; ".join(reasons) or "all nodes are good"
+    evidence = {"nodes": len(found.nodes), "needed": found.needed, "excluded": bad}
+    retry = recipe.checkpoint.retry_seconds  # the job has just begun, and may wait for room
+    tell(folder, "preflight", cause, evidence, seconds=found.seconds, retry_seconds=retry)
     for reason in reasons:
         say(f"preflight: {reason}")
     said = f"{len(found.good)} of {len(nodes)} nodes are good, {found.needed} are needed"

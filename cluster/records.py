@@ -107,10 +107,10 @@ class Jobs:
 
     def begin(self, place: JobPlace) -> JobLifeRecord:
         """Record that a job begins; not every scheduler tells that it is run again."""
-        before = [record.attempt for record in self.all() if record.job == place.job]
+        later = [record.attempt + 1 for record in self.all() if record.job == place.job]
         record = JobLifeRecord(
             job=place.job,
-            attempt=max([place.attempt, *(attempt + 1 for attempt in before)]),
+            attempt=max([place.attempt, *later]),
             nodes=place.nodes,
             began_at=now(),
             tokens_at_begin=saved_tokens(self.folder),
@@ -181,13 +181,9 @@ def tell(
 ) -> None:
     """Write an event to the run's event log, at the tokens that are saved."""
     tokens, recipe = saved_tokens(folder), read_recipe(folder.recipe)
-    EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds).note(
-        kind,
-        RunProgress(recipe.ramp.steps(tokens // recipe.budget.sequence_length), tokens),
-        cause,
-        evidence,
-        seconds=seconds,
-    )
+    at = RunProgress(recipe.ramp.steps(tokens // recipe.budget.sequence_length), tokens)
+    log = EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds)
+    log.note(kind, at, cause, evidence, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

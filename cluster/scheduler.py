@@ -1,8 +1,7 @@
 """What every scheduler does: submit a script, list jobs, cancel them, avoid nodes.
 
-The id of a job is read from a file, which somebody else may have written. So it has to have the
-scheduler's form, and a job is this user's and writes where this run's jobs do, before anything
-is done to it.
+A job's id is read from a file, which somebody else may have written: before anything is done,
+it has the scheduler's form, and the job is this user's and writes where this run's jobs do.
 """
 
 import getpass

@@ -32,8 +32,6 @@ VERSION = re.compile(r"3\.\d{1,2}")
 # Wheels for glibc up to 2.28, which torch itself asks for: an older one runs none.
 GLIBC_MINORS = range(28, 4, -1)
 OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1", "linux")
-ARCHITECTURE = "x86_64"
-ANYWHERE = "-none-any.whl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class Target:
     def pip_options(self) -> tuple[str, ...]:
         """Say to ``pip download`` for which machine, whatever this one is."""
         names = [f"manylinux_2_{minor}" for minor in GLIBC_MINORS] + list(OLD_NAMES)
-        platforms = (f"--platform={name}_{ARCHITECTURE}" for name in names)
+        platforms = (f"--platform={name}_x86_64" for name in names)
         return ("--implementation=cp", f"--python-version={self.python}", *platforms)
 
 
@@ -147,16 +145,17 @@ def fetch_packages(
 
 def _build(source: Path) -> None:
     """Turn a source into a wheel for any machine, and keep that alone."""
-    before = set(source.parent.glob("*.whl"))
+    wheels = source.parent
+    before = set(wheels.glob("*.whl"))
     options = ("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir")
-    _pip("wheel", *options, str(source.parent), str(source))
-    made = set(source.parent.glob("*.whl")) - before
-    own = [wheel for wheel in made if not wheel.name.endswith(ANYWHERE)]
-    if own:
-        own[0].unlink()
+    _pip("wheel", *options, str(wheels), str(source))
+    for wheel in set(wheels.glob("*.whl")) - before:
+        if wheel.name.endswith("-none-any.whl"):
+            continue
+        wheel.unlink()
         raise RecipeError(
             f"requirements: {source.name}",
-            f"there is no wheel, and what is built here ({own[0].name}) is for this machine",
+            f"there is no wheel, and what is built here ({wheel.name}) is for this machine",
             "let the target's modules bring it: name it in cluster.site.provides",
         )
     source.unlink()

@@ -36,9 +36,6 @@ class User:
     python: str | None = None  # the version that a stage is for, as ``3.12``
 
 
-KEYS = tuple(field.name for field in fields(User))
-
-
 def site_file() -> Path:
     """Return ``kochbuch/site.yaml`` in ``$XDG_CONFIG_HOME``, or else in ``~/.config``."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -93,11 +90,12 @@ def _read_file() -> Mapping[str, Any]:
 
 
 def _check(section: Any, where: str) -> dict[str, Any]:
+    keys = [field.name for field in fields(User)]
     if not isinstance(section, Mapping):
-        raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(KEYS)}")
+        raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(keys)}")
     for key in section:
-        if key not in KEYS:
-            raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), list(KEYS)))
+        if key not in keys:
+            raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), keys))
     return {key: _value(key, value, f"{where}.{key}") for key, value in section.items()}
 
 

@@ -1,7 +1,7 @@
 """A rank of a world that does not exist: a fake process group, tensors without values.
 
-Nothing is computed. Fake tensors are those of a CPU, whose kernels keep more than a GPU's. A
-stand-in makes and saves the tensors that the device's kernel would.
+Fake tensors are those of a CPU, whose kernels keep more than a GPU's. So a stand-in, which
+computes nothing, makes and saves the tensors that the device's kernel would.
 
     attention without a mask    flash attention (also for ``flex_attention``)
     attention with a mask       torch's memory-efficient kernel, which reads the mask

@@ -16,13 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.sections import Cluster
-from components.distributed.devices import (
-    check_devices,
-    count_devices,
-    device_type,
-    group_backend,
-    misses_profile,
-)
+from components.distributed import devices as torch_devices
 from components.errors import RecipeError
 from components.preflight.verdict import NodeFinding, Rates, refused
 
@@ -81,28 +75,28 @@ def median_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 def devices_here(cluster: Cluster) -> list[torch.device]:
     """Name the devices that this node's ranks will have; the CPU is one, whatever its ranks."""
-    kind = device_type(cluster.device)
-    if misses_profile(cluster):
+    kind = torch_devices.device_type(cluster.device)
+    if torch_devices.misses_profile(cluster):
         return []
     if kind == "cpu":
         return [torch.device("cpu")]
-    count = min(count_devices(kind), cluster.devices_per_node)
+    count = min(torch_devices.count_devices(kind), cluster.devices_per_node)
     return [torch.device(kind, number) for number in range(count)]
 
 
 def check_count(cluster: Cluster) -> NodeFinding:
     """Compare the devices that torch sees with those of the profile."""
-    kind = device_type(cluster.device)
-    wanted = "GPUs" if misses_profile(cluster) else kind
+    kind = torch_devices.device_type(cluster.device)
+    wanted = "GPUs" if torch_devices.misses_profile(cluster) else kind
     expected = "a CPU" if wanted == "cpu" else f"{cluster.devices_per_node} {wanted}"
     try:
-        check_devices(cluster)
+        torch_devices.check_devices(cluster)
     except RecipeError as error:
         return refused("devices", error).model_copy(update={"expected": expected})
-    cores = len(os.sched_getaffinity(0))
+    cores, seen = len(os.sched_getaffinity(0)), torch_devices.count_devices
     return NodeFinding(
         check="devices",
-        found=f"{cores} cores" if kind == "cpu" else f"{count_devices(kind)} {kind}",
+        found=f"{cores} cores" if kind == "cpu" else f"{seen(kind)} {kind}",
         expected=expected,
         rule="cluster.devices_per_node",
         verdict="ok",
@@ -200,7 +194,7 @@ def _meet(
     size = large_bytes(device.type)
     try:
         dist.init_process_group(
-            group_backend(device.type),
+            torch_devices.group_backend(device.type),
             store=PrefixStore(f"link/{pair[0]}-{pair[1]}", store),
             rank=rank,
             world_size=2,

@@ -23,8 +23,6 @@ from components.run.provenance import parts_of
 from components.terminal import say
 from components.train.ranks import task_number
 
-_LOOK_SECONDS = 0.05
-
 
 def name_among(names: Sequence[str], seen: Mapping[str, str]) -> str:
     """Find this node among the job's: by its name or, if it has another, by its task's number.
@@ -144,7 +142,7 @@ class Hub:
             there = [name for name in missing if self._store.check([f"{kind}/{name}"])]
             found |= {name: self._store.get(f"{kind}/{name}") for name in there}
             missing = [name for name in missing if name not in found]
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(0.05)
         return found
 
 
