@@ -78,7 +78,11 @@ class OnSlurm:
             RecipeError: SLURM is not here, or refuses the script.
         """
         check_present(SLURM, None)
-        if (job := _queued(folder)) is None:
+        job, array = None, read_array(folder)
+        if array is not None and array.job is not None:
+            check_id(SLURM, array.job, folder / FILE_NAME)
+            job = array.job if _states(array.job, folder) else None  # a part of it is queued
+        if job is None:
             job = self._submit(folder, tasks)
             say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
         else:
@@ -105,15 +109,6 @@ class OnSlurm:
             raise RecipeError("cluster.scheduler", str(error), remedy) from None
         replace(array, job=job).write(folder)
         return job
-
-
-def _queued(folder: Path) -> str | None:
-    """Return the array that was submitted before, if the queue still has a part of it."""
-    array = read_array(folder)
-    if array is None or array.job is None:
-        return None
-    check_id(SLURM, array.job, folder / FILE_NAME)
-    return array.job if _states(array.job, folder) else None
 
 
 def _wait(job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:

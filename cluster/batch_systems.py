@@ -13,19 +13,16 @@ from cluster.scheduler import JobPlace, JobState, SchedulerError, check_own
 from components.run.event_log import job_name
 
 ANSWERS_WITHIN_SECONDS = 60
-_SLURM_RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
-_SLURM_WAITING = (
-    *("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"),
-    *("SPECIAL_EXIT", "SUSPENDED"),
-)
+_RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED")
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 _SLURM_GONE = ("Invalid job id",)  # what squeue and scancel say of jobs that have ended
 # A field without a width is not cut; the bar is a separator. The last is a path, which may have
 # bars itself; of a job that waits it has %A and %a still.
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "UserName", "STDOUT")
 _FORMAT = ",".join(f"{field}:|" for field in _FIELDS)
 # Letters of `qstat`: PBS Professional Reference Guide, "Job States" (openpbs.org).
-_PBS_RUNNING = ("R", "E", "B")
-_PBS_WAITING = ("Q", "H", "W", "T", "S", "U", "M")
+_RUNNING_LETTERS = ("R", "E", "B")
+_WAITING_LETTERS = ("Q", "H", "W", "T", "S", "U", "M")
 _PBS_GONE = ("Unknown Job", "has finished")
 _NO_HISTORY = "job history"  # what qstat -x says where the site keeps none
 Tree = Mapping[str, object]
@@ -52,9 +49,9 @@ class Slurm:
             job, state, why, nodes, user, output = line.strip().split("|", len(_FIELDS) - 1)
             check_own(job, user=user, output=Path(output).parent, logs=logs)
             why = "" if why == "None" else why
-            if state in _SLURM_RUNNING:
+            if state in _RUNNING:
                 found.append(JobState(job=job, state="running", why=why, nodes=nodes))
-            elif state in _SLURM_WAITING:
+            elif state in _WAITING:
                 found.append(JobState(job=job, state="pending", why=why, nodes=nodes))
         return found
 
@@ -101,12 +98,12 @@ class Pbs:
         return [
             JobState(
                 job=str(job["id"]),
-                state="running" if job["job_state"] in _PBS_RUNNING else "pending",
+                state="running" if job["job_state"] in _RUNNING_LETTERS else "pending",
                 why=str(job.get("comment", "")),
                 nodes=str(job.get("exec_host", "")),
             )
             for job in self._jobs(chain, logs)
-            if job["job_state"] in _PBS_RUNNING + _PBS_WAITING
+            if job["job_state"] in _RUNNING_LETTERS + _WAITING_LETTERS
         ]
 
     def cancel(self, chain: str, logs: Path, *, running: bool) -> None:

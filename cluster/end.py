@@ -79,7 +79,12 @@ def _failure(
     """Look at the verdict on the nodes first: without enough good ones no rank has started."""
     run = jobs.folder.path
     if verdict is not None and not verdict.holds:
-        return _preflight_failure(verdict)
+        shared = verdict.of_all  # what no node passes is no node's fault
+        what = f"{', '.join(shared)} on every node; " if shared else ""
+        why = f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST]
+        # Where none spoke it is the launcher, say, and the next job may be luckier.
+        mistake = bool(shared) and ANSWER not in shared
+        return Failure(why=why, of_node=not shared, of_user=mistake)
     if verdict is None and (copies := failed_copies(run)):
         return copies_failure(copies, record.nodes)
     # Where spare nodes take over, nobody knows from a rank's number where it was.
@@ -118,15 +123,6 @@ def find_failure(
     return Failure(why=f"exit status {status}, and no rank said why")
 
 
-def _preflight_failure(verdict: PreflightVerdict) -> Failure:
-    """Name the nodes that were too bad; what no node passes is no node's fault."""
-    shared = verdict.of_all
-    what = f"{', '.join(shared)} on every node; " if shared else ""
-    why = f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST]
-    # Where none spoke it is the launcher, say, and the next job may be luckier.
-    return Failure(why=why, of_node=not shared, of_user=bool(shared) and ANSWER not in shared)
-
-
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     """Name the nodes without a copy of Python; what no node can take is no node's fault."""
     reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
@@ -138,20 +134,19 @@ def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
 
 def _avoid(scheduler: Scheduler, record: JobLifeRecord, jobs: Jobs) -> None:
     """Keep the next job off all nodes that were suspected, unless these are too many."""
-    records = jobs.since_submission()
-    bad = tuple(dict.fromkeys(node for each in records for node in each.bad_nodes))
+    bad = dict.fromkeys(node for each in jobs.since_submission() for node in each.bad_nodes)
     names = " ".join(bad)
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
         say(f"{len(bad)} nodes are suspected by now, so it may be none of them: {names}")
         return
     excluded = False
     try:
-        excluded = scheduler.exclude(chain_of(record.job), jobs.path, bad)
+        excluded = scheduler.exclude(chain_of(record.job), jobs.path, list(bad))
     except SchedulerError as error:
         say(str(error))
     if excluded:
         say(f"the next job avoids {names}")
-        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": bad})
+        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": list(bad)})
     else:
         say(f"{scheduler.name} cannot avoid nodes; tell the site of {names}")
 

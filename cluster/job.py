@@ -51,13 +51,6 @@ class JobSettings:
         return 1 if self.agents else self.cluster.devices_per_node
 
     @property
-    def cores_per_task(self) -> int | None:
-        cores = self.site.binding.cores_per_rank
-        if cores is None or not self.agents:
-            return cores
-        return cores * self.cluster.devices_per_node
-
-    @property
     def own_python(self) -> str:
         """Start Python from the node's copy of the environment, or in its copy of the image."""
         if self.user.image is None:
@@ -75,8 +68,7 @@ class JobSettings:
         if self.cluster.imports == "shared":
             return self.python
         found = "python" if self.user.image is None else self.own_python
-        path = "$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-        return f'{ON_NODE} PYTHONPATH="{path}" {found}'
+        return f'{ON_NODE} PYTHONPATH="$node/code:$PWD${{PYTHONPATH:+:$PYTHONPATH}}" {found}'
 
     @property
     def walltime(self) -> str:
@@ -109,13 +101,12 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
     queue, hours = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
     walltime = round(hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    jobs, notes = _chain(cluster, needed_hours, walltime - lead)
+    jobs, note = _chain(cluster, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
     venv, python = script.python_of(site, user, repository)
-    preflight_seconds = None
-    if not isinstance(cluster.preflight, str):
-        # Who gathers is ready before the launcher is ended, if a node hangs.
-        preflight_seconds = ceil(cluster.preflight.longest_seconds) + script.MINUTE
+    # Who gathers is ready before the launcher is ended, if a node hangs.
+    rules, spare = cluster.preflight, script.MINUTE
+    preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
     return JobSettings(
         name=recipe.name,
         cluster=cluster,
@@ -123,7 +114,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         user=user,
         nodes=nodes,
         agents=recipe.watchdog.restarts > 0,
-        preflight_seconds=preflight_seconds,
+        preflight_seconds=preflight,
         queue=queue or "<queue>",
         account=account if user.account or site.account == "required" else None,
         walltime_seconds=walltime,
@@ -137,7 +128,7 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         run=script.plain(str(run), "run"),
         on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),
         missing=tuple(script.missing_of(recipe, user, queue)),
-        notes=notes,
+        notes=(note,) if note else (),
     )
 
 
@@ -168,25 +159,21 @@ def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int
     return lead
 
 
-def _chain(
-    cluster: Cluster, needed_hours: float | None, useful_seconds: int
-) -> tuple[int, tuple[str, ...]]:
-    """Count the jobs of the whole run, with notes; what is left of a chain ends at once."""
+def _chain(cluster: Cluster, needed_hours: float | None, job_seconds: int) -> tuple[int, str]:
+    """Count the jobs of the whole run, with a note; what is left of a chain ends at once."""
     if cluster.smoke:
-        return 1, ()
+        return 1, ""
     if not isinstance(cluster.jobs, str):
-        return cluster.jobs, ()
+        return cluster.jobs, ""
     if needed_hours is None:
-        note = (
+        return 1, (
             "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many "
             "jobs the run needs; one is written, set cluster.jobs=... for a chain"
         )
-        return 1, (note,)
-    needed = max(1, ceil(needed_hours * script.HOUR / useful_seconds))
+    needed = max(1, ceil(needed_hours * script.HOUR / job_seconds))
     if needed > MOST_JOBS:
-        note = (
+        return MOST_JOBS, (
             f"cluster.jobs: the run needs {needed:,} such jobs, an array has {MOST_JOBS:,} at "
             "most; set cluster.hours=... or take more nodes"
         )
-        return MOST_JOBS, (note,)
-    return needed, ()
+    return needed, ""

@@ -19,6 +19,7 @@ from components.errors import RecipeError
 from components.preflight import verdict
 from components.preflight.node import hub
 from components.run.folder import RunFolder
+from components.run.provenance import ROOT
 from components.terminal import say
 
 _INSIDE = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
@@ -93,8 +94,7 @@ def look_at_allocation(
             remedy = "load the site's modules"
             raise RecipeError("cluster.scheduler", problem, remedy) from None
         try:
-            needed = min(recipe.cluster.nodes, len(names))
-            return gathering.gather(recipe, names, needed=needed)
+            return gathering.gather(recipe, names, needed=min(recipe.cluster.nodes, len(names)))
         finally:
             # Tasks that have reported may end by themselves: a launcher calls others killed.
             with suppress(subprocess.TimeoutExpired):
@@ -105,12 +105,8 @@ def look_at_allocation(
 
 def _environment(site: Site, place: JobPlace, port: int) -> dict[str, str]:
     own = {name: os.path.expandvars(one.value) for name, one in site.environment.items()}
-    where = {
-        "MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}",
-        "MASTER_PORT": str(port),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-    }
-    return os.environ | own | where
+    address = {"MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}", "MASTER_PORT": str(port)}
+    return os.environ | own | address | {"PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What the jobs of a run leave below ``jobs/`` and in its event log, and how the run is.
 
-submitted.json       each hand-over to the scheduler: its id, when, by which words, of how
-                     many jobs
+submitted.json       each hand-over to the scheduler: its id, when, its words, how many jobs
 ID-ATTEMPT.json      one job: when, where, from how many tokens to how many, how it ended
 cancelled            the last hand-over was cancelled: a job that begins ends at once
 last                 the job that has begun is the last of its chain: on PBS it queues no other
@@ -85,8 +84,9 @@ class Jobs:
     def add_submission(self, chain: str, *, at: str, words: Sequence[str], jobs: int) -> None:
         """Record a hand-over; ``at`` is a moment before it, for a job may begin at once."""
         entry = {"chain": chain, "at": at, "words": list(words), "jobs": jobs}
-        tree = {"submissions": [*self.submissions(), entry]}
-        self.folder.write_json("jobs/submitted.json", tree)
+        self.folder.write_json(
+            "jobs/submitted.json", {"submissions": [*self.submissions(), entry]}
+        )
 
     def all(self) -> list[JobLifeRecord]:
         """List all jobs that began, oldest first."""
@@ -122,9 +122,8 @@ class Jobs:
         self, record: JobLifeRecord, *, ended: str, why: str, bad_nodes: tuple[str, ...]
     ) -> JobLifeRecord:
         """Record how a job ended, and return its whole record."""
-        known = {"ended_at": now(), "tokens_at_end": saved_tokens(self.folder)}
-        found = {"ended": ended, "why": why, "bad_nodes": bad_nodes}
-        done = record.model_copy(update=known | found)
+        known = {"ended_at": now(), "tokens_at_end": saved_tokens(self.folder), "why": why}
+        done = record.model_copy(update={**known, "ended": ended, "bad_nodes": bad_nodes})
         self._write(done)
         return done
 
@@ -258,5 +257,4 @@ def _state(queued: Sequence[JobState], begun: Sequence[JobLifeRecord]) -> tuple[
 def explain(reason: str) -> str:
     """Return a scheduler's reason with what it means, if that is known."""
     code = reason.partition(",")[0].strip("() ")
-    meaning = REASONS.get(code)
-    return f"{code}: {meaning}" if meaning else reason
+    return f"{code}: {REASONS[code]}" if code in REASONS else reason

@@ -40,8 +40,7 @@ class JobPlace:
 class Scheduler(Protocol):
     """Commands of one scheduler; a chain is known by the id that `submit` returned.
 
-    All jobs of a chain write into the folder ``logs``; any other job is refused, by
-    `NotOwnError`.
+    All its jobs write into the folder ``logs``; any other is refused, by `NotOwnError`.
     """
 
     name: str

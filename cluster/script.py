@@ -12,7 +12,6 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
-TEMPLATES = Path(__file__).parent / "templates"
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
 HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
 
@@ -20,7 +19,7 @@ HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
 def fill(name: str, settings: object) -> str:
     """Return the template ``name``, filled; its one variable is ``job``."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -113,9 +112,9 @@ def choose_queue(
 ) -> tuple[str | None, float]:
     """Take the user's queue, else the fitting one with the tightest limit, and a job's hours.
 
-    The queue is None where neither the user nor the profile has named one.
-    ``needed_hours`` are the whole run's, if they are known: a job asks for no more than these,
-    rounded up, and an hour to start. Queues for debugging are taken where no other fits.
+    The queue is None where nobody has named one. ``needed_hours`` are the whole run's, if they
+    are known: a job asks for no more than these, rounded up, and an hour to start. Queues for
+    debugging are taken where no other fits.
 
     Raises:
         RecipeError: no queue takes so many nodes, or none for so long.
@@ -158,12 +157,10 @@ def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]
     nodes = cluster.nodes
     fitting = [queue for queue in queues if queue.fewest_nodes <= nodes <= queue.most_nodes]
     if not fitting:
-        limits = ", ".join(
-            f"{queue.name} {queue.fewest_nodes:,} to {queue.most_nodes:,}" for queue in queues
-        )
+        sizes = [f"{one.name} {one.fewest_nodes:,} to {one.most_nodes:,}" for one in queues]
         raise RecipeError(
             "cluster.nodes",
-            f"no queue of {cluster.name} takes {nodes:,} nodes: {limits}",
+            f"no queue of {cluster.name} takes {nodes:,} nodes: {', '.join(sizes)}",
             "choose other degrees, parallelism.data=... first; or name another site.queue=...",
         )
     return fitting

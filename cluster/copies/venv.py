@@ -53,9 +53,8 @@ def archive_venv(venv: Path) -> Path:
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
             raise RecipeError(str(archive), problem, "make room there") from None
-        for other in archive.parent.glob("venv-*.tar"):
-            if other != archive:
-                other.unlink()
+        for other in set(archive.parent.glob("venv-*.tar")) - {archive}:
+            other.unlink()
     return archive
 
 

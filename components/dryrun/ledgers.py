@@ -141,10 +141,9 @@ class MemoryLedger(OperatorWatch):
 
     def settle(self) -> None:
         """Write the peak down, if the last operation has reached one."""
-        if self._rising is None:
-            return
-        (phase, operator), self._rising = self._rising, None
-        self.peaks[phase] = Peak(phase, operator, self.microbatches_begun, dict(self.held))
+        if self._rising is not None:
+            (phase, operator), self._rising = self._rising, None
+            self.peaks[phase] = Peak(phase, operator, self.microbatches_begun, dict(self.held))
 
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -196,8 +195,7 @@ class FlopLedger(OperatorWatch):
     @override
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result, packet = func(*args, **kwargs), operators.packet_of(func)
-        formula = FORMULAS.get(packet)
-        if formula is not None:
+        if (formula := FORMULAS.get(packet)) is not None:
             name = str(packet).removeprefix("aten.").strip("_")
             self.flops[name] += formula(*args, **kwargs, out_val=result)
         return result

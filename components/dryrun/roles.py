@@ -2,9 +2,6 @@
 
 Ranks of one stage differ in their data alone. Where rows do not divide evenly the first rank of
 every axis holds the most; of equal stages the first has the most microbatches in flight.
-
-The device holds more than tensors: the plan's fragmentation of activations and its base are
-added before a peak is judged, by the plan's own margins.
 """
 
 import os
@@ -219,7 +216,7 @@ def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
     """Set one role beside the plan of its pipeline rank."""
     software, memory = plan.software.memory, plan.memory.ranks[role.pipeline_rank]
     lost = software.fragmentation - 1
-    # What an allocator loses between activations, and what is there before anything.
+    # By the plan, what an allocator loses between activations and what is there before all.
     peak = max(
         float(one["bytes"] + lost * one["by_category"]["activations"] + software.base_bytes)
         for one in found["peaks"].values()

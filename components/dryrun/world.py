@@ -222,14 +222,11 @@ def replace_parts(model: nn.Module, device: str) -> None:
     """Put in what ``device`` would choose by its nature and a fake tensor cannot."""
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            if type(part) is AttentionCore and _is_flex(part, device):
+            if type(part) is AttentionCore and (
+                (part.backend == "auto" and device == "cuda" and part.dropout == 0)
+                or (part.backend == "flex" and device != "cpu")  # where it has no backward pass
+            ):
                 core = _FlexCore(dropout=part.dropout, backend=part.backend)
                 setattr(parent, name, core.train(part.training))
             if type(part) is Mixture and expert_products.has_grouped_kernel(device):
                 setattr(parent, name, _MixtureOnDevice(path=part.path).train(part.training))
-
-
-def _is_flex(core: AttentionCore, device: str) -> bool:
-    if core.backend == "auto":
-        return device == "cuda" and core.dropout == 0
-    return core.backend == "flex" and device != "cpu"  # where it has no backward pass
