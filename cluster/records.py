@@ -84,9 +84,8 @@ class Jobs:
     def add_submission(self, chain: str, *, at: str, words: Sequence[str], jobs: int) -> None:
         """Record a hand-over; ``at`` is a moment before it, for a job may begin at once."""
         entry = {"chain": chain, "at": at, "words": list(words), "jobs": jobs}
-        self.folder.write_json(
-            "jobs/submitted.json", {"submissions": [*self.submissions(), entry]}
-        )
+        tree = {"submissions": [*self.submissions(), entry]}
+        self.folder.write_json("jobs/submitted.json", tree)
 
     def all(self) -> list[JobLifeRecord]:
         """List all jobs that began, oldest first."""
