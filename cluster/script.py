@@ -14,6 +14,7 @@ from components.errors import RecipeError
 
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
 HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
+Slot = tuple[str | None, float]  # a queue, and for how many hours
 
 
 def fill(name: str, settings: object) -> str:
@@ -107,9 +108,7 @@ def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeErro
     return found
 
 
-def choose_queue(
-    cluster: Cluster, *, wanted: str | None, needed_hours: float | None
-) -> tuple[str | None, float]:
+def choose_queue(cluster: Cluster, *, wanted: str | None, needed_hours: float | None) -> Slot:
     """Take the user's queue, else the fitting one with the tightest limit, and a job's hours.
 
     The queue is None where nobody has named one. ``needed_hours`` are the whole run's, if they
