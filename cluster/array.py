@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import script
-from cluster.scheduler import Scheduler, SchedulerError, check_id, check_present
-from cluster.slurm import Slurm
+from cluster.batch_systems import Slurm
+from cluster.scheduler import SchedulerError, check_id, check_present
 from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
@@ -17,6 +17,7 @@ from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
 from data_prep.task import FILE_NAME, Array, QueuedError, deal_tasks, read_array
 
+SLURM = Slurm()
 POLL_SECONDS = 5.0
 
 
@@ -37,22 +38,23 @@ def array_settings(
             "prepare with data.preparation.executor=local inside a job, or on another cluster",
         )
     one_node = cluster.model_copy(update={"nodes": 1, "smoke": False})
-    slot = script.choose_slot(one_node, wanted=user.queue, needed_hours=None)
-    for error in script.missing_of(recipe, user, slot.queue):
+    queue, hours = script.choose_queue(one_node, wanted=user.queue, needed_hours=None)
+    for error in script.missing_of(recipe, user, queue):
         raise error
     cores = site.binding.cores_per_rank
+    venv, python = script.python_of(site, user, repository)
     return {
         "name": f"{recipe.name}-data",
         "cluster": cluster,
         "site": site,
         "user": user,
-        "queue": slot.queue,
+        "queue": queue,
         "account": f"{user.account}{site.account_suffix}" if user.account else None,
         "cores": None if cores is None else cores * cluster.devices_per_node,
-        "walltime": script.clock(round(slot.hours * script.HOUR)),
+        "walltime": script.clock(round(hours * script.HOUR)),
         "elements": elements,
-        "venv": script.venv_of(user, repository),
-        "python": script.python_of(site, user),
+        "venv": venv,
+        "python": python,
         "repository": script.plain(str(repository), "repository"),
         "stages": script.plain(str(folder.parent), "data.folder"),
         "stage": folder.name,
@@ -75,44 +77,33 @@ class OnSlurm:
             QueuedError: the recipe says not to wait.
             RecipeError: SLURM is not here, or refuses the script.
         """
-        scheduler = Slurm()
-        check_present(scheduler, None)
-        job = self._queued(scheduler, folder)
+        check_present(SLURM, None)
+        job, array = None, read_array(folder)
+        if array is not None and array.job is not None:
+            check_id(SLURM, array.job, folder / FILE_NAME)
+            job = array.job if _states(array.job, folder) else None  # a part of it is queued
         if job is None:
-            job = self._submit(scheduler, folder, tasks)
+            job = self._submit(folder, tasks)
             say(f"{folder.name}: submitted {job}; if this is stopped, the same command goes on")
         else:
             say(f"{folder.name}: {job} is queued already")
         if not self.preparation.wait:
-            raise QueuedError(
-                str(folder), f"{job} is queued", "the same command goes on when it has ended"
-            )
-        _wait(scheduler, job, folder, tasks, say)
+            remedy = "the same command goes on when it has ended"
+            raise QueuedError(str(folder), f"{job} is queued", remedy)
+        _wait(job, folder, tasks, say)
 
-    def _queued(self, scheduler: Scheduler, folder: Path) -> str | None:
-        """Return the array that was submitted before, if the queue still has a part of it."""
-        array = read_array(folder)
-        if array is None or array.job is None:
-            return None
-        check_id(scheduler, array.job, folder / FILE_NAME)
-        return array.job if _states(scheduler, array.job, folder) else None
-
-    def _submit(self, scheduler: Scheduler, folder: Path, tasks: Sequence[int]) -> str:
+    def _submit(self, folder: Path, tasks: Sequence[int]) -> str:
         groups = deal_tasks(tasks, self.preparation.most_jobs)
+        count, file = len(groups), folder / "array.sh"
         settings = array_settings(
-            self.recipe,
-            self.user,
-            repository=self.repository,
-            folder=folder,
-            elements=len(groups),
+            self.recipe, self.user, repository=self.repository, folder=folder, elements=count
         )
-        file = folder / "array.sh"
         file.write_text(script.fill("slurm_array.sh.j2", settings), "utf-8")
         (folder / "jobs").mkdir(exist_ok=True)
         array = Array(groups=groups, workers=self.preparation.workers, job=None)
         array.write(folder)
         try:
-            job = scheduler.submit(file, after=None)
+            job = SLURM.submit(file, after=None)
         except SchedulerError as error:
             remedy = f"the script is {file}; site.* and cluster.* change what it asks for"
             raise RecipeError("cluster.scheduler", str(error), remedy) from None
@@ -120,27 +111,25 @@ class OnSlurm:
         return job
 
 
-def _wait(scheduler: Scheduler, job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
+def _wait(job: str, folder: Path, tasks: Sequence[int], say: Say) -> None:
     """Report how many tasks are done whenever that changes, until the queue has none left."""
     key, said = read_plan(folder).key, -1
     while True:
-        states = _states(scheduler, job, folder)
+        states = _states(job, folder)
         done = len(tasks) - len(missing_tasks(folder, tasks, key))
         if done != said:
             running = states.count("running")
-            say(
-                f"{folder.name}: {done} of {len(tasks)} tasks; {job}: {running} jobs run, "
-                f"{len(states) - running} wait"
-            )
+            queue = f"{job}: {running} jobs run, {len(states) - running} wait"
+            say(f"{folder.name}: {done} of {len(tasks)} tasks; {queue}")
             said = done
         if not states:
             return
         time.sleep(POLL_SECONDS)
 
 
-def _states(scheduler: Scheduler, job: str, folder: Path) -> list[str]:
+def _states(job: str, folder: Path) -> list[str]:
     try:
-        return [state.state for state in scheduler.states(job, folder / "jobs")]
+        return [state.state for state in SLURM.states(job, folder / "jobs")]
     except SchedulerError as error:
         remedy = "try again later: the same command goes on"
         raise RecipeError("cluster.scheduler", str(error), remedy) from None

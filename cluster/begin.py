@@ -36,10 +36,8 @@ def begin(run: Path, seen: Mapping[str, str]) -> int:
         return OVER
     place = scheduler.place(seen)
     if stuck(jobs.since_submission(), saved_tokens(folder)):
-        say(
-            f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: the chain ends here; "
-            f"why they ended is in {jobs.path}"
-        )
+        ends = f"the chain ends here; why they ended is in {jobs.path}"
+        say(f"{WITHOUT_PROGRESS} jobs in a row saved nothing new: {ends}")
         end_chain(scheduler, place.job, jobs)
         return OVER
     folder.stop.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """The last act of a job: ``python -m cluster.end RUN STATUS``, with the launcher's status.
 
-It finds in what a failed job left which rank failed first, on which node, and of what. When a
-rank fails the others lose it and fail too. A rank that could raise an error has left it in a
-file of its own; of one that was killed only the launcher speaks.
+It finds in what a failed job left which rank failed first, where, and of what: the others lose
+it and fail too. A rank left its error in a file; of one that was killed the launcher speaks.
 """
 
 import re
@@ -24,7 +23,6 @@ from components.run.records import JobLifeRecord
 from components.terminal import say
 
 MOST_EXCLUDED_FRACTION = 0.25  # of a job's nodes: beyond, it is not the nodes
-
 # `srun: error: NODE: task 5: Killed`, and PALS: `NODE: rank 5 died from signal 9`.
 _LAUNCHER = re.compile(
     r"^(?:srun: error: )?(?P<node>[\w.-]+): "
@@ -39,19 +37,17 @@ _HARDWARE = re.compile(
     r"GPU has fallen off|unspecified launch failure|Input/output error|No such device"
 )
 _LONGEST = 500
+Verdict = PreflightVerdict | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What brought a job down; ``node`` is None where it is not known.
-
-    ``of_node`` suspects the machine; ``of_user`` is a mistake that no repetition mends.
-    """
+    """What brought a job down; ``node`` is None where it is not known."""
 
     why: str
     node: str | None = None
-    of_node: bool = False
-    of_user: bool = False
+    of_node: bool = False  # the machine is suspected
+    of_user: bool = False  # a mistake that no repetition mends
 
 
 def end(run: Path, status: int) -> int:
@@ -61,39 +57,34 @@ def end(run: Path, status: int) -> int:
     scheduler = scheduler_of(recipe.cluster)
     record, verdict = jobs.all()[-1], read_verdict(folder)
     left_out = verdict.bad if verdict and not verdict.of_all else ()
-    if (ended := folder.ended) is not None:
-        tell_end(folder, jobs.end(record, ended=ended, why="", bad_nodes=left_out))
-        say(f"{ended} at {saved_tokens(folder):,} tokens")
-        if ended == "finished":
-            end_chain(scheduler, record.job, jobs)
-        elif left_out:
-            _avoid(scheduler, record, jobs)
-        return 0
-    failure = _failure(jobs, recipe, record, verdict, status)
+    ended = folder.ended
+    failure = Failure(why="") if ended else _failure(jobs, recipe, record, verdict, status)
     suspect = (failure.node,) if failure.of_node and failure.node is not None else ()
     bad = tuple(dict.fromkeys((*left_out, *suspect)))
-    record = jobs.end(record, ended="failed", why=failure.why, bad_nodes=bad)
+    record = jobs.end(record, ended=ended or "failed", why=failure.why, bad_nodes=bad)
     tell_end(folder, record)
-    say(f"failed: {failure.why}")
+    say(f"{ended} at {saved_tokens(folder):,} tokens" if ended else f"failed: {failure.why}")
     if failure.of_user:
         say("no other job would mend this: the chain ends here")
+    if failure.of_user or ended == "finished":
         end_chain(scheduler, record.job, jobs)
     elif bad:
         _avoid(scheduler, record, jobs)
-    return status or 1
+    return 0 if ended else status or 1
 
 
 def _failure(
-    jobs: Jobs,
-    recipe: Recipe,
-    record: JobLifeRecord,
-    verdict: PreflightVerdict | None,
-    status: int,
+    jobs: Jobs, recipe: Recipe, record: JobLifeRecord, verdict: Verdict, status: int
 ) -> Failure:
     """Look at the verdict on the nodes first: without enough good ones no rank has started."""
     run = jobs.folder.path
     if verdict is not None and not verdict.holds:
-        return _preflight_failure(verdict)
+        shared = verdict.of_all  # what no node passes is no node's fault
+        what = f"{', '.join(shared)} on every node; " if shared else ""
+        why = f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST]
+        # Where none spoke it is the launcher, say, and the next job may be luckier.
+        mistake = bool(shared) and ANSWER not in shared
+        return Failure(why=why, of_node=not shared, of_user=mistake)
     if verdict is None and (copies := failed_copies(run)):
         return copies_failure(copies, record.nodes)
     # Where spare nodes take over, nobody knows from a rank's number where it was.
@@ -102,13 +93,11 @@ def _failure(
     # What the launcher said in this attempt: in the job's log, PBS's with the ranks'.
     files = (jobs.path / f"{record.job}.log", ranks_log(jobs.folder, record))
     texts = [file.read_text("utf-8", errors="replace") for file in files if file.exists()]
-    return find_failure(
-        ranks=run / "ranks",
-        log="\n".join(text.rpartition(heading(record))[2] for text in texts),
-        nodes=record.nodes if verdict is None else verdict.good,
-        per_node=None if unknown else recipe.cluster.devices_per_node,
-        status=status,
-    )
+    log = "\n".join(text.rpartition(heading(record))[2] for text in texts)
+    nodes = record.nodes if verdict is None else verdict.good
+    per_node = None if unknown else recipe.cluster.devices_per_node
+    ranks = run / "ranks"
+    return find_failure(ranks=ranks, log=log, nodes=nodes, per_node=per_node, status=status)
 
 
 def find_failure(
@@ -134,18 +123,6 @@ def find_failure(
     return Failure(why=f"exit status {status}, and no rank said why")
 
 
-def _preflight_failure(verdict: PreflightVerdict) -> Failure:
-    """Name the nodes that were too bad; what no node passes is no node's fault."""
-    shared = verdict.of_all
-    none_spoke = ANSWER in shared  # it is the launcher, say, and the next job may be luckier
-    what = f"{', '.join(shared)} on every node; " if shared else ""
-    return Failure(
-        why=f"preflight: {what}{' | '.join(verdict.reasons())}"[:_LONGEST],
-        of_node=not shared,
-        of_user=bool(shared) and not none_spoke,
-    )
-
-
 def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
     """Name the nodes without a copy of Python; what no node can take is no node's fault."""
     reasons = " | ".join(f"{node}: {why}" for node, why in failed.items())
@@ -157,21 +134,19 @@ def copies_failure(failed: Mapping[str, str], nodes: Sequence[str]) -> Failure:
 
 def _avoid(scheduler: Scheduler, record: JobLifeRecord, jobs: Jobs) -> None:
     """Keep the next job off all nodes that were suspected, unless these are too many."""
-    records = jobs.since_submission()
-    bad = tuple(dict.fromkeys(node for each in records for node in each.bad_nodes))
+    bad = dict.fromkeys(node for each in jobs.since_submission() for node in each.bad_nodes)
     names = " ".join(bad)
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
         say(f"{len(bad)} nodes are suspected by now, so it may be none of them: {names}")
         return
+    excluded = False
     try:
-        excluded = scheduler.exclude(chain_of(record.job), jobs.path, bad)
+        excluded = scheduler.exclude(chain_of(record.job), jobs.path, list(bad))
     except SchedulerError as error:
         say(str(error))
-        excluded = False
     if excluded:
         say(f"the next job avoids {names}")
-        evidence = {"job": record.job, "avoided": bad}
-        tell(jobs.folder, "exclusion", record.why, evidence)
+        tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": list(bad)})
     else:
         say(f"{scheduler.name} cannot avoid nodes; tell the site of {names}")
 

@@ -21,59 +21,34 @@ MOST_JOBS = 1_000  # of one array, by SLURM's default MaxArraySize
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """One job of a run; texts in angle brackets stand for what the user has not said.
-
-    ``lead_seconds`` before the wall the run is told to stop: a step and a checkpoint fit in.
-    ``nodes`` counts the spare nodes too; with ``agents`` the launcher starts one task a node,
-    which starts its ranks. One task a node is started by the words ``on_each``. What looks at
-    the nodes before is ended after ``preflight_seconds``; where these are None nothing does.
-    What a job keeps on its nodes is below ``node_folder``; ``caches`` are variables that name
-    folders there. ``jobs`` is how many such jobs the run needs at most, by the plan;
-    ``missing`` names what the user has to say, with the file and the line to write; ``notes``
-    are worth knowing.
-    """
+    """One job of a run; texts in angle brackets stand for what the user has not said."""
 
     name: str
     cluster: Cluster
     site: Site
     user: User
-    nodes: int
-    agents: bool
-    preflight_seconds: int | None
+    nodes: int  # with the spare ones
+    agents: bool  # the launcher starts one task a node, which starts its ranks
+    preflight_seconds: int | None  # what looks at the nodes is ended then; None: nothing does
     queue: str
     account: str | None
     walltime_seconds: int
-    lead_seconds: int
-    jobs: int
+    lead_seconds: int  # before the wall the run is told to stop: a step and a checkpoint fit in
+    jobs: int  # how many such jobs the run needs at most, by the plan
     venv: str | None
     python: str
-    node_folder: str
-    caches: tuple[str, ...]
+    node_folder: str  # below it is what a job keeps on its nodes
+    caches: tuple[str, ...]  # variables that name folders there
     repository: str
     run: str
-    on_each: tuple[str, ...]
-    missing: tuple[RecipeError, ...]
+    on_each: tuple[str, ...]  # words that start one task a node
+    missing: tuple[RecipeError, ...]  # what the user has to say, the file and the line to write
     notes: tuple[str, ...]
 
     @property
     def tasks_per_node(self) -> int:
         """Count what the launcher starts on a node: its ranks, or an agent that does."""
         return 1 if self.agents else self.cluster.devices_per_node
-
-    @property
-    def tasks(self) -> int:
-        return self.nodes * self.tasks_per_node
-
-    @property
-    def cores_per_task(self) -> int | None:
-        cores = self.site.binding.cores_per_rank
-        if cores is None or not self.agents:
-            return cores
-        return cores * self.cluster.devices_per_node
-
-    @property
-    def program(self) -> str:
-        return "components.train.node" if self.agents else "components.train"
 
     @property
     def own_python(self) -> str:
@@ -93,8 +68,7 @@ class JobSettings:
         if self.cluster.imports == "shared":
             return self.python
         found = "python" if self.user.image is None else self.own_python
-        path = "$node/code:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-        return f'{ON_NODE} PYTHONPATH="{path}" {found}'
+        return f'{ON_NODE} PYTHONPATH="$node/code:$PWD${{PYTHONPATH:+:$PYTHONPATH}}" {found}'
 
     @property
     def walltime(self) -> str:
@@ -124,15 +98,15 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         needed_hours = plan.bill.days * 24 * (1 + plan.error_fraction)
     nodes = cluster.nodes + cluster.spare_nodes
     asked = cluster.model_copy(update={"nodes": nodes})
-    slot = script.choose_slot(asked, wanted=user.queue, needed_hours=needed_hours)
-    walltime = round(slot.hours * script.HOUR)
+    queue, hours = script.choose_queue(asked, wanted=user.queue, needed_hours=needed_hours)
+    walltime = round(hours * script.HOUR)
     lead = _lead_seconds(cluster, site, plan, walltime)
-    jobs, notes = _chain(cluster, needed_hours, walltime - lead)
+    jobs, note = _chain(cluster, needed_hours, walltime - lead)
     account = f"{user.account or '<account>'}{site.account_suffix}"
-    preflight_seconds = None
-    if not isinstance(cluster.preflight, str):
-        # Who gathers is ready before the launcher is ended, if a node hangs.
-        preflight_seconds = ceil(cluster.preflight.longest_seconds) + script.MINUTE
+    venv, python = script.python_of(site, user, repository)
+    # Who gathers is ready before the launcher is ended, if a node hangs.
+    rules, spare = cluster.preflight, script.MINUTE
+    preflight = None if isinstance(rules, str) else ceil(rules.longest_seconds) + spare
     return JobSettings(
         name=recipe.name,
         cluster=cluster,
@@ -140,21 +114,21 @@ def job_settings(recipe: Recipe, user: User, *, repository: Path, run: Path) -> 
         user=user,
         nodes=nodes,
         agents=recipe.watchdog.restarts > 0,
-        preflight_seconds=preflight_seconds,
-        queue=slot.queue or "<queue>",
+        preflight_seconds=preflight,
+        queue=queue or "<queue>",
         account=account if user.account or site.account == "required" else None,
         walltime_seconds=walltime,
         lead_seconds=lead,
         jobs=jobs,
-        venv=script.venv_of(user, repository),
-        python=script.python_of(site, user),
+        venv=venv,
+        python=python,
         node_folder=script.plain(site.node_folder, "cluster.site.node_folder"),
         caches=cache_variables(cluster.device),
         repository=script.plain(str(repository), "repository"),
         run=script.plain(str(run), "run"),
         on_each=tuple(scheduler_of(cluster).on_each(Path("$run", HOSTS), nodes, site.launch)),
-        missing=tuple(script.missing_of(recipe, user, slot.queue)),
-        notes=notes,
+        missing=tuple(script.missing_of(recipe, user, queue)),
+        notes=(note,) if note else (),
     )
 
 
@@ -185,25 +159,21 @@ def _lead_seconds(cluster: Cluster, site: Site, plan: Plan | None, walltime: int
     return lead
 
 
-def _chain(
-    cluster: Cluster, needed_hours: float | None, useful_seconds: int
-) -> tuple[int, tuple[str, ...]]:
-    """Count the jobs of the whole run, with notes; what is left of a chain ends at once."""
+def _chain(cluster: Cluster, needed_hours: float | None, job_seconds: int) -> tuple[int, str]:
+    """Count the jobs of the whole run, with a note; what is left of a chain ends at once."""
     if cluster.smoke:
-        return 1, ()
+        return 1, ""
     if not isinstance(cluster.jobs, str):
-        return cluster.jobs, ()
+        return cluster.jobs, ""
     if needed_hours is None:
-        note = (
+        return 1, (
             "cluster.jobs: the plan lacks figures of this cluster, so nobody knows how many "
             "jobs the run needs; one is written, set cluster.jobs=... for a chain"
         )
-        return 1, (note,)
-    needed = max(1, ceil(needed_hours * script.HOUR / useful_seconds))
+    needed = max(1, ceil(needed_hours * script.HOUR / job_seconds))
     if needed > MOST_JOBS:
-        note = (
+        return MOST_JOBS, (
             f"cluster.jobs: the run needs {needed:,} such jobs, an array has {MOST_JOBS:,} at "
             "most; set cluster.hours=... or take more nodes"
         )
-        return MOST_JOBS, (note,)
-    return needed, ()
+    return needed, ""

@@ -16,15 +16,10 @@ from cluster.scheduler import JobPlace, scheduler_of
 from components.config.schema.cluster import Site
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
+from components.preflight import verdict
 from components.preflight.node import hub
-from components.preflight.verdict import (
-    CHOSEN,
-    HOSTS,
-    PreflightVerdict,
-    list_hosts,
-    write_verdict,
-)
 from components.run.folder import RunFolder
+from components.run.provenance import ROOT
 from components.terminal import say
 
 _INSIDE = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
@@ -44,32 +39,22 @@ def look_at_nodes(run: Path, seen: Mapping[str, str]) -> int:
     nodes = scheduler.place(seen).nodes
     hosts = {node.partition(".")[0]: node for node in nodes}
     with hub(int(seen["MASTER_PORT"])) as gathering:
-        verdict = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)
-    write_verdict(folder, verdict)
+        found = gathering.gather(recipe, list(hosts), needed=recipe.cluster.nodes)
+    verdict.write_verdict(folder, found)
     wait = recipe.watchdog.restarts and scheduler.outlives_nodes
-    chosen = verdict.good if wait else verdict.good[: verdict.needed]
-    list_hosts(folder, CHOSEN, (hosts[name] for name in chosen))
-    _tell_verdict(folder, recipe, verdict)
-    for reason in verdict.reasons():
+    chosen = found.good if wait else found.good[: found.needed]
+    verdict.list_hosts(folder, verdict.CHOSEN, (hosts[name] for name in chosen))
+    reasons = list(found.reasons())
+    bad = {one.node: [each.check for each in one.bad] for one in found.nodes if one.bad}
+    cause = "; ".join(reasons) or "all nodes are good"
+    evidence = {"nodes": len(found.nodes), "needed": found.needed, "excluded": bad}
+    retry = recipe.checkpoint.retry_seconds  # the job has just begun, and may wait for room
+    tell(folder, "preflight", cause, evidence, seconds=found.seconds, retry_seconds=retry)
+    for reason in reasons:
         say(f"preflight: {reason}")
-    said = f"{len(verdict.good)} of {len(nodes)} nodes are good, {verdict.needed} are needed"
-    say(f"preflight: {said}, after {verdict.seconds:.1f} s")
-    return 0 if verdict.holds else 1
-
-
-def _tell_verdict(folder: RunFolder, recipe: Recipe, verdict: PreflightVerdict) -> None:
-    """Write to the event log where no ranks start; the job has begun, and may wait for room."""
-    excluded = {
-        one.node: [found.check for found in one.bad] for one in verdict.nodes if one.bad
-    }
-    tell(
-        folder,
-        "preflight",
-        "; ".join(verdict.reasons()) or "all nodes are good",
-        {"nodes": len(verdict.nodes), "needed": verdict.needed, "excluded": excluded},
-        seconds=verdict.seconds,
-        retry_seconds=recipe.checkpoint.retry_seconds,
-    )
+    said = f"{len(found.good)} of {len(nodes)} nodes are good, {found.needed} are needed"
+    say(f"preflight: {said}, after {found.seconds:.1f} s")
+    return 0 if found.holds else 1
 
 
 def is_inside(recipe: Recipe, seen: Mapping[str, str]) -> bool:
@@ -77,7 +62,9 @@ def is_inside(recipe: Recipe, seen: Mapping[str, str]) -> bool:
     return _INSIDE.get(recipe.cluster.scheduler, "") in seen
 
 
-def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> PreflightVerdict:
+def look_at_allocation(
+    recipe: Recipe, folder: RunFolder, python: str
+) -> verdict.PreflightVerdict:
     """Start a task on each node, gather what they say, and end those that are left.
 
     Raises:
@@ -95,7 +82,7 @@ def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> Prefli
     assert isinstance(site, Site)
     place = scheduler.place(os.environ)
     names = [name.partition(".")[0] for name in place.nodes]
-    hosts = list_hosts(folder, HOSTS, place.nodes)
+    hosts = verdict.list_hosts(folder, verdict.HOSTS, place.nodes)
     each = scheduler.on_each(hosts, len(names), site.launch)
     words = [*each, python, "-m", "components.preflight", str(folder.path)]
     with hub(0) as gathering:
@@ -107,8 +94,7 @@ def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> Prefli
             remedy = "load the site's modules"
             raise RecipeError("cluster.scheduler", problem, remedy) from None
         try:
-            needed = min(recipe.cluster.nodes, len(names))
-            return gathering.gather(recipe, names, needed=needed)
+            return gathering.gather(recipe, names, needed=min(recipe.cluster.nodes, len(names)))
         finally:
             # Tasks that have reported may end by themselves: a launcher calls others killed.
             with suppress(subprocess.TimeoutExpired):
@@ -119,12 +105,8 @@ def look_at_allocation(recipe: Recipe, folder: RunFolder, python: str) -> Prefli
 
 def _environment(site: Site, place: JobPlace, port: int) -> dict[str, str]:
     own = {name: os.path.expandvars(one.value) for name, one in site.environment.items()}
-    where = {
-        "MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}",
-        "MASTER_PORT": str(port),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-    }
-    return os.environ | own | where
+    address = {"MASTER_ADDR": f"{place.nodes[0]}{site.host_suffix}", "MASTER_PORT": str(port)}
+    return os.environ | own | address | {"PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

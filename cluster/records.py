@@ -1,7 +1,6 @@
-"""What the jobs of a run leave below ``jobs/`` in its folder, and in the run's event log.
+"""What the jobs of a run leave below ``jobs/`` and in its event log, and how the run is.
 
-submitted.json       each hand-over to the scheduler: its id, when, by which words, of how
-                     many jobs
+submitted.json       each hand-over to the scheduler: its id, when, its words, how many jobs
 ID-ATTEMPT.json      one job: when, where, from how many tokens to how many, how it ended
 cancelled            the last hand-over was cancelled: a job that begins ends at once
 last                 the job that has begun is the last of its chain: on PBS it queues no other
@@ -12,19 +11,41 @@ The ranks tell the rest of the story. A job outlives them, and knows why they en
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.scheduler import JobPlace, Scheduler, check_id
+from cluster.scheduler import JobPlace, JobState, Scheduler, SchedulerError, check_id
 from components.checkpoint.metadata import RunProgress, newest_checkpoint, tokens_of
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog, Kind
-from components.run.folder import RunFolder
+from components.run.folder import RunFolder, existing_run_folder
 from components.run.records import JobLifeRecord, SubmissionsRecord, read_record
 
 WITHOUT_A_WORD = "ended without a word: put back, killed, or lost with its node"
+# Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
+REASONS: Mapping[str, str] = {
+    "Resources": "waits for nodes to become free",
+    "Priority": "waits behind jobs of higher priority",
+    "Dependency": "waits for the job before it",
+    "JobArrayTaskLimit": "waits for the job before it",
+    "BeginTime": "was put back into the queue and waits a little",
+    "PartitionTimeLimit": "will never start: it asks for more hours than the queue allows",
+    "PartitionNodeLimit": "will never start: it asks for more nodes than the queue allows",
+    "PartitionDown": "waits until the site opens the queue again",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "JobHeldUser": "was held by its user: scontrol release",
+    "JobHeldAdmin": "was held by the site: ask them",
+    "AssocGrpBillingMinutes": "will not start before the account has budget again",
+    "AssocGrpCPUMinutesLimit": "will not start before the account has budget again",
+    "QOSMaxJobsPerUserLimit": "waits until fewer of your jobs run",
+    "QOSMaxWallDurationPerJobLimit": "will never start: it asks for more hours than allowed",
+    "InvalidAccount": "will never start: the account is not known here",
+    "InvalidQOS": "will never start: the QoS is not known here",
+    "BadConstraints": "will never start: no nodes are as it asks for",
+}
 
 
 class Jobs:
@@ -85,10 +106,10 @@ class Jobs:
 
     def begin(self, place: JobPlace) -> JobLifeRecord:
         """Record that a job begins; not every scheduler tells that it is run again."""
-        before = [record.attempt for record in self.all() if record.job == place.job]
+        later = [record.attempt + 1 for record in self.all() if record.job == place.job]
         record = JobLifeRecord(
             job=place.job,
-            attempt=max([place.attempt, *(attempt + 1 for attempt in before)]),
+            attempt=max([place.attempt, *later]),
             nodes=place.nodes,
             began_at=now(),
             tokens_at_begin=saved_tokens(self.folder),
@@ -100,9 +121,8 @@ class Jobs:
         self, record: JobLifeRecord, *, ended: str, why: str, bad_nodes: tuple[str, ...]
     ) -> JobLifeRecord:
         """Record how a job ended, and return its whole record."""
-        known = {"ended_at": now(), "tokens_at_end": saved_tokens(self.folder)}
-        found = {"ended": ended, "why": why, "bad_nodes": bad_nodes}
-        done = record.model_copy(update=known | found)
+        known = {"ended_at": now(), "tokens_at_end": saved_tokens(self.folder), "why": why}
+        done = record.model_copy(update={**known, "ended": ended, "bad_nodes": bad_nodes})
         self._write(done)
         return done
 
@@ -159,10 +179,81 @@ def tell(
 ) -> None:
     """Write an event to the run's event log, at the tokens that are saved."""
     tokens, recipe = saved_tokens(folder), read_recipe(folder.recipe)
-    EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds).note(
-        kind,
-        RunProgress(recipe.ramp.steps(tokens // recipe.budget.sequence_length), tokens),
-        cause,
-        evidence,
-        seconds=seconds,
+    at = RunProgress(recipe.ramp.steps(tokens // recipe.budget.sequence_length), tokens)
+    log = EventLog(file=folder.journal, writes=True, retry_seconds=retry_seconds)
+    log.note(kind, at, cause, evidence, seconds=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run at this moment; ``state`` is one word, ``why`` a sentence or nothing."""
+
+    run: str
+    recipe: str
+    state: str
+    why: str
+    tokens: int
+    total_tokens: int
+    chain: str | None
+    queued: tuple[JobState, ...] | None
+    jobs: tuple[JobLifeRecord, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"jobs": [job.model_dump() for job in self.jobs]}
+
+
+def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
+    """Return the state of the run in ``path``; without a scheduler by its folder alone.
+
+    Raises:
+        RecipeError: ``path`` is no run folder, or what it calls a job is no id of one.
+    """
+    folder = existing_run_folder(path)
+    recipe, jobs = read_recipe(folder.recipe), Jobs(folder)
+    chain = jobs.newest(scheduler)
+    queued: tuple[JobState, ...] | None = None
+    trouble = "the scheduler is not reached from here"
+    if scheduler is not None and chain is not None:
+        try:
+            queued = tuple(scheduler.states(chain, jobs.path))
+        except SchedulerError as error:
+            trouble = str(error)
+    if folder.ended == "finished":
+        state, why = "finished", ""
+    elif chain is None:
+        state, why = "not submitted", ""
+    elif queued is None:
+        state, why = "unknown", trouble
+    else:
+        state, why = _state(queued, jobs.since_submission())
+    return RunStatus(
+        run=str(path),
+        recipe=recipe.name,
+        state=state,
+        why=why,
+        tokens=saved_tokens(folder),
+        total_tokens=recipe.budget.total_tokens,
+        chain=chain,
+        queued=queued,
+        jobs=tuple(jobs.all()),
     )
+
+
+def _state(queued: Sequence[JobState], begun: Sequence[JobLifeRecord]) -> tuple[str, str]:
+    for job in queued:
+        if job.state == "running":
+            return "running", f"job {job.job} on {job.nodes}"
+    if queued:
+        return "pending", explain(queued[0].why)
+    if not begun:
+        return "lost", "its jobs left the queue before any of them began: were they cancelled?"
+    last = begun[-1]
+    if last.ended is None:
+        return "lost", f"job {last.job} ended without a word: jobs/{last.job}.log has its last"
+    return last.ended, last.why
+
+
+def explain(reason: str) -> str:
+    """Return a scheduler's reason with what it means, if that is known."""
+    code = reason.partition(",")[0].strip("() ")
+    return f"{code}: {REASONS[code]}" if code in REASONS else reason

@@ -1,8 +1,7 @@
 """What every scheduler does: submit a script, list jobs, cancel them, avoid nodes.
 
-The id of a job is read from a file, which somebody else may have written. So it has to have the
-scheduler's form, and a job is this user's and writes where this run's jobs do, before anything
-is done to it.
+A job's id is read from a file, which somebody else may have written: before anything is done,
+it has the scheduler's form, and the job is this user's and writes where this run's jobs do.
 """
 
 import getpass
@@ -10,7 +9,6 @@ import os
 import pwd
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,6 @@ from typing import Literal, Protocol
 
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-
-ANSWERS_WITHIN_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +40,7 @@ class JobPlace:
 class Scheduler(Protocol):
     """Commands of one scheduler; a chain is known by the id that `submit` returned.
 
-    All jobs of a chain write into the folder ``logs``; any other job is refused, by
-    `NotOwnError`.
+    All its jobs write into the folder ``logs``; any other is refused, by `NotOwnError`.
     """
 
     name: str
@@ -91,15 +86,12 @@ def scheduler_of(cluster: Cluster) -> Scheduler:
     Raises:
         RecipeError: it has none.
     """
-    from cluster.pbs import Pbs
-    from cluster.slurm import Slurm
+    from cluster.batch_systems import Pbs, Slurm
 
-    if cluster.scheduler == "slurm":
-        return Slurm()
-    if cluster.scheduler == "pbs":
-        return Pbs()
-    problem = f"{cluster.name} has no scheduler"
-    raise RecipeError("cluster", problem, "name a batch cluster, or train here: action=train")
+    if cluster.scheduler == "none":
+        remedy = "name a batch cluster, or train here: action=train"
+        raise RecipeError("cluster", f"{cluster.name} has no scheduler", remedy)
+    return Slurm() if cluster.scheduler == "slurm" else Pbs()
 
 
 def check_id(scheduler: Scheduler, job: str, file: Path) -> None:
@@ -135,34 +127,16 @@ def user_name() -> str:
         return getpass.getuser()
 
 
-def ask(words: Sequence[str]) -> str:
-    """Run a scheduler's command and return what it prints.
-
-    Raises:
-        SchedulerError: it fails, or does not answer.
-    """
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=True, timeout=ANSWERS_WITHIN_SECONDS
-        )
-    except subprocess.CalledProcessError as error:
-        said = " ".join(str(error.stderr or error.stdout).split())
-        raise SchedulerError(f"{words[0]}: {said}") from None
-    except subprocess.TimeoutExpired as error:
-        raise SchedulerError(f"{words[0]}: no answer within {error.timeout} s") from None
-    return done.stdout
-
-
 def check_present(scheduler: Scheduler, script: Path | None) -> None:
     """Refuse a machine on which the scheduler cannot be reached.
 
     Raises:
         RecipeError: its command is not found; ``script``, if written, is named.
     """
-    if shutil.which(scheduler.program) is not None:
-        return
-    remedy = "run this on a login node of the cluster"
-    if script is not None:
-        remedy += f"; the job script is {script}, and is submitted by: {scheduler.program} it"
-    problem = f"{scheduler.program} is not found: no {scheduler.name} here"
-    raise RecipeError("cluster.scheduler", problem, remedy)
+    program = scheduler.program
+    if shutil.which(program) is None:
+        remedy = "run this on a login node of the cluster"
+        if script is not None:
+            remedy += f"; the job script is {script}, and is submitted by: {program} it"
+        problem = f"{program} is not found: no {scheduler.name} here"
+        raise RecipeError("cluster.scheduler", problem, remedy)

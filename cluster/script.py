@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,16 +12,15 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.errors import RecipeError
 
-TEMPLATES = Path(__file__).parent / "templates"
 _NEEDS_QUOTES = re.compile(r"[\s;&|<>()*?\[\]{}!#'\"\\`]")
-HOUR, MINUTE = 3_600, 60
-SMOKE_HOURS = 0.5
+HOUR, MINUTE, SMOKE_HOURS = 3_600, 60, 0.5
+Slot = tuple[str | None, float]  # a queue, and for how many hours
 
 
 def fill(name: str, settings: object) -> str:
     """Return the template ``name``, filled; its one variable is ``job``."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,56 +78,42 @@ def site_of(recipe: Recipe) -> Site:
     return cluster.site
 
 
-def python_of(site: Site, user: User) -> str:
-    """Return how Python is started: inside the user's image if there is one.
+def python_of(site: Site, user: User, repository: Path) -> tuple[str | None, str]:
+    """Return the environment to activate, the user's or the repository's, and Python's words.
+
+    In the user's image, if there is one, Python is started without an environment.
 
     Raises:
-        RecipeError: the profile does not say how.
+        RecipeError: the profile does not say how an image starts, or a path is not plain.
     """
     if user.image is None:
-        return "python"
+        return plain(user.venv or str(repository / ".venv"), "site.venv"), "python"
     if site.container is None:
         raise RecipeError(
             "site.image",
             f"{user.image}, but the profile does not say how this site starts a container",
             "set site.venv=..., or cluster.site.container='apptainer exec ...'",
         )
-    return f"{site.container} {user.image} python"
-
-
-def venv_of(user: User, repository: Path) -> str | None:
-    """Return the user's virtual environment, else the repository's; None inside an image.
-
-    Raises:
-        RecipeError: its path cannot stand in a script.
-    """
-    return None if user.image else plain(user.venv or str(repository / ".venv"), "site.venv")
+    return None, f"{site.container} {user.image} python"
 
 
 def missing_of(recipe: Recipe, user: User, queue: str | None) -> list[RecipeError]:
     """List what the user has to say before a scheduler takes the script."""
-    name, site = recipe.cluster.name, site_of(recipe)
+    name = recipe.cluster.name
     found = []
-    if user.account is None and site.account == "required":
+    if user.account is None and site_of(recipe).account == "required":
         found.append(unsaid("account", name, f"{name} bills every job to an account"))
     if queue is None:
         found.append(unsaid("queue", name, f"the profile of {name} names no queue"))
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """Where a job goes and for how long; ``queue`` is None where nobody has named one."""
+def choose_queue(cluster: Cluster, *, wanted: str | None, needed_hours: float | None) -> Slot:
+    """Take the user's queue, else the fitting one with the tightest limit, and a job's hours.
 
-    queue: str | None
-    hours: float
-
-
-def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | None) -> Slot:
-    """Take the user's queue, else the fitting one with the tightest limit.
-
-    ``needed_hours`` are the whole run's, if they are known: a job asks for no more than these,
-    rounded up, and an hour to start. Queues for debugging are taken where no other fits.
+    The queue is None where nobody has named one. ``needed_hours`` are the whole run's, if they
+    are known: a job asks for no more than these, rounded up, and an hour to start. Queues for
+    debugging are taken where no other fits.
 
     Raises:
         RecipeError: no queue takes so many nodes, or none for so long.
@@ -146,13 +130,11 @@ def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | N
                 "set cluster.hours=...: how long one job may run",
             )
         unlisted = None if isinstance(cluster.site, str) else cluster.site.queue
-        return Slot(queue=wanted or unlisted, hours=hours)
+        return wanted or unlisted, hours
     fitting = _of_size(cluster, listed)
     if cluster.smoke:
         queue = min(fitting, key=lambda queue: (not queue.debug, queue.longest_hours))
-        return Slot(
-            queue=queue.route or queue.name, hours=min(SMOKE_HOURS, queue.longest_hours)
-        )
+        return queue.route or queue.name, min(SMOKE_HOURS, queue.longest_hours)
     fitting = [queue for queue in fitting if not queue.debug] or fitting
     longest = max(queue.longest_hours for queue in fitting)
     if hours is None:
@@ -166,7 +148,7 @@ def choose_slot(cluster: Cluster, *, wanted: str | None, needed_hours: float | N
         )
     long_enough = [queue for queue in fitting if queue.longest_hours >= hours]
     queue = min(long_enough, key=lambda queue: queue.longest_hours)
-    return Slot(queue=queue.route or queue.name, hours=hours)
+    return queue.route or queue.name, hours
 
 
 def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]:
@@ -174,12 +156,10 @@ def _of_size(cluster: Cluster, queues: list[QueueSection]) -> list[QueueSection]
     nodes = cluster.nodes
     fitting = [queue for queue in queues if queue.fewest_nodes <= nodes <= queue.most_nodes]
     if not fitting:
-        limits = ", ".join(
-            f"{queue.name} {queue.fewest_nodes:,} to {queue.most_nodes:,}" for queue in queues
-        )
+        sizes = [f"{one.name} {one.fewest_nodes:,} to {one.most_nodes:,}" for one in queues]
         raise RecipeError(
             "cluster.nodes",
-            f"no queue of {cluster.name} takes {nodes:,} nodes: {limits}",
+            f"no queue of {cluster.name} takes {nodes:,} nodes: {', '.join(sizes)}",
             "choose other degrees, parallelism.data=... first; or name another site.queue=...",
         )
     return fitting

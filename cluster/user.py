@@ -23,25 +23,17 @@ PATHS = ("runs", "venv", "image")
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """What one user says of one cluster; ``None`` is unsaid.
-
-    ``runs`` is the folder for run folders, ``venv`` or ``image`` is where Python is, ``queue``
-    overrides the profile's choice; no run is submitted that is planned to take more than
-    ``device_hours``. ``python`` is the version that a stage is for, as ``3.12``.
-    """
+    """What one user says of one cluster; ``None`` is unsaid."""
 
     account: str | None = None
     mail: str | None = None
-    runs: str | None = None
-    venv: str | None = None
+    runs: str | None = None  # the folder for run folders
+    venv: str | None = None  # where Python is, or `image`
     image: str | None = None
-    queue: str | None = None
+    queue: str | None = None  # overrides the profile's choice
     reservation: str | None = None
-    device_hours: float | None = None
-    python: str | None = None
-
-
-KEYS = tuple(field.name for field in fields(User))
+    device_hours: float | None = None  # no run is submitted that is planned to take more
+    python: str | None = None  # the version that a stage is for, as ``3.12``
 
 
 def site_file() -> Path:
@@ -57,9 +49,8 @@ def read_user(cluster: str, words: Mapping[str, Any]) -> User:
         RecipeError: the file is no mapping of mappings, a key is unknown, a value is not plain
             text, or both an image and a virtual environment are named.
     """
-    from_file = _check(_read_file().get(cluster) or {}, f"{site_file()}: {cluster}")
+    user = User(**_check(_read_file().get(cluster) or {}, f"{site_file()}: {cluster}"))
     from_words = _check(words, "site")
-    user = User(**from_file)
     if from_words.keys() & {"image", "venv"}:  # a choice of one undoes the other of the file
         user = replace(user, image=None, venv=None)
     user = replace(user, **from_words)
@@ -99,11 +90,12 @@ def _read_file() -> Mapping[str, Any]:
 
 
 def _check(section: Any, where: str) -> dict[str, Any]:
+    keys = [field.name for field in fields(User)]
     if not isinstance(section, Mapping):
-        raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(KEYS)}")
+        raise RecipeError(where, f"{section!r} is no mapping", f"its keys: {', '.join(keys)}")
     for key in section:
-        if key not in KEYS:
-            raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), list(KEYS)))
+        if key not in keys:
+            raise RecipeError(f"{where}.{key}", "unknown key", nearest(str(key), keys))
     return {key: _value(key, value, f"{where}.{key}") for key, value in section.items()}
 
 

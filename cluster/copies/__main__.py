@@ -1,8 +1,7 @@
 """Before the ranks start: ``python -m cluster.copies RUN PYTHON``, an environment or an image.
 
 ``RUN/copies`` then holds ``code.tar``, in ``archives`` the path of each archive, and of each
-node its seconds or why it has no copy. The status is 2 if that cannot be copied; the reason is
-then the job's.
+node its seconds or why it has no copy. The status is 2 if that fails, with the job's reason.
 """
 
 import json

@@ -13,7 +13,6 @@ import tarfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -45,15 +44,17 @@ def archive_venv(venv: Path) -> Path:
     if not archive.exists():
         try:
             archive.parent.mkdir(exist_ok=True)
-            with replace_atomically(archive) as stream:
-                _write(venv, stream)
+            with (
+                replace_atomically(archive) as stream,
+                tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+            ):
+                for file in _files(venv):
+                    _add(tar, venv, file)
         except OSError as error:
-            raise RecipeError(
-                str(archive), f"cannot be written: {error.strerror}", "make room there"
-            ) from None
-        for other in archive.parent.glob("venv-*.tar"):
-            if other != archive:
-                other.unlink()
+            problem = f"cannot be written: {error.strerror}"
+            raise RecipeError(str(archive), problem, "make room there") from None
+        for other in set(archive.parent.glob("venv-*.tar")) - {archive}:
+            other.unlink()
     return archive
 
 
@@ -95,26 +96,22 @@ def _files(venv: Path) -> Iterator[Path]:
         yield from (here / name for name in sorted([*names, *links]))
 
 
-def _write(venv: Path, stream: BinaryIO) -> None:
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file in _files(venv):
-            # It says where the environment was; a job script sets what it would.
-            if file.parent != venv / "bin" or not file.name.lower().startswith("activate"):
-                _add(tar, venv, file)
-
-
 def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
     """Add a file as it is, as it has to be elsewhere, or what a link out of here leads to."""
-    name = f"venv/{file.relative_to(venv)}"
-    if file.is_symlink() and _leads_away(venv, file):
+    name, in_bin = f"venv/{file.relative_to(venv)}", file.parent == venv / "bin"
+    if in_bin and file.name.lower().startswith("activate"):
+        return  # it says where the environment was; a job script sets what it would
+    interpreter = in_bin and file.name.startswith("python")
+    may_lead_away = file.is_symlink() and not interpreter
+    if may_lead_away and not file.resolve().is_relative_to(venv.resolve()):
         if file.is_dir():
             raise _elsewhere(venv, f"{file.relative_to(venv)} is a link to {file.resolve()}")
         file = file.resolve()
     info = tar.gettarinfo(file, arcname=name)
     if info.issym():
         target = file.readlink()
-        inside = target.is_absolute() and target.is_relative_to(venv)
-        info.linkname = os.path.relpath(target, file.parent) if inside else str(target)
+        own = target.is_absolute() and target.is_relative_to(venv)
+        info.linkname = os.path.relpath(target, file.parent) if own else str(target)
         tar.addfile(info)
     elif (text := _changed(venv, file)) is not None:
         info.type, info.size = tarfile.REGTYPE, len(text)
@@ -124,12 +121,6 @@ def _add(tar: tarfile.TarFile, venv: Path, file: Path) -> None:
             tar.addfile(info, content)
     else:  # a hard link to what is in the archive
         tar.addfile(info)
-
-
-def _leads_away(venv: Path, link: Path) -> bool:
-    """Tell a link out of the environment from one inside it, and from the interpreter's."""
-    interpreter = link.parent == venv / "bin" and link.name.startswith("python")
-    return not interpreter and not link.resolve().is_relative_to(venv.resolve())
 
 
 def _changed(venv: Path, file: Path) -> bytes | None:

@@ -12,8 +12,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status
 from components.config.schema.recipe import Recipe
-from components.dryrun.drive import RoleError, rehearse_roles
-from components.dryrun.judge import RoleResult, highest, judge
+from components.dryrun.roles import RoleError, RoleResult, highest, judge, rehearse_roles
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe
 from components.terminal import console, say, tell

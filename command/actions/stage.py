@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from cluster.staging.folder import close_stage, copy_tree, open_stage, target_of
-from cluster.staging.packages import bundle_code, fetch_packages, write_installer
+from cluster import staging
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
@@ -23,19 +22,19 @@ def run(arguments: Arguments) -> ActionResult:
     """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
-    target = target_of(recipe, user)
+    target = staging.target_of(recipe, user)
     stem = f"{recipe.name}-{recipe.scale.name}-{recipe.cluster.name}.stage"
     folder = arguments.file or Path(stem)
-    open_stage(folder)
-    commit = bundle_code(ROOT, folder)
+    staging.open_stage(folder)
+    commit = staging.bundle_code(ROOT, folder)
     say(f"code: {commit[:12]}")
-    wheels = fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
+    wheels = staging.fetch_packages(ROOT / "requirements", locks_of(recipe), target, folder)
     provided = f"; {', '.join(target.provided)} by its modules" if target.provided else ""
     say(f"packages: {len(wheels)} wheels for Python {target.python}{provided}")
     without = _stage_data(recipe, arguments, folder)
     image = stage_image(user.image, folder)
     words = tuple(word for word in arguments.words if not word.startswith(COMMAND_ONLY))
-    write_installer(folder, recipe, target, commit=commit, image=image, words=words)
+    staging.write_installer(folder, recipe, target, commit=commit, image=image, words=words)
     facts = {
         "recipe": recipe.name,
         "scale": recipe.scale.name,
@@ -45,7 +44,7 @@ def run(arguments: Arguments) -> ActionResult:
         "commit": commit,
         "without": without,
     }
-    files = close_stage(folder, facts)
+    files = staging.close_stage(folder, facts)
     say(f"{len(files):,} files, {sum(file.bytes for file in files) / 1e9:.2f} GB")
     say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
     say(f"there: bash {folder.name}/install.sh FOLDER")
@@ -71,7 +70,7 @@ def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str,
         say(f"without data: {error}")
         return {"data": f"{error.path}: {error.problem}"}
     staged = folder / "prepared" / prepared.name
-    copy_tree(prepared, staged)
+    staging.copy_tree(prepared, staged)
     note_staged(recipe, staged)
     return {}
 

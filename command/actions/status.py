@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from cluster.records import RunStatus, status_of
 from cluster.scheduler import Scheduler, scheduler_of
-from cluster.status import RunStatus, status_of
 from command.arguments import Arguments
 from command.outcome import ActionResult
 from command.path_checks import named_runs

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from cluster.copies.venv import archive_venv
 from cluster.job import JobSettings, job_settings, render, run_folder
-from cluster.records import Jobs, now
+from cluster.records import Jobs, now, status_of
 from cluster.scheduler import Scheduler, SchedulerError, check_present, scheduler_of
-from cluster.status import status_of
 from cluster.user import User, read_user
 from command.actions.prepare import prepare_data
 from command.arguments import ROOT, Arguments

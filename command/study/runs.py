@@ -7,8 +7,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cluster.records import status_of
 from cluster.scheduler import scheduler_of
-from cluster.status import status_of
 from command.actions import auto
 from command.actions.submit import check, hand_over, submitted_before
 from command.arguments import read_point

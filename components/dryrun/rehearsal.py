@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,54 +22,28 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from components.config.schema.recipe import Recipe, read_recipe
 from components.distributed.devices import device_type
-from components.dryrun.collectives import CollectiveKind, CollectiveLedger, sent_bytes
-from components.dryrun.kernels import device_kernels, even_load, replace_parts
-from components.dryrun.memory import MemoryLedger, OperatorWatch, Peak, Phase
-from components.dryrun.world import Answers, FakeRank, empty_batch, fake_world
-from components.profiling.counts import FORMULAS
+from components.dryrun import ledgers, world
 from components.run.folder import RunFolder
-from components.torch_internals.operators import FakeTensorMode, packet_of
+from components.torch_internals.operators import FakeTensorMode
 from components.versions import release_of
-
-
-class FlopLedger(OperatorWatch):
-    """Count by operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops: Counter[str] = Counter()
-
-    @override
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result, packet = func(*args, **kwargs), packet_of(func)
-        formula = FORMULAS.get(packet)
-        if formula is not None:
-            name = str(packet).removeprefix("aten.").strip("_")
-            self.flops[name] += formula(*args, **kwargs, out_val=result)
-        return result
-
 
 # Before this torch a schedule of so many microbatches begins with a message to each neighbour.
 _GREETS_BEFORE = (2, 13)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StepRehearsal:
-    """What one rank's step of ``microbatches`` takes; ``rehearsed`` of them were gone through.
-
-    ``calls`` and ``bytes`` are of collectives, ``flops`` by operator.
-    """
+    """What one rank's step takes."""
 
     microbatches: int
-    rehearsed: int
-    peaks: dict[Phase, Peak]
-    calls: dict[CollectiveKind, int]
-    bytes: dict[CollectiveKind, int]
-    flops: dict[str, int]
+    rehearsed: int  # of these were gone through
+    peaks: dict[ledgers.Phase, ledgers.Peak]
+    calls: dict[ledgers.CollectiveKind, int]
+    bytes: dict[ledgers.CollectiveKind, int]
+    flops: dict[str, int]  # by operator
 
 
 def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
@@ -81,44 +55,42 @@ def rehearse(recipe: Recipe, rank: int) -> StepRehearsal:
     count = microbatches_to_rehearse(recipe)
     on_device = device_type(recipe.cluster.device)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_world(rank, recipe.cluster.ranks):
-        module = FakeRank(recipe=recipe, fake=fake)
+    with world.fake_world(rank, recipe.cluster.ranks), ExitStack() as modes:
+        module = world.FakeRank(recipe=recipe, fake=fake)
         module.configure_model()
-        replace_parts(module, on_device)
+        world.replace_parts(module, on_device)
         optimizer = module.configure_optimizers()
         if on_device != "cpu":
             for group in optimizer.param_groups:
                 group["foreach"] = True  # the update that torch chooses on a GPU
         module.train_dataloader()
-        with ExitStack() as modes:
-            modes.enter_context(fake)
-            modes.enter_context(even_load())
-            if on_device != "cpu":
-                modes.enter_context(device_kernels())
-            modes.enter_context(Answers())
-            return _observe(module, modes, count)
+        modes.enter_context(fake)
+        modes.enter_context(world.even_load())
+        if on_device != "cpu":
+            modes.enter_context(world.device_kernels())
+        modes.enter_context(world.Answers())
+        return _observe(module, modes, count)
 
 
-def _observe(module: FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
+def _observe(module: world.FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
     """Take a first step unseen, as short as it may be, and watch the second.
 
     The first makes the optimizer's state, and DTensor asks for the shapes of new operators.
     """
     greets = release_of(torch.__version__) < _GREETS_BEFORE
     first = count if greets else min(module.recipe.parallelism.pipeline, count)
-    module.training_step(empty_batch(module.recipe, first))
-    flops = modes.enter_context(FlopLedger())
-    calls = modes.enter_context(CollectiveLedger(module.mesh))
+    module.training_step(world.empty_batch(module.recipe, first))
+    flops = modes.enter_context(ledgers.FlopLedger())
+    calls = modes.enter_context(ledgers.CollectiveLedger(module.mesh))
     weights = [weight for _, weight in module.named_weights()]
     optimizer = module.engine.optimizer
     updated = [one for group in optimizer.param_groups for one in group["params"]]
-    memory = modes.enter_context(MemoryLedger([*weights, *updated]))
+    memory = modes.enter_context(ledgers.MemoryLedger([*weights, *updated]))
     states = [value for state in optimizer.state.values() for value in state.values()]
     memory.name("weights", weights)
     memory.name("optimizer", (value for value in states if isinstance(value, Tensor)))
     counters: tuple[Counter[Any], ...] = (calls.calls, calls.bytes, flops.flops)
     within: list[Counter[Any]] = []
-
     run = module.microbatches.run
 
     def run_watched(batch: Tensor, scale: float) -> None:
@@ -127,28 +99,19 @@ def _observe(module: FakeRank, modes: ExitStack, count: int) -> StepRehearsal:
         memory.phase = "forward"
         run(batch, scale)
         memory.phase = "reduction"
+        within.extend(counter.copy() for counter in counters)
         for counter in counters:
-            within.append(counter.copy())
             counter.clear()
 
     modes.enter_context(patch.object(module.microbatches, "run", run_watched))
     _follow(module, memory)
     memory.begin()
-    module.training_step(empty_batch(module.recipe, count))
+    module.training_step(world.empty_batch(module.recipe, count))
     memory.settle()
     whole = module.recipe.derived.microbatches_per_step
-    continued = [
-        _continued(passes, after, count, whole)
-        for passes, after in zip(within, counters, strict=True)
-    ]
-    return StepRehearsal(
-        microbatches=whole,
-        rehearsed=count,
-        peaks=memory.peaks,
-        calls=continued[0],
-        bytes=continued[1],
-        flops=continued[2],
-    )
+    pairs = zip(within, counters, strict=True)
+    continued = (_continued(passes, after, count, whole) for passes, after in pairs)
+    return StepRehearsal(whole, count, memory.peaks, *continued)
 
 
 def microbatches_to_rehearse(recipe: Recipe) -> int:
@@ -167,7 +130,7 @@ def microbatches_to_rehearse(recipe: Recipe) -> int:
     return min(ranks + 1, whole)
 
 
-def _follow(module: FakeRank, memory: MemoryLedger) -> None:
+def _follow(module: world.FakeRank, memory: ledgers.MemoryLedger) -> None:
     """Tell the account where in the step the module is."""
 
     def goes_forward(*_: Any) -> None:
@@ -200,9 +163,12 @@ def _continued(
     return dict(found)
 
 
-def as_json(found: StepRehearsal) -> dict[str, Any]:
-    """Return plain numbers, in bytes and FLOPs of one step."""
-    return {
+def main(words: Sequence[str]) -> None:
+    """Rehearse and write ``role-RANK.json``: bytes and FLOPs of one step."""
+    folder, rank = RunFolder(Path(words[0])), int(words[1])
+    began = time.perf_counter()
+    found = rehearse(read_recipe(folder.recipe), rank)
+    tree = {
         "microbatches": found.microbatches,
         "rehearsed_microbatches": found.rehearsed,
         "peaks": {
@@ -213,22 +179,15 @@ def as_json(found: StepRehearsal) -> dict[str, Any]:
                 **kind._asdict(),
                 "count": count,
                 "bytes": found.bytes[kind],
-                "sent_bytes": round(sent_bytes(kind, found.bytes[kind])),
+                "sent_bytes": round(ledgers.sent_bytes(kind, found.bytes[kind])),
             }
             for kind, count in found.calls.items()
         ],
         "flops": found.flops,
+        "seconds": time.perf_counter() - began,
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-def main(words: Sequence[str]) -> None:
-    """Rehearse and write ``role-RANK.json``."""
-    folder, rank = RunFolder(Path(words[0])), int(words[1])
-    began = time.perf_counter()
-    found = as_json(rehearse(read_recipe(folder.recipe), rank))
-    found["seconds"] = time.perf_counter() - began
-    found["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    folder.write_json(f"role-{rank}.json", found)
+    folder.write_json(f"role-{rank}.json", tree)
 
 
 if __name__ == "__main__":

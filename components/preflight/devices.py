@@ -16,18 +16,13 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.sections import Cluster
-from components.distributed.devices import (
-    check_devices,
-    count_devices,
-    device_type,
-    group_backend,
-    misses_profile,
-)
+from components.distributed import devices as torch_devices
 from components.errors import RecipeError
-from components.preflight.verdict import NodeFinding, refused
+from components.preflight.verdict import NodeFinding, Rates, refused
 
+GIB = 2**30
 ROUNDS, WARM_UP = 10, 3
-# Large enough that starting costs nothing.
+Pair = tuple[int, int]
 
 
 def large_rows(kind: str) -> int:
@@ -78,34 +73,30 @@ def median_seconds(call: Callable[[], object], device: torch.device) -> float:
     return statistics.median(times)
 
 
-GIB = 2**30
-
-
 def devices_here(cluster: Cluster) -> list[torch.device]:
     """Name the devices that this node's ranks will have; the CPU is one, whatever its ranks."""
-    kind = device_type(cluster.device)
-    if misses_profile(cluster):
+    kind = torch_devices.device_type(cluster.device)
+    if torch_devices.misses_profile(cluster):
         return []
     if kind == "cpu":
         return [torch.device("cpu")]
-    seen = min(count_devices(kind), cluster.devices_per_node)
-    return [torch.device(kind, number) for number in range(seen)]
+    count = min(torch_devices.count_devices(kind), cluster.devices_per_node)
+    return [torch.device(kind, number) for number in range(count)]
 
 
 def check_count(cluster: Cluster) -> NodeFinding:
     """Compare the devices that torch sees with those of the profile."""
-    kind = device_type(cluster.device)
-    wanted = "GPUs" if misses_profile(cluster) else kind
+    kind = torch_devices.device_type(cluster.device)
+    wanted = "GPUs" if torch_devices.misses_profile(cluster) else kind
     expected = "a CPU" if wanted == "cpu" else f"{cluster.devices_per_node} {wanted}"
     try:
-        check_devices(cluster)
+        torch_devices.check_devices(cluster)
     except RecipeError as error:
         return refused("devices", error).model_copy(update={"expected": expected})
-    cores = len(os.sched_getaffinity(0))
-    found = f"{cores} cores" if kind == "cpu" else f"{count_devices(kind)} {kind}"
+    cores, seen = len(os.sched_getaffinity(0)), torch_devices.count_devices
     return NodeFinding(
         check="devices",
-        found=found,
+        found=f"{cores} cores" if kind == "cpu" else f"{seen(kind)} {kind}",
         expected=expected,
         rule="cluster.devices_per_node",
         verdict="ok",
@@ -135,11 +126,10 @@ def check_memory(
             )
     free, total = min(spaces, default=(0, 0))
     hardware = cluster.hardware
-    known = None if isinstance(hardware, str) else hardware.memory_bytes
     on_device = any(device.type != "cpu" for device in devices)
-    if known is not None and not on_device:
-        known *= cluster.devices_per_node
-    whole = known or (total if on_device else None)
+    whole = total if on_device else None
+    if not isinstance(hardware, str):
+        whole = hardware.memory_bytes * (1 if on_device else cluster.devices_per_node)
     needed = rules.memory_fraction * (whole or 0)
     return NodeFinding(
         check="memory",
@@ -165,15 +155,8 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
 
 def slowest_teraflops(devices: Sequence[torch.device], dtype: torch.dtype) -> float:
     """Measure a large square product on each device, one after the other."""
-    sizes = [large_rows(device.type) for device in devices]
-    return min(
-        product_teraflops(rows, rows, rows, dtype, device)
-        for rows, device in zip(sizes, devices, strict=True)
-    )
-
-
-Pair = tuple[int, int]
-Rates = dict[str, float | None]  # gigabytes a second, by the other node; None: no answer
+    rows = large_rows(devices[0].type)
+    return min(product_teraflops(rows, rows, rows, dtype, device) for device in devices)
 
 
 def rounds_of_pairs(count: int) -> list[list[Pair]]:
@@ -181,23 +164,11 @@ def rounds_of_pairs(count: int) -> list[list[Pair]]:
 
     Two rounds, three for an odd number of nodes.
     """
-    if count < 2:
-        return []
-    if count == 2:
-        return [[(0, 1)]]
-    even = [(first, first + 1) for first in range(0, count - 1, 2)]
-    odd = [(first, first + 1) for first in range(1, count - 1, 2)]
-    closing = (0, count - 1)
+    line = [(first, first + 1) for first in range(count - 1)]
+    if count <= 2:
+        return [line] if line else []
+    even, odd, closing = line[::2], line[1::2], (0, count - 1)
     return [even, [*odd, closing]] if count % 2 == 0 else [even, odd, [closing]]
-
-
-def link_device(cluster: Cluster) -> torch.device:
-    """Choose the first device of a node; the host on Intel's GPUs.
-
-    Where oneCCL takes its ranks from MPI, as on Aurora, it knows of no groups of two.
-    """
-    kind = device_type(cluster.device)
-    return torch.device(kind, 0) if kind == "cuda" else torch.device("cpu")
 
 
 def measure_links(
@@ -212,8 +183,8 @@ def measure_links(
     for number, pairs in enumerate(rounds_of_pairs(len(names)), start=1):
         for pair in pairs:
             if me in pair:
-                other = names[pair[1 - pair.index(me)]]
-                found[other] = _meet(pair, pair.index(me), store, device, number * seconds)
+                rank, patience = pair.index(me), number * seconds
+                found[names[pair[1 - rank]]] = _meet(pair, rank, store, device, patience)
     return found
 
 
@@ -223,7 +194,7 @@ def _meet(
     size = large_bytes(device.type)
     try:
         dist.init_process_group(
-            group_backend(device.type),
+            torch_devices.group_backend(device.type),
             store=PrefixStore(f"link/{pair[0]}-{pair[1]}", store),
             rank=rank,
             world_size=2,

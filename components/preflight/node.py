@@ -13,21 +13,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe, read_recipe
-from components.distributed.devices import compute_dtype
+from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.preflight import contents, node_checks
-from components.preflight.devices import (
-    Rates,
-    check_count,
-    check_memory,
-    devices_here,
-    link_device,
-    measure_links,
-    rounds_of_pairs,
-    slowest_teraflops,
-)
-from components.preflight.judge import judge
-from components.preflight.verdict import NodeReport, PreflightVerdict
+from components.preflight import devices, node_checks
+from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
 from components.run.event_log import node_name
 from components.run.folder import RunFolder
 from components.run.provenance import parts_of
@@ -62,24 +51,23 @@ def rules_of(recipe: Recipe) -> Preflight:
 
 def look_here(recipe: Recipe, folder: RunFolder, name: str) -> NodeReport:
     """Make every check that this node can make alone."""
-    began, rules = time.monotonic(), rules_of(recipe)
+    began, rules, cluster = time.monotonic(), rules_of(recipe), recipe.cluster
     findings = (
-        check_count(recipe.cluster),
-        check_memory(recipe.cluster, rules, devices_here(recipe.cluster)),
+        devices.check_count(cluster),
+        devices.check_memory(cluster, rules, devices.devices_here(cluster)),
         *node_checks.check_places(recipe, rules, folder.path),
         *node_checks.check_copies(folder.path, name, os.environ),
-        contents.check_packages(folder, parts_of(recipe)),
-        contents.check_versions(),
-        contents.check_data(recipe, rules, folder, name),
+        node_checks.check_packages(folder, parts_of(recipe)),
+        node_checks.check_versions(),
+        node_checks.check_data(recipe, rules, folder, name),
         node_checks.check_network(recipe, folder, os.environ),
     )
     # Asked again: once CUDA has started, its count leaves out what does not answer.
-    devices = devices_here(recipe.cluster)
-    first = devices[0] if devices else torch.device("cpu")
-    dtype = compute_dtype(recipe.precision.compute, first)
+    here = devices.devices_here(cluster)
+    dtype = compute_dtype(recipe.precision.compute, here[0] if here else torch.device("cpu"))
     rate = None
     try:
-        rate = slowest_teraflops(devices, dtype) if devices else None
+        rate = devices.slowest_teraflops(here, dtype) if here else None
     except RuntimeError as error:  # whatever a broken device raises
         say(f"no product: {error}")
     return NodeReport(
@@ -98,9 +86,8 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
     folder = RunFolder(path)
     recipe = read_recipe(folder.recipe)
     rules, host, port = rules_of(recipe), seen["MASTER_ADDR"], int(seen["MASTER_PORT"])
-    store = TCPStore(
-        host, port, is_master=False, timeout=timedelta(seconds=rules.longest_seconds)
-    )
+    longest = timedelta(seconds=rules.longest_seconds)
+    store = TCPStore(host, port, is_master=False, timeout=longest)
     name = name_among(json.loads(store.get("names")), seen)
     clock = node_checks.ask_time(host, int(store.get("clock")))
     report = look_here(recipe, folder, name).model_copy(update={"clock": clock})
@@ -109,30 +96,26 @@ def take_part(path: Path, seen: Mapping[str, str]) -> None:
     if name in roster:
         # NCCL would end the process where a pair is too slow; so it raises instead.
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-        device = link_device(recipe.cluster)
-        found = measure_links(roster, name, store, device, rules.link_seconds)
+        # Not on Intel's GPUs: oneCCL that takes its ranks from MPI, as on Aurora, knows of no
+        # groups of two.
+        on_gpu = device_type(recipe.cluster.device) == "cuda"
+        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        found = devices.measure_links(roster, name, store, device, rules.link_seconds)
         store.set(f"links/{name}", json.dumps(found))
 
 
 def look_alone(recipe: Recipe, folder: RunFolder) -> PreflightVerdict:
     """Judge this node by itself: no clock and no link, which take two."""
     name = node_name(os.environ).partition(".")[0]
-    report = look_here(recipe, folder, name)
-    rules = rules_of(recipe)
-    return judge(
-        recipe.cluster, rules, [name], {name: report}, {}, needed=1, seconds=report.seconds
-    )
-
-
-_LOOK_SECONDS = 0.05
+    report, rules, cluster = look_here(recipe, folder, name), rules_of(recipe), recipe.cluster
+    return judge(cluster, rules, [name], {name: report}, {}, needed=1, seconds=report.seconds)
 
 
 class Hub:
     """Where nodes report; it lives as long as `hub` does."""
 
     def __init__(self, *, store: TCPStore) -> None:
-        self._store = store
-        self.port = store.port
+        self._store, self.port = store, store.port
 
     def gather(self, recipe: Recipe, names: Sequence[str], *, needed: int) -> PreflightVerdict:
         """Wait for the nodes ``names``, let the good ones meet in pairs, and judge all."""
@@ -143,15 +126,13 @@ class Hub:
         roster = [name for name in names if name in reports and not reports[name].bad]
         self._store.set("roster", json.dumps(roster))
         links: dict[str, Rates] = {}
-        if rounds := len(rounds_of_pairs(len(roster))):
+        if rounds := len(devices.rounds_of_pairs(len(roster))):
             longest = rules.link_seconds * rounds * (rounds + 1) / 2
             met = self._collect("links", roster, longest)
             silent: Rates = {"any other": None}
             links = {name: json.loads(met[name]) if name in met else silent for name in roster}
-        seconds = time.monotonic() - began
-        return judge(
-            recipe.cluster, rules, names, reports, links, needed=needed, seconds=seconds
-        )
+        took, cluster = time.monotonic() - began, recipe.cluster
+        return judge(cluster, rules, names, reports, links, needed=needed, seconds=took)
 
     def _collect(self, kind: str, names: Sequence[str], seconds: float) -> dict[str, bytes]:
         """Read what each name has left, or what is there when the time is over."""
@@ -161,7 +142,7 @@ class Hub:
             there = [name for name in missing if self._store.check([f"{kind}/{name}"])]
             found |= {name: self._store.get(f"{kind}/{name}") for name in there}
             missing = [name for name in missing if name not in found]
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(0.05)
         return found
 
 

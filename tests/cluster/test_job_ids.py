@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import Pbs
+from cluster.batch_systems import Pbs, Slurm
 from cluster.records import Jobs, now
 from cluster.scheduler import JobPlace, Scheduler, check_id, user_name
-from cluster.slurm import Slurm
 from command.main import main
 from components.errors import RecipeError
 from tests.cluster.programs import Programs, queued

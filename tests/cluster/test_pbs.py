@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import Pbs
-from cluster.records import Jobs, now
+from cluster.batch_systems import Pbs
+from cluster.records import Jobs, now, status_of
 from cluster.scheduler import NotOwnError, SchedulerError, user_name
-from cluster.status import status_of
 from tests.cluster import openpbs
 from tests.cluster.programs import Programs
 

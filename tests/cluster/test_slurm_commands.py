@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records import Jobs
-from cluster.slurm import Slurm
-from cluster.status import status_of
+from cluster.batch_systems import Slurm
+from cluster.records import Jobs, status_of
 from command.main import main
 from components.run.folder import RunFolder
 from tests.cluster.programs import Programs, queued

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import Slurm
-from cluster.status import RunStatus, status_of
+from cluster.batch_systems import Slurm
+from cluster.records import RunStatus, status_of
 from command.main import main
 from tests.cluster.slurm import LocalSlurm
 from tests.life.conftest import TINY, entries

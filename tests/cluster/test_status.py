@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.records import Jobs, now
+from cluster.batch_systems import Slurm
+from cluster.records import REASONS, Jobs, RunStatus, explain, now, status_of
 from cluster.scheduler import JobPlace
-from cluster.slurm import Slurm
-from cluster.status import REASONS, RunStatus, explain, status_of
 from command.arguments import read_point
 from command.main import main
 from command.path_checks import named_runs

@@ -9,7 +9,7 @@ from command.actions import dryrun
 from command.main import main
 from command.outcome import Status
 from components.config.schema.recipe import Recipe
-from components.dryrun.drive import RoleError, roles_of
+from components.dryrun.roles import RoleError, roles_of
 
 GIB = 2**30
 WORDS = ["recipe=playbook3b", "cluster=hopper", "action=dryrun"]

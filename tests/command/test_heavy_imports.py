@@ -29,7 +29,7 @@ LIGHT = [
         "cluster.begin",
         "cluster.end",
         "cluster.job",
-        "cluster.status",
+        "cluster.records",
         "components.train.launch",
     ),
 ]

@@ -11,7 +11,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 from components.distributed.devices import peak_memory_bytes
-from components.dryrun.drive import rehearse_roles
+from components.dryrun.roles import rehearse_roles
 from components.dryrun.world import NoBatches, empty_batch, trainer_of
 from components.train.module import Pretraining
 

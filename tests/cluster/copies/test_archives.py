@@ -27,7 +27,7 @@ def test_the_code_of_a_node_reads_nothing_of_the_repository(run: Path, tmp_path:
         tar.extractall(tmp_path / "node", filter="data")
     asked = (
         "import sys\n"
-        "from components.preflight.contents import expected_versions\n"
+        "from components.preflight.node_checks import expected_versions\n"
         "from components.run.folder import RunFolder\n"
         "from pathlib import Path\n"
         "print(len(expected_versions(RunFolder(Path('/')), ['run'])[0]))\n"

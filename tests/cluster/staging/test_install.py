@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.staging.folder import RECORD, close_stage, copy_tree, open_stage
+from cluster.staging import RECORD, close_stage, copy_tree, open_stage
 from components.errors import RecipeError
 from tests.cluster.jobs import ROOT
 

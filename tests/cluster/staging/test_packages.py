@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.staging.folder import Target
-from cluster.staging.packages import fetch_packages, pins_for, without_hashes
+from cluster.staging import Target, fetch_packages, pins_for, without_hashes
 from components.errors import RecipeError
 from tests.cluster.jobs import ROOT
 from tests.cluster.staging.archives import entry, write_source, write_wheel

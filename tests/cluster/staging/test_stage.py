@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.staging.folder import target_of
-from cluster.staging.packages import INSTALLER, bundle_code, write_installer
+from cluster.staging import INSTALLER, bundle_code, target_of, write_installer
 from cluster.user import User
 from command.actions.stage import locks_of, stage_image
 from components.errors import RecipeError

@@ -22,8 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from components.config.schema.recipe import read_recipe
-from components.dryrun.collectives import CollectiveLedger
-from components.dryrun.rehearsal import FlopLedger
+from components.dryrun.ledgers import CollectiveLedger, FlopLedger
 from components.dryrun.world import NoBatches, empty_batch, trainer_of
 from components.run.folder import RunFolder
 from components.train.module import Pretraining

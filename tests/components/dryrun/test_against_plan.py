@@ -8,7 +8,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun.judge import sent_bytes
+from components.dryrun.roles import sent_bytes
 from components.planner.plan import Plan, plan_recipe
 
 KEPT = Path(__file__).parents[3] / "benchmarks" / "results" / "dryruns.json"

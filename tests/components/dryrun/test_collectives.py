@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from components.distributed.collectives import all_gather, reduce_scatter
 from components.distributed.mesh import AXES, Degrees, build_mesh
-from components.dryrun.collectives import CollectiveKind, CollectiveLedger, axes_of_groups
+from components.dryrun.ledgers import CollectiveKind, CollectiveLedger, axes_of_groups
 from components.dryrun.world import fake_world
 
 ORDER = ("pipeline", "data", "expert", "context", "tensor")

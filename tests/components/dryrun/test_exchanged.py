@@ -4,7 +4,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun.collectives import CollectiveKind
+from components.dryrun.ledgers import CollectiveKind
 from components.dryrun.rehearsal import StepRehearsal, rehearse
 
 WORDS = (

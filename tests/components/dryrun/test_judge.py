@@ -7,9 +7,8 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
-from components.dryrun.collectives import CollectiveKind, sent_bytes
-from components.dryrun.drive import RoleError, rehearse_roles, roles_of
-from components.dryrun.judge import judge, step_flops
+from components.dryrun.ledgers import CollectiveKind, sent_bytes
+from components.dryrun.roles import RoleError, judge, rehearse_roles, roles_of, step_flops
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.planner.software import OURS, read_software

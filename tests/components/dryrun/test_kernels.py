@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.dryrun.kernels import device_kernels, even_load, replace_parts
+from components.dryrun.world import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
 from components.model.attention import AttentionCore
 from components.model.expert_products import Matrices, grouped_products, sorted_products

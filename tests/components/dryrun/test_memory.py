@@ -5,7 +5,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from components.dryrun.memory import MemoryLedger
+from components.dryrun.ledgers import MemoryLedger
 
 WIDTH, ROWS = 64, 512
 

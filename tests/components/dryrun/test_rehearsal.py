@@ -4,9 +4,9 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.dryrun import drive, rehearsal
-from components.dryrun.drive import check_messages
+from components.dryrun import rehearsal, roles
 from components.dryrun.rehearsal import StepRehearsal, rehearse
+from components.dryrun.roles import check_messages
 from components.errors import RecipeError
 from components.versions import TORCH
 
@@ -58,8 +58,8 @@ def test_a_pipeline_is_refused_where_torch_cannot_rehearse_its_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe = compose_recipe(read_point(list(WORDS)))
-    monkeypatch.setattr(drive, "installed", lambda: {TORCH: "2.10.0a0+git449b176"})
+    monkeypatch.setattr(roles, "installed", lambda: {TORCH: "2.10.0a0+git449b176"})
     with pytest.raises(RecipeError, match=r"parallelism\.pipeline: 2 stages.*2\.10\.0a0"):
         check_messages(recipe)
-    monkeypatch.setattr(drive, "installed", lambda: {TORCH: "2.11.0+cu130"})
+    monkeypatch.setattr(roles, "installed", lambda: {TORCH: "2.11.0+cu130"})
     check_messages(recipe)

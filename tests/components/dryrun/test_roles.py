@@ -5,8 +5,8 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
-from components.dryrun.drive import roles_of
 from components.dryrun.rehearsal import microbatches_to_rehearse
+from components.dryrun.roles import roles_of
 from components.planner.job import coordinates, job_of
 
 

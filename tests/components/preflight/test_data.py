@@ -7,7 +7,7 @@ import pytest
 from components.config.schema.cluster import Preflight
 from components.data.files import FileRecord, record_file
 from components.data.manifest import Manifest, TokenizerRecord
-from components.preflight.contents import check_data, some_files
+from components.preflight.node_checks import check_data, some_files
 from components.run.folder import RunFolder
 from tests.components.preflight.conftest import Compose
 

@@ -6,9 +6,7 @@ import pytest
 
 from components.config.schema.cluster import Preflight
 from components.config.schema.recipe import Recipe
-from components.preflight.devices import Rates
-from components.preflight.judge import judge
-from components.preflight.verdict import NodeReport, PreflightVerdict
+from components.preflight.verdict import NodeReport, PreflightVerdict, Rates, judge
 from tests.components.preflight.conftest import Compose, report
 
 NAMES = ("n1", "n2", "n3")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from components.preflight.devices import Rates, measure_links, rounds_of_pairs
+from components.preflight.devices import measure_links, rounds_of_pairs
+from components.preflight.verdict import Rates
 
 
 @given(st.integers(3, 200))

@@ -5,8 +5,8 @@ from importlib.metadata import version
 
 import pytest
 
-from components.preflight import contents
-from components.preflight.contents import check_packages, check_versions, expected_versions
+from components.preflight import node_checks
+from components.preflight.node_checks import check_packages, check_versions, expected_versions
 from components.run.folder import RunFolder
 from components.run.provenance import describe_software
 from components.versions import PYTHON, TORCH
@@ -82,7 +82,7 @@ def test_without_a_run_the_locks_lines_for_this_python_count(folder: RunFolder) 
 def test_torch_and_python_outside_the_range_are_found(
     torch: str, python: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "installed", lambda: {PYTHON: python, TORCH: torch})
+    monkeypatch.setattr(node_checks, "installed", lambda: {PYTHON: python, TORCH: torch})
     found = check_versions()
     assert found.verdict == verdict
     assert found.found == f"Python {python}, torch {torch}"

@@ -1,0 +1,271 @@
+"""Dry run of the roles of a recipe, each in a process of its own, and what was planned for it.
+
+Ranks of one stage differ in their data alone. Where rows do not divide evenly the first rank of
+every axis holds the most; of equal stages the first has the most microbatches in flight.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+from components.planner import communication
+from components.planner.job import BYTES, TrainingJob, job_of
+from components.planner.layer import head_product, layer_products
+from components.planner.memory import RankMemory, Verdict, verdict_of
+from components.planner.plan import Plan
+from components.planner.software import SoftwareSpeed
+from components.planner.states import rank_parameters
+from components.planner.time import again_fraction, reduced_bytes
+from components.run.folder import RunFolder, create_run_folder
+from components.train.launch import ROOT
+from components.versions import TORCH, installed, release_of
+
+_AT_A_TIME = 2
+_MESSAGES_SINCE = (2, 11)  # the torch that sends tensors without values
+_LAST_LINES = 12
+_WORTH_NAMING = 0.05  # a difference below it is not named
+_SMALL = 0.01  # nor is one of a part that is less of the whole
+
+Found = dict[str, Any]
+
+
+class RoleError(Exception):
+    """The process of a role did not end well; the message names it and ends with its words."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pipeline ranks that do the same, and the rank of the world that plays it for them all."""
+
+    layers: tuple[int, ...]  # of each of its stages
+    first: bool  # has the embedding
+    last: bool  # has the loss
+    rank: int
+    pipeline_rank: int
+    stands_for: int  # ranks of the whole world
+
+    @property
+    def name(self) -> str:
+        ends = ["first"] * self.first + ["last"] * self.last
+        return f"{' and '.join(ends) or 'inner'}, {' + '.join(map(str, self.layers))} layers"
+
+
+def roles_of(recipe: Recipe) -> tuple[Role, ...]:
+    """List the roles in the order of the pipeline."""
+    layout = job_of(recipe).layout
+    pipeline, stages = layout.pipeline, layout.layers
+    inner = layout.rank_order[layout.rank_order.index("pipeline") + 1 :]
+    stride = prod(getattr(layout, axis) for axis in inner)  # ranks from a stage to the next
+    found = defaultdict[tuple[tuple[int, ...], bool, bool], list[int]](list)
+    for rank in range(pipeline):
+        is_last = rank == (len(stages) - 1) % pipeline
+        found[stages[rank::pipeline], rank == 0, is_last].append(rank)
+    each = recipe.cluster.ranks // pipeline
+    return tuple(
+        Role(*kind, ranks[0] * stride, pipeline_rank=ranks[0], stands_for=len(ranks) * each)
+        for kind, ranks in found.items()
+    )
+
+
+def rehearse_roles(recipe: Recipe, say: Callable[[str], None]) -> dict[Role, Found]:
+    """Return what each role's step takes, in the order of the pipeline.
+
+    Raises:
+        RecipeError: the layout is one that DeepSpeed drives, or that this torch cannot play.
+        RoleError: a role's process failed, or was killed.
+    """
+    if recipe.parallelism.engine != "mesh":
+        raise RecipeError(
+            "parallelism.engine",
+            f"{recipe.parallelism.engine}, whose own collectives no fake group stands for",
+            "set parallelism.engine=mesh, which holds and sends the same by ZeRO stage",
+        )
+    check_messages(recipe)
+    roles = roles_of(recipe)
+    with tempfile.TemporaryDirectory(prefix="dryrun-") as path:
+        folder = create_run_folder(recipe, Path(path))
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            found = pool.map(partial(_play, folder, say), roles)
+            return dict(zip(roles, found, strict=True))
+
+
+def check_messages(recipe: Recipe) -> None:
+    """Refuse a pipeline where tensors without values cannot be sent.
+
+    Raises:
+        RecipeError: it is one, under torch before 2.11.
+    """
+    torch = installed().get(TORCH)
+    if recipe.parallelism.pipeline > 1 and torch and release_of(torch) < _MESSAGES_SINCE:
+        raise RecipeError(
+            "parallelism.pipeline",
+            f"{recipe.parallelism.pipeline} stages, which torch {torch} cannot rehearse",
+            "use torch 2.11 or newer for a dry run, or ask action=plan",
+        )
+
+
+def _play(folder: RunFolder, say: Callable[[str], None], role: Role) -> Found:
+    program = [sys.executable, "-m", "components.dryrun.rehearsal"]
+    done = subprocess.run(
+        [*program, str(folder.path), str(role.rank)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if (status := done.returncode) != 0:
+        killed = f"signal {-status}, as for want of memory"
+        how = killed if status < 0 else f"status {status}"
+        words = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
+        raise RoleError(f"rank {role.rank} ({role.name}) ended with {how}\n{words}")
+    found = folder.read_json(f"role-{role.rank}.json")
+    say(f"rank {role.rank} ({role.name}): {found['seconds']:.0f} s")
+    return found
+
+
+def sent_bytes(job: TrainingJob, rank: int, speed: SoftwareSpeed) -> dict[str, float]:
+    """Count what the plan has one pipeline rank send, by axis."""
+    layout, again, held = job.layout, again_fraction(job), rank_parameters(job, rank)
+    passed = _layers(job, rank) * job.microbatches
+    tensor = speed.tensor_collectives * (1 + again[0] / 3) * communication.tensor_bytes(job)
+    replicas = {axis: communication.group_of(layout, axis).size for axis in ("dense", "data")}
+    sent = {
+        "tensor": passed * tensor if layout.tensor > 1 else 0.0,
+        "expert": passed * communication.EXPERT_COLLECTIVES * communication.expert_bytes(job),
+        "context": passed * (2 + again[1]) * communication.context_bytes(job),
+        "pipeline": _between_stages(job, rank),
+        "data": reduced_bytes(job, held.dense, replicas["dense"])
+        + reduced_bytes(job, held.expert, replicas["data"]),
+    }
+    return {axis: count for axis, count in sent.items() if count}
+
+
+def _between_stages(job: TrainingJob, rank: int) -> float:
+    """Count hidden states and their gradients, and a tied embedding's gradient by shards."""
+    layout, stages = job.layout, len(job.layout.layers)
+    here = range(rank, stages, layout.pipeline)
+    messages = sum((stage > 0) + (stage < stages - 1) for stage in here)
+    hidden = job.microbatch_tokens * job.shape.dim * BYTES[job.compute]
+    hidden /= layout.tensor if layout.sequence_parallel else 1
+    sent = job.microbatches * messages * hidden
+    if job.shape.tied_embeddings and stages > 1 and ({0, stages - 1} & set(here)):
+        rows = job.shape.padded_vocab_size / layout.tensor
+        shards = layout.data_shard * layout.context if layout.zero else 1
+        sent += rows * job.shape.dim * job.gradient_bytes / shards
+    return sent if layout.pipeline > 1 else 0.0
+
+
+def step_flops(job: TrainingJob, rank: int) -> float:
+    """Count FLOPs of one rank's products, attention in full, with what is computed twice.
+
+    A layer's by `components.planner.layer`, forward once and backward twice.
+    """
+    layout, again = job.layout, again_fraction(job)
+    products = sum(product.flops for product in layer_products(job))
+    attention = job.shape.attention
+    width = attention.num_heads * attention.head_dim / layout.tensor
+    core = 4.0 * width * job.sequence_length * job.microbatch_tokens
+    layers = _layers(job, rank) * ((3 + again[0]) * products + (3 + again[1]) * core)
+    head = layout.head_stage % layout.pipeline == rank
+    return job.microbatches * (layers + 3 * head * head_product(job).flops)
+
+
+def _layers(job: TrainingJob, rank: int) -> int:
+    return sum(job.layout.layers[rank :: job.layout.pipeline])
+
+
+@dataclass(frozen=True)
+class FigureDifference:
+    """A figure of the plan beside that of the dry run, which is a part of ``whole``."""
+
+    figure: str
+    planned: float
+    found: float
+    whole: float
+
+    @property
+    def is_named(self) -> bool:
+        apart = abs(self.found - self.planned)
+        return apart > _WORTH_NAMING * self.planned and apart > _SMALL * self.whole
+
+
+@dataclass(frozen=True)
+class RoleResult:
+    """One role: the peak on the device, the plan's, and all figures of both."""
+
+    role: Role
+    found: Found
+    peak_bytes: float
+    planned_bytes: float
+    verdict: Verdict
+    differences: tuple[FigureDifference, ...]
+
+
+def judge(role: Role, found: Found, plan: Plan) -> RoleResult:
+    """Set one role beside the plan of its pipeline rank."""
+    software, memory = plan.software.memory, plan.memory.ranks[role.pipeline_rank]
+    lost = software.fragmentation - 1
+    # By the plan, what an allocator loses between activations and what is there before all.
+    peak = max(
+        float(one["bytes"] + lost * one["by_category"]["activations"] + software.base_bytes)
+        for one in found["peaks"].values()
+    )
+    flops = float(sum(found["flops"].values()))
+    differences = (
+        *_of_memory(found, memory, peak, software.fragmentation),
+        *_of_collectives(found, plan, role.pipeline_rank),
+        FigureDifference("flops", step_flops(plan.job, role.pipeline_rank), flops, flops),
+    )
+    verdict = verdict_of(peak, plan.memory.usable_bytes)
+    return RoleResult(role, found, peak, memory.peak, verdict, differences)
+
+
+def highest(found: Found) -> Found:
+    """Return the moment at which the tensors of a role take the most."""
+    peaks: dict[str, Found] = found["peaks"]
+    return max(peaks.values(), key=lambda peak: peak["bytes"])
+
+
+def _of_memory(
+    found: Found, plan: RankMemory, peak: float, fragmentation: float
+) -> list[FigureDifference]:
+    """Compare what stays, what comes and goes at the highest moment, and the peak.
+
+    What comes and goes is one: of two moments nearly as high the plan may take the other.
+    """
+    at_peak = dict(highest(found)["by_category"])
+    weights, optimizer = at_peak.pop("weights"), at_peak.pop("optimizer")
+    passes = plan.moments.passes - plan.activations + plan.activations / fragmentation
+    pairs = {
+        "weights": (plan.states.weights, weights),
+        "optimizer": (plan.states.master + plan.states.optimizer, optimizer),
+        "passing": (max(passes, plan.moments.update), sum(at_peak.values())),
+        "peak": (plan.peak, peak),
+    }
+    return [FigureDifference(f"{name}_bytes", *pair, peak) for name, pair in pairs.items()]
+
+
+def _of_collectives(found: Found, plan: Plan, rank: int) -> list[FigureDifference]:
+    planned = sent_bytes(plan.job, rank, plan.software.speed)
+    seen: Counter[str] = Counter()
+    for call in found["collectives"]:
+        # Groups that join other axes to data count under data, as in the plan.
+        joins = "data" in call["axis"] or " x " in call["axis"]
+        seen["data" if joins else call["axis"]] += call["sent_bytes"]
+    whole = sum(seen.values())
+    return [
+        FigureDifference(f"{axis}_sent_bytes", planned.get(axis, 0.0), seen[axis], whole)
+        for axis in ("tensor", "data", "expert", "context", "pipeline")
+        if seen[axis] or axis in planned
+    ]
