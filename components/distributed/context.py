@@ -19,9 +19,8 @@ from torch.nn.attention.bias import causal_lower_right
 from typing_extensions import override
 
 from components.distributed.collectives import gather_rows
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
-from components.model.masks import ForwardScope, QueryBlock
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:

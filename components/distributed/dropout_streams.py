@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
-from components.model.masks import ForwardScope
 from components.torch_internals.autograd import in_backward
 
 

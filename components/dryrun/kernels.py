@@ -23,9 +23,8 @@ from torch.nn.attention.bias import CausalBias
 from typing_extensions import override
 
 from components.model import expert_products, loss
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.expert_products import has_grouped_kernel
-from components.model.masks import ForwardScope
 from components.model.moe import Mixture
 from components.torch_internals.operators import EFFICIENT_ATTENTION, FLASH_ATTENTION
 

@@ -1,20 +1,118 @@
-"""Causal self-attention with grouped key-value heads."""
+"""Causal self-attention with grouped key-value heads, and what each token may attend to.
 
+Documents, where they are given, part a packed sequence, and the slopes of the positions lower
+the scores of distant keys. Two forms say the same: a dense tensor that is added to the scores,
+and the functions and block mask that ``flex_attention`` takes.
+"""
+
+import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from components.errors import RecipeError
 from components.model.compiling import compile_for
-from components.model.masks import ForwardScope
+from components.model.positions import Placement
 from components.model.products import Linear, ResidualLinear
 from components.ranges import BelowOne
+
+Heads = tuple[int, int]  # first, and one after the last
+ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class QueryBlock(NamedTuple):
+    """Some of the ``queries`` at hand, against the first ``keys`` places of the sequence."""
+
+    queries: range
+    keys: int
+
+
+class ForwardScope:
+    """What the layers of one forward pass share, computed once; plain, like ``Placement``.
+
+    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part.
+    """
+
+    def __init__(
+        self, *, placement: Placement, documents: Int[Tensor, "batch whole"] | None
+    ) -> None:
+        self.placement = placement
+        self.documents = documents
+        self._dense: dict[tuple[Heads, torch.dtype, QueryBlock | None], Tensor] = {}
+        self._blocks: BlockMask | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention is causal and nothing else, which every kernel knows how to do."""
+        return self.placement.slopes is None and self.documents is None
+
+    def turn(
+        self, heads: Float[Tensor, "batch seq heads head_dim"]
+    ) -> Float[Tensor, "batch seq heads head_dim"]:
+        """Rotate queries or keys, where the positions do."""
+        rotation = self.placement.rotation
+        return heads if rotation is None else rotation(heads)
+
+    def dense(
+        self, heads: Heads, dtype: torch.dtype, block: QueryBlock | None = None
+    ) -> Float[Tensor, "#batch #heads queries keys"]:
+        """Return what is added to the scores of these heads: minus infinity hides a key.
+
+        Without a ``block`` queries and keys are the tokens at hand.
+        """
+        known = heads, dtype, block
+        if known in self._dense:
+            return self._dense[known]
+        queries = keys = self.placement.places
+        if block is not None:
+            queries = queries[block.queries.start : block.queries.stop]
+            keys = torch.arange(block.keys, device=queries.device)
+        behind = queries[:, None] - keys  # (query, key)
+        hidden = (behind < 0)[None, None]
+        if self.documents is not None:
+            theirs = self.documents[:, queries], self.documents[:, keys]
+            hidden = hidden | (theirs[0][:, None, :, None] != theirs[1][:, None, None, :])
+        change = torch.zeros((), device=queries.device)
+        if self.placement.slopes is not None:
+            change = -self.placement.slopes[slice(*heads), None, None] * behind
+        self._dense[known] = change.masked_fill(hidden, -math.inf).to(dtype)
+        return self._dense[known]
+
+    def score_change(self, heads: Heads) -> ScoreChange | None:
+        """Return the discount as a function of one score, for ``flex_attention``."""
+        if self.placement.slopes is None:
+            return None
+        slopes, places = self.placement.slopes[slice(*heads)], self.placement.places
+
+        def discounted(
+            score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
+        ) -> Tensor:
+            return score - slopes[head] * (places[query] - places[key])
+
+        return discounted
+
+    def blocks(self) -> BlockMask:
+        """Return the blocks with a visible pair; the tokens at hand must be all there are."""
+        if self._blocks is None:
+            places, documents = self.placement.places, self.documents
+
+            def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                causal = places[query] >= places[key]
+                if documents is None:
+                    return causal
+                return causal & (documents[batch, query] == documents[batch, key])
+
+            batch, length = None if documents is None else len(documents), len(places)
+            self._blocks = create_block_mask(
+                visible, batch, None, length, length, str(places.device)
+            )
+        return self._blocks
 
 
 class Attention(nn.Module):
@@ -26,7 +124,7 @@ class Attention(nn.Module):
     turned (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
-    multiplied them back in the softmax (Megatron); in float32 scores, as here, the two cancel.
+    multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
 
     Raises:
         RecipeError: the groups do not divide the heads.
@@ -72,18 +170,19 @@ class Attention(nn.Module):
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = (
+            projected.view(*projected.shape[:2], -1, self.head_dim)
+            for projected in (query, key, self.value(hidden))
+        )
         mixed = self.core(
-            scope.turn(self._heads(query)).transpose(1, 2),  # (batch, heads, seq, head_dim)
-            scope.turn(self._heads(key)).transpose(1, 2),
-            self._heads(self.value(hidden)).transpose(1, 2),
+            scope.turn(query).transpose(1, 2),  # (batch, heads, seq, head_dim)
+            scope.turn(key).transpose(1, 2),
+            value.transpose(1, 2),
             scope,
             first_head=self.first_head,
         )
         branch: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
         return branch
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(*projected.shape[:2], -1, self.head_dim)
 
 
 class AttentionCore(nn.Module):

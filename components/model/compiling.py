@@ -77,20 +77,18 @@ def checkpoint_activations(
     key = "parallelism.recompute"
     for part in [] if isinstance(parts, str) else parts:
         if part not in _PARTS:
-            known = ", ".join(_PARTS)
-            problem = f"{part!r} is no part of a layer"
-            raise RecipeError(key, problem, f"use none, full, or some of {known}")
+            remedy = f"use none, full, or some of {', '.join(_PARTS)}"
+            raise RecipeError(key, f"{part!r} is no part of a layer", remedy)
         if list(parts).count(part) > 1:
             raise RecipeError(key, f"{part!r} is named twice", "name each part once")
     for layer in cast("Any", model).layers.values():
-        for module in recomputed_parts(layer, parts):
+        for module in _recomputed_parts(layer, parts):
             checkpoint(module)
 
 
-def recomputed_parts(
+def _recomputed_parts(
     layer: nn.Module, parts: Literal["none", "full"] | Sequence[str]
 ) -> list[nn.Module]:
-    """List what of a layer is computed again: the layer, or parts of it."""
     if parts == "none":
         return []
     if parts == "full":
@@ -126,7 +124,7 @@ def compile_layers(
     _check_float64(model)
     for layer in cast("Any", model).layers.values():
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
-        apart = {part for part in recomputed_parts(layer, recompute) if part is not layer}
+        apart = {part for part in _recomputed_parts(layer, recompute) if part is not layer}
         # Who computes a part again does so outside of its layer's graph: both times must run
         # the same one, so that the layer's ends before the part and goes on after it.
         for part in apart - outside:
@@ -162,7 +160,6 @@ def _compile(module: nn.Module) -> None:
 
 
 def _stays_eager(experts: Experts) -> bool:
-    """Whether experts are spread over ranks, or computed one after the other."""
     grouped = has_grouped_kernel(experts.up.weight.device.type)
     return type(experts.mixture) is not Mixture or experts.mixture.path == "loop" or not grouped
 

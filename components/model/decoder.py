@@ -20,10 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.attention import Attention
+from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
 from components.model.loss import Head, Readout
-from components.model.masks import ForwardScope
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne
@@ -150,7 +149,11 @@ class Decoder(nn.Module):
             hidden = layer(hidden, scope)
         if self.final_norm is None:
             return hidden
-        return self._finish(self.final_norm(hidden), targets)
+        hidden = self.final_norm(hidden)
+        if self.head is not None:
+            return cast("Tensor", self.head(hidden, targets))
+        assert self.embedding is not None, "a tied last stage needs the embedding's rows"
+        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
 
     def loss(
         self,
@@ -159,10 +162,7 @@ class Decoder(nn.Module):
         *,
         documents: Int[Tensor, "batch whole"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Average the cross-entropy of ``targets``, in nats a token, over all rows.
-
-        The logits of all tokens never exist at once.
-        """
+        """Average the cross-entropy of ``targets``, in nats a token, over all rows."""
         # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
         mean: Tensor = self(tokens, documents=documents, targets=targets)
         return mean
@@ -172,8 +172,7 @@ class Decoder(nn.Module):
         places = self.places(inputs.shape[1] * slices, inputs.device)
         if self.positions is None:
             return Placement(places=places)
-        placement: Placement = self.positions(places)
-        return placement
+        return cast("Placement", self.positions(places))
 
     def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
@@ -183,14 +182,7 @@ class Decoder(nn.Module):
         hidden = hidden.to(product_dtype(hidden))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
-        dropped: Tensor = self.dropout(hidden)
-        return dropped
-
-    def _finish(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
-        if self.head is not None:
-            return cast("Tensor", self.head(hidden, targets))
-        assert self.embedding is not None, "a tied last stage needs the embedding's rows"
-        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
+        return cast("Tensor", self.dropout(hidden))
 
 
 def natural_places(length: int, device: torch.device) -> Int[Tensor, " length"]:
@@ -202,9 +194,8 @@ def _check_sizes(
     num_layers: int, vocab_size: int, padded_vocab_size: int, padding_row: int | None
 ) -> None:
     if num_layers < 1:
-        raise RecipeError(
-            "model.num_layers", f"{num_layers} is no layer at all", "use 1 or more"
-        )
+        problem = f"{num_layers} is no layer at all"
+        raise RecipeError("model.num_layers", problem, "use 1 or more")
     if padded_vocab_size < vocab_size:
         raise RecipeError(
             "model.padded_vocab_size",

@@ -39,7 +39,6 @@ class Normal:
         self.padding_row = padding_row
 
     def std_of(self, module: nn.Module, *, num_layers: int) -> float:
-        """Choose the deviation for the weights that ``module`` itself owns."""
         if self.residual == "scaled" and getattr(module, "writes_residual", False):
             return self.std / math.sqrt(2 * num_layers)
         return self.std

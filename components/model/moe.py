@@ -117,7 +117,6 @@ class Experts(nn.Module):
         return mixed.to(dtype).view(hidden.shape)
 
     def take_routing(self) -> Routing | None:
-        """Hand over the record of the last forward pass, and forget it."""
         taken, self.routing = self.routing, None
         return taken
 
@@ -128,20 +127,20 @@ class Experts(nn.Module):
         choice = choose(logits, top_k=self.top_k, renormalize=self.renormalize)
         if self.training:
             kept = record(logits, choice, z_loss=self.z_loss > 0)
-            # Checkpointing wants a repetition's record computed all the same.
-            if torch.compiler.is_compiling() or not repeats_forward():
+            # Checkpointing wants a repetition's record computed all the same. What is compiled
+            # cannot ask for it, so whoever calls it does: `forgets_repetitions`.
+            if torch.compiler.is_compiling() or not in_backward():
                 self.routing = kept
         return choice
 
     def penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
-        """Return ``auxiliary_loss * balance + z_loss * z`` for the layers of a tally."""
         pooled = self.auxiliary_scope == "model"
         balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
         return self.auxiliary_loss * balance + self.z_loss * tally.z_loss
 
 
 class Mixture(nn.Module):
-    """Choose how the experts are computed; no parameters, so it is easily replaced."""
+    """Sum each token's experts, in float32 or finer; no parameters: it is easily replaced."""
 
     def __init__(self, *, path: Literal["auto", "grouped", "loop"]) -> None:
         super().__init__()
@@ -154,7 +153,6 @@ class Mixture(nn.Module):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
-        """Mix each token's experts, summed in float32 or finer."""
         mixed: Tensor = self._path(tokens)(tokens, weights, experts, matrices)
         return mixed
 
@@ -169,14 +167,6 @@ class Mixture(nn.Module):
         return has_grouped_kernel(tokens.device.type)
 
 
-def repeats_forward() -> bool:
-    """Whether a backward pass computes this forward pass again, whose routing is not kept.
-
-    What is compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
-    """
-    return in_backward()
-
-
 def forgets_repetitions(
     forward: Callable[..., Result], layers: Sequence[Experts]
 ) -> Callable[..., Result]:
@@ -188,7 +178,7 @@ def forgets_repetitions(
         try:
             return forward(*given, **named)
         finally:  # checkpointing breaks a repetition off once it has what it needs
-            if repeats_forward():
+            if in_backward():
                 for layer, routing in zip(layers, before, strict=True):
                     layer.routing = routing
 

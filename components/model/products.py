@@ -1,13 +1,13 @@
 """Linear maps and matrix products, in autocast's precision, by the faster CPU library.
 
-Torch asks MKL for float32 products, which has AVX-512 kernels for Intel's processors alone and
-half the rate on others. oneDNN, which has them for all, is asked for plain float32 matrices on
-a processor with AVX-512. Sums are taken in another order, and nothing else differs.
+For float32 torch asks MKL, whose AVX-512 kernels are for Intel's processors alone: others run
+at half the rate. oneDNN has them for all, and is asked for plain float32 matrices there.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,9 @@ from typing_extensions import override
 from components.torch_internals.autograd import will_run
 from components.torch_internals.operators import linear_by_onednn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Asked = Callable[[str], bool]
+Asked = Callable[[str], bool]
+# A graph of torch's compiler asks once, when it is made: in 2.10 it cannot ask later.
+asked_once: Callable[[Asked], Asked] = torch.compiler.assume_constant_result
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
@@ -41,11 +40,7 @@ def _casts(tensor: Tensor) -> bool:
     return _knows_autocast(device) and torch.is_autocast_enabled(device)
 
 
-# A graph asks once, when it is made: torch's compiler in 2.10 cannot.
-_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
-
-
-@_constant
+@asked_once
 def _knows_autocast(device: str) -> bool:
     """Whether a kind of device has autocast; `meta` has not."""
     return torch.amp.is_autocast_available(device)
@@ -66,9 +61,8 @@ def linear(
     """Map the last dimension, ``inputs @ weight.T + bias``, as ``F.linear`` does."""
     if not goes_to_onednn(inputs, weight):
         return F.linear(inputs, weight, bias)
-    apply: Any = _Linear.apply  # torch leaves it untyped
-    mapped: Tensor = apply(inputs, weight, bias)
-    return mapped
+    apply: Callable[..., Tensor] = _Linear.apply  # torch leaves it untyped
+    return apply(inputs, weight, bias)
 
 
 class Linear(nn.Linear):

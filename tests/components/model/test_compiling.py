@@ -11,9 +11,9 @@ from torch import Tensor
 
 from components.errors import RecipeError
 from components.model import attention
+from components.model.attention import ForwardScope
 from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
-from components.model.masks import ForwardScope
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
 from components.torch_internals.autograd import count_graphs
