@@ -54,7 +54,7 @@ def pack(tensors: Sequence[Tensor], lengths: Sequence[int], ranks: int) -> list[
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-    """Take each tensor's rows out of ``packed``, (ranks, columns of all tensors)."""
+    """Take each tensor's rows out of what was packed."""
     widths = [n * prod(tensor.shape[1:]) for tensor, n in zip(like, lengths, strict=True)]
     return [
         part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
@@ -75,6 +75,11 @@ class Collective(NamedTuple):
     def reversed(self) -> "Collective":
         return Collective(self.adjoint, self.forward)
 
+    def async_start(self, rows: Float[Tensor, "rows *rest"]) -> "PendingCollective":
+        apply: Callable[..., Tensor] = _StartCollective.apply
+        state = _CollectiveState(self)
+        return PendingCollective(apply(rows, state), state)
+
 
 class PendingCollective(NamedTuple):
     """Rows under way: of ``link`` only the graph is of use."""
@@ -82,15 +87,15 @@ class PendingCollective(NamedTuple):
     link: Float[Tensor, "rows *rest"]
     state: "_CollectiveState"
 
+    def async_wait(self) -> Float[Tensor, "arrived *rest"]:
+        """Wait for the result; on a device its stream waits, not the host."""
+        apply: Callable[..., Tensor] = _WaitCollective.apply
+        return apply(*self)
+
 
 def gathering(group: dist.ProcessGroup) -> Collective:
-    """Collect every rank's equally many rows, in the order of the ranks."""
+    """Collect all ranks' rows in their order; reversed, add up what all have of one's rows."""
     return Collective(partial(_gather, group=group), partial(_sum, group=group))
-
-
-def summing(group: dist.ProcessGroup) -> Collective:
-    """Add up what all ranks have of every rank's rows, and keep this rank's."""
-    return gathering(group).reversed()
 
 
 def exchanging(
@@ -99,19 +104,6 @@ def exchanging(
     """Send the first ``sent[0]`` rows to the group's first rank, and so on."""
     forward = partial(_exchange, sent=sent, received=received, group=group)
     return Collective(forward, partial(_exchange, sent=received, received=sent, group=group))
-
-
-def async_start(rows: Float[Tensor, "rows *rest"], collective: Collective) -> PendingCollective:
-    """Start a collective and go on."""
-    apply: Callable[..., Tensor] = _StartCollective.apply
-    state = _CollectiveState(collective)
-    return PendingCollective(apply(rows, state), state)
-
-
-def async_wait(departed: PendingCollective) -> Float[Tensor, "arrived *rest"]:
-    """Wait for a collective's result; on a device its stream waits, not the host."""
-    apply: Callable[..., Tensor] = _WaitCollective.apply
-    return apply(*departed)
 
 
 def gather_rows(
@@ -137,12 +129,9 @@ def _sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> St
 def _exchange(
     rows: Tensor, *, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
 ) -> Started:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    counts = (list(received), list(sent))
-    work = dist.all_to_all_single(
-        arrived, rows.contiguous(), *counts, group=group, async_op=True
-    )
-    return arrived, work
+    arrived, given = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+    counts = list(received), list(sent)
+    return arrived, dist.all_to_all_single(arrived, given, *counts, group=group, async_op=True)
 
 
 @dataclass

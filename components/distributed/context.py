@@ -106,7 +106,6 @@ class ContextCore(AttentionCore):
                 values[:, :, :seen],
                 attn_mask=mask,
                 dropout_p=self.dropout if self.training else 0.0,
-                is_causal=False,
                 enable_gqa=True,
             )
             mixed.append(chunk_mixed)

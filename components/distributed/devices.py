@@ -7,6 +7,7 @@ is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/
 import os
 import resource
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -39,9 +40,7 @@ def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if compute == FLOAT8:
         return torch.bfloat16
-    dtype = getattr(torch, compute)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return cast("torch.dtype", getattr(torch, compute))
 
 
 def emulates_float8(kind: str) -> bool:
@@ -57,11 +56,7 @@ def emulation_of(recipe: Recipe, kind: str) -> str | None:
 
 
 def check_float8_device(device: torch.device) -> None:
-    """Refuse a GPU that has no products of rows in float8; a CPU emulates them.
-
-    Raises:
-        RecipeError: it is older than Ada, or Intel's.
-    """
+    """Raise RecipeError for a GPU without products of rows in float8; a CPU emulates them."""
     if emulates_float8(device.type):
         return
     seen = f"an {device.type} device"
@@ -151,11 +146,7 @@ def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
 
 
 def group_backend(kind: str) -> str:
-    """Name what joins ranks on such devices.
-
-    Raises:
-        RecipeError: this build of torch does not have it.
-    """
+    """Name what joins ranks on such devices; raise RecipeError where torch lacks it."""
     backend = _BACKENDS[kind]
     if not dist.is_backend_available(backend):
         raise RecipeError(

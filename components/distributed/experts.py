@@ -16,7 +16,7 @@ next one beside the hidden states, and the gradient comes back along the same wa
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -26,25 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from typing_extensions import override
 
-from components.distributed.collectives import (
-    Collective,
-    PendingCollective,
-    async_start,
-    async_wait,
-    exchanging,
-    gather_rows,
-    gathering,
-    summing,
-)
-from components.distributed.tensor_styles import SumOverRanks, lend, place_parameters
+from components.distributed.collectives import Collective, exchanging, gather_rows, gathering
+from components.distributed.tensor_styles import lend, place_parameters, sum_over
 from components.model import expert_products
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, dealt, spread, summed
 from components.model.moe import Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def take_tally(
@@ -58,8 +46,7 @@ def take_tally(
     if rows is None:
         return None
     if context is not None and context.size() > 1:
-        apply: Callable[..., Tensor] = SumOverRanks.apply
-        rows = apply(rows, context.get_group())
+        rows = sum_over(rows, context.get_group())
     tally = RoutingTally.of(rows)
     return tally if carried is None else tally.after(carried)
 
@@ -93,7 +80,7 @@ def split_experts(
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
         lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
-        kind = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}[dispatch]
+        kind = GatheredMixture if dispatch == "all_gather" else ExchangedMixture
         layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
 
 
@@ -124,19 +111,20 @@ class GatheredMixture(SplitMixture):
     def forward(
         self, tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
     ) -> Tensor:
-        there, back = gathering(self._group), summing(self._group)
+        there = gathering(self._group)
         parts = zip(self._split(tokens), self._split(weights), strict=True)
-        departed = [[async_start(rows, there) for rows in part] for part in parts]
+        departed = [[there.async_start(rows) for rows in part] for part in parts]
         with torch.no_grad():
             chosen = gather_rows(experts, self._group) - self._rank * len(matrices.up)
         chosen = chosen.view(self._ranks, *experts.shape)
         matrices = matrices._replace(parts=self._ranks)
         returning = []
         for given, ids in zip(departed, self._split(chosen, 1), strict=True):
-            mixed = self.mixture(*map(async_wait, given), ids.flatten(0, 1), matrices)
+            arrived = [rows.async_wait() for rows in given]
+            mixed = self.mixture(*arrived, ids.flatten(0, 1), matrices)
             # As wide as the tokens came, as Optimus sends them; the sums were taken wider.
-            returning.append(async_start(mixed.to(tokens.dtype), back))
-        return _joined([async_wait(rows) for rows in returning])
+            returning.append(there.reversed().async_start(mixed.to(tokens.dtype)))
+        return _joined([rows.async_wait() for rows in returning])
 
 
 class ExchangedMixture(SplitMixture):
@@ -152,13 +140,18 @@ class ExchangedMixture(SplitMixture):
         ]
         exchanges, arriving = self._plan_exchanges(orders)
         parts = zip(self._split(tokens), self._split(weights), orders, exchanges, strict=True)
-        departed = [_send_pairs(*part) for part in parts]
+        departed = []
+        for part, its_weights, order, exchange in parts:
+            sorted_weights = its_weights.flatten().index_select(0, order.pairs)[:, None]
+            pairs = spread(part, order), sorted_weights
+            departed.append([exchange.async_start(rows) for rows in pairs])
         returning = []
         for given, ids, exchange in zip(departed, arriving, exchanges, strict=True):
-            mixed = self.mixture(*map(async_wait, given), ids, matrices)
-            returning.append(async_start(mixed.to(tokens.dtype), exchange.reversed()))
+            arrived = [rows.async_wait() for rows in given]
+            mixed = self.mixture(*arrived, ids, matrices)
+            returning.append(exchange.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([
-            summed(async_wait(rows), order, len(order.pairs) // experts.shape[1])
+            summed(rows.async_wait(), order, len(order.pairs) // experts.shape[1])
             for rows, order in zip(returning, orders, strict=True)
         ])
 
@@ -185,14 +178,6 @@ class ExchangedMixture(SplitMixture):
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _send_pairs(
-    tokens: Tensor, weights: Tensor, order: Order, exchange: Collective
-) -> list[PendingCollective]:
-    """Send each pair its token's row and its weight."""
-    sorted_weights = weights.flatten().index_select(0, order.pairs)[:, None]
-    return [async_start(rows, exchange) for rows in (spread(tokens, order), sorted_weights)]
 
 
 def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:
