@@ -1,7 +1,7 @@
 """What every rank does for itself and all answer for: one failure is everyone's."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Do ``task`` on every rank and return what each of them got, in the order of ranks.
+    """Do ``task`` on every rank, and return on all what each of them got, in their order.
 
-    Every rank receives all of it. Another error than a RecipeError stays with its rank.
+    Another error than a RecipeError stays with its rank.
 
     Raises:
         RecipeError: that of the first rank with one, on all ranks: else they would wait for it.
@@ -25,19 +25,12 @@ def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
         mine = error
     everyones = [mine] * dist.get_world_size(group)
     dist.all_gather_object(everyones, mine, group)
-    got = []
     for one in everyones:
         if isinstance(one, RecipeError):
             raise one
-        got.append(one)
-    return got
+    return cast("list[T]", everyones)
 
 
 def by_first(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Do ``task`` on the first rank alone, and return on all ranks what it got.
-
-    Raises:
-        RecipeError: that of the first rank, on all ranks.
-    """
-    first, *_ = together(lambda: task() if dist.get_rank(group) == 0 else None, group)
-    return first  # type: ignore[return-value]  # the first rank's is no None of ours
+    """Do ``task`` on the first rank alone; what it got, or its RecipeError, is all ranks'."""
+    return cast("T", together(lambda: task() if dist.get_rank(group) == 0 else None, group)[0])

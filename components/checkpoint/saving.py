@@ -9,24 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
+from components.checkpoint import retention
 from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
-from components.checkpoint.retention import (
-    Policy,
-    amend,
-    beside,
-    clear,
-    complete,
-    copy_out,
-    prune,
-    saved_in,
-)
 from components.checkpoint.sections import files_of, write_blocks
 from components.checkpoint.state import WEIGHTS, HostBuffers, State
 from components.run.disk import Patience
@@ -51,13 +42,10 @@ class FinishedCheckpoint:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One checkpoint to write: its marker but for the files, and this rank's tensors of it."""
-
-    marker: Marker
+class _Task(NamedTuple):
+    marker: Marker  # but for the files
     share: Share
-    tensors: list[Tensor]
+    tensors: list[Tensor]  # this rank's pieces
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,7 +60,7 @@ class Saver:
     fingerprint: str
     group: dist.ProcessGroup
     stager: HostBuffers | None
-    policy: Policy
+    policy: retention.Policy
     files: int
     retry_seconds: float
     copy_to: Path | None
@@ -143,14 +131,12 @@ class Saver:
     def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
         if marker.kind == "weights":
             tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
-        layout = self._layouts.get(marker.kind)
-        if layout is None:
+        if marker.kind not in self._layouts:
             layout = CheckpointLayout(tensors, files=self.files, group=self.group)
             self._layouts[marker.kind] = layout
+        layout = self._layouts[marker.kind]
         pieces = layout.pick(tensors)
-        if self.stager is not None:
-            pieces = self.stager.stage(pieces)
-        return _Task(marker, layout.share, pieces)
+        return _Task(marker, layout.share, self.stager.stage(pieces) if self.stager else pieces)
 
     def _write_all(
         self, tasks: Sequence[_Task], began: float, waited: float, stall: float
@@ -162,32 +148,31 @@ class Saver:
             self._copy_out(marker)
             reasons = together(self._patience.take_reasons, self.group)
             now = time.perf_counter()
-            finished.append(
-                FinishedCheckpoint(
-                    progress=marker.progress,
-                    folder=self.folder / marker.name,
-                    bytes=task.share.checkpoint_bytes,
-                    stall_seconds=stall if self.stager else now - began,
-                    waited_seconds=waited,
-                    seconds=now - began,
-                    reasons=tuple(sorted({one for of_rank in reasons for one in of_rank})),
-                )
+            one = FinishedCheckpoint(
+                progress=marker.progress,
+                folder=self.folder / marker.name,
+                bytes=task.share.checkpoint_bytes,
+                stall_seconds=stall if self.stager else now - began,
+                waited_seconds=waited,
+                seconds=now - began,
+                reasons=tuple(sorted(set().union(*reasons))),
             )
+            finished.append(one)
             began, stall, waited = now, 0.0, 0.0
-        self._by_first(lambda: prune(self.folder, self.policy))
+        self._by_first(lambda: retention.prune(self.folder, self.policy))
         return finished
 
     def _write(self, task: _Task) -> Marker:
         """Write beside, mark, rename; nothing where a run saves again what it went on from."""
         target, share = self.folder / task.marker.name, task.share
         size, count = share.checkpoint_bytes, share.checkpoint_files
-        if not self._by_first(lambda: clear(target, needed_bytes=size, files=count)):
-            return self._by_first(lambda: amend(target, task.marker.progress))
-        blocks, file = share.blocks(task.tensors), beside(target) / share.file
+        if not self._by_first(lambda: retention.clear(target, needed_bytes=size, files=count)):
+            return self._by_first(lambda: retention.amend(target, task.marker.progress))
+        blocks, file = share.blocks(task.tensors), retention.beside(target) / share.file
         sections = together(lambda: write_blocks(file, blocks, self._patience), self.group)
         files = files_of([one for of_rank in sections for one in of_rank])
         marker = replace(task.marker, files=files)
-        self._by_first(lambda: complete(target, marker))
+        self._by_first(lambda: retention.complete(target, marker))
         return marker
 
     def _copy_out(self, marker: Marker) -> None:
@@ -196,17 +181,12 @@ class Saver:
             return
 
         def stays() -> bool:
-            saved = list(saved_in(self.folder).values())
+            saved = list(retention.saved_in(self.folder).values())
             return marker.progress.tokens in self.policy.kept_for_good(saved)
 
         if marker.kind == "weights" or self._by_first(stays):
-            copy_out(
-                self.folder / marker.name,
-                marker,
-                self.copy_to,
-                group=self.group,
-                patience=self._patience,
-            )
+            saved, among = self.folder / marker.name, (self.group, self._patience)
+            retention.copy_out(saved, marker, self.copy_to, *among)
 
     def _by_first(self, task: Callable[[], T]) -> T:
         """Let the first rank do it, again for as long as the file system may be away."""

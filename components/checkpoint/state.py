@@ -6,14 +6,12 @@ torch 2.11: it empties itself after the first, and a second ends in a KeyError.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from components.distributed.weight_shards import WeightShard
-
-Kind = tuple[torch.Size, torch.dtype]
 
 
 class HostBuffers:
@@ -24,21 +22,17 @@ class HostBuffers:
 
     def __init__(self, device: torch.device) -> None:
         self._pinned = device.type == "cuda"
-        self._free: dict[Kind, list[Tensor]] = defaultdict(list)
+        self._free: dict[Any, list[Tensor]] = defaultdict(list)  # by shape and dtype
         self._used: list[Tensor] = []
 
     def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copy tensors; they may change as soon as this returns."""
         copies = []
         for tensor in tensors:
-            free = self._free[tensor.shape, tensor.dtype]
-            if free:
-                copies.append(free.pop())
-            else:
-                copies.append(
-                    torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
-                )
-            copies[-1].copy_(tensor, non_blocking=self._pinned)
+            shape, dtype, pinned = tensor.shape, tensor.dtype, self._pinned
+            if not (free := self._free[shape, dtype]):
+                free.append(torch.empty(shape, dtype=dtype, pin_memory=pinned))
+            copies.append(free.pop().copy_(tensor, non_blocking=pinned))
         self._used += copies
         if self._pinned:
             torch.cuda.synchronize()

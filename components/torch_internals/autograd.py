@@ -1,7 +1,7 @@
 """Private names of torch's autograd, activation checkpointing and compiler (dynamo).
 
-`torch.compiler` has no public name for its counters, nor for the error at its limit. Seen in
-2.10 to 2.15.
+`torch.compiler` has no public name for its counters, nor for the error at its limit. All were
+seen in 2.10 to 2.15.
 """
 
 from typing import Any
@@ -14,18 +14,12 @@ from torch.distributed._composable.checkpoint_activation import checkpoint as _c
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass, by the number of its graph task.
-
-    In public only hooks of a tensor or module are told. Seen in 2.10 to 2.15.
-    """
+    """Whether this thread runs a backward pass; in public only hooks are told."""
     return torch._C._current_graph_task_id() != -1
 
 
 def keeps_graph() -> bool:
-    """Whether the backward pass that runs was called with ``retain_graph``.
-
-    A `torch.autograd.Function` is not told in public. Seen in 2.10 to 2.15.
-    """
+    """Whether the backward pass that runs has ``retain_graph``, which no `Function` is told."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
@@ -33,7 +27,7 @@ def will_run(node: Any) -> bool:
     """Whether the backward pass that runs wants what goes to ``node``, a next function.
 
     ``needs_input_grad`` says what has a gradient, not what this pass asks for. Of a leaf that
-    is asked for by name torch does not tell: yes. Seen in 2.10 to 2.15.
+    is asked for by name torch does not tell: yes.
     """
     try:
         return torch._C._will_engine_execute_node(node)
@@ -45,7 +39,6 @@ def checkpoint(module: nn.Module) -> None:
     """Forget a module's inner activations and compute them again, by hooks on the module.
 
     `torch.utils.checkpoint` wraps calls, and a wrapper module gives parameters other names.
-    Seen in 2.10 to 2.15.
     """
     _checkpoint(module)
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch._subclasses import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._guards import active_fake_mode as active_fake_mode
+from torch._subclasses import FakeTensorMode as FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
 
 _aten = torch.ops.aten
 
@@ -40,26 +40,17 @@ ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def linear_by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Map (..., depth) by (rows, depth) in oneDNN, ``inputs @ weight.T + bias``.
-
-    `torch.nn.functional.linear` goes to MKL for float32, and no setting sends it elsewhere.
-    """
+    """Map (..., depth) by (rows, depth) in oneDNN: no setting sends torch's own there."""
     return cast("Tensor", ONEDNN_LINEAR(inputs, weight, bias, "none", [], ""))
 
 
 def has_kernel(operator: str, device: str) -> bool:
-    """Whether ``operator``, such as ``aten::mm``, has a kernel of its own on a kind of device.
-
-    Nothing public asks: an operator without one falls back, or fails when it is called.
-    """
+    """Whether ``operator``, such as ``aten::mm``, has a kernel on a kind of device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.upper())
 
 
 def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Take the 2-norm of each tensor, in one kernel for many where the device has it.
-
-    `torch.nn.utils.get_total_norm` gives only the norm over all.
-    """
+    """Take each tensor's 2-norm in one kernel; `get_total_norm` gives only that over all."""
     return torch._foreach_norm(list(tensors))
 
 
@@ -73,23 +64,8 @@ def divide_(tensors: Sequence[Tensor], divisor: float) -> None:
     torch._foreach_div_(list(tensors), divisor)
 
 
-__all__ = [
-    "FakeStore",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "active_fake_mode",
-    "packet_of",
-    "qualified_name",
-    "storage_key",
-    "tree_leaves",
-]
-
-
 def packet_of(operator: Any) -> Any:
-    """Return what all overloads of an operator belong to, as `torch.ops` has it.
-
-    A dispatch mode is given an overload; formulas are by packet.
-    """
+    """Return what an overload, which dispatch modes get, belongs to: formulas are by packet."""
     return operator._overloadpacket
 
 
@@ -99,9 +75,5 @@ def qualified_name(operator: Any) -> str:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors on one storage share, and no other while it lives.
-
-    The public address of its memory is 0 for every fake tensor.
-    """
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    """Number a storage while it lives; its memory's address is 0 for every fake tensor."""
+    return cast("int", tensor.untyped_storage()._cdata)
