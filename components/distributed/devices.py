@@ -65,11 +65,9 @@ def check_float8_device(device: torch.device) -> None:
         if (major, minor) >= _FLOAT8_CAPABILITY:
             return
         seen = f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
-    raise RecipeError(
-        "precision.compute",
-        f"{FLOAT8}, but {seen} has no products in it",
-        "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them",
-    )
+    problem = f"{FLOAT8}, but {seen} has no products in it"
+    remedy = "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them"
+    raise RecipeError("precision.compute", problem, remedy)
 
 
 def misses_profile(cluster: Cluster) -> bool:
@@ -108,26 +106,18 @@ def check_devices(cluster: Cluster) -> None:
     # Where the variable is not set, old drivers show whole GPUs: then the count tells.
     hierarchy = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
     if kind == "xpu" and hierarchy.upper() not in _TILES_ARE_DEVICES:
-        raise RecipeError(
-            _HIERARCHY,
-            f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile",
-            f"export {_HIERARCHY}=FLAT",
-        )
+        problem = f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile"
+        raise RecipeError(_HIERARCHY, problem, f"export {_HIERARCHY}=FLAT")
     wanted, seen = cluster.devices_per_node, count_devices(kind)
     if seen == 0:
         alone = cluster.scheduler == "none"
         other = "leave cluster.device=auto" if alone else _TELL.format(wanted)
-        raise RecipeError(
-            "cluster.device",
-            f"{kind}, but torch {torch.__version__} sees no such device here",
-            f"{other}, or load a torch that was built for it",
-        )
+        problem = f"{kind}, but torch {torch.__version__} sees no such device here"
+        remedy = f"{other}, or load a torch that was built for it"
+        raise RecipeError("cluster.device", problem, remedy)
     if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
-        raise RecipeError(
-            "cluster.devices_per_node",
-            f"{wanted} {kind} devices, one a rank, but torch sees {seen} here",
-            _remedy(kind, cluster, seen),
-        )
+        problem = f"{wanted} {kind} devices, one a rank, but torch sees {seen} here"
+        raise RecipeError("cluster.devices_per_node", problem, _remedy(kind, cluster, seen))
 
 
 def _remedy(kind: str, cluster: Cluster, seen: int) -> str:

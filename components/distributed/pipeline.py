@@ -78,11 +78,9 @@ Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
 def check_schedule(schedule: str) -> None:
     """Raise RecipeError for ``zero_bubble``, which torch computes wrongly before 2.13."""
     if schedule == "zero_bubble" and release_of(torch.__version__) < ZERO_BUBBLE_SINCE:
-        raise RecipeError(
-            "parallelism.schedule",
-            f"zero_bubble, which torch {torch.__version__} was not seen to compute right",
-            "set parallelism.schedule=interleaved, or use torch 2.13 or newer",
-        )
+        problem = f"zero_bubble, which torch {torch.__version__} was not seen to compute right"
+        remedy = "set parallelism.schedule=interleaved, or use torch 2.13 or newer"
+        raise RecipeError("parallelism.schedule", problem, remedy)
 
 
 class Accumulation:

@@ -130,11 +130,8 @@ def _split_norm(norm: nn.Module | None, mesh: DeviceMesh, *, dim: int) -> SplitN
 def _check(decoder: Decoder, ranks: int) -> None:
     for layer in cast("list[Layer]", list(decoder.layers.values())):
         if not isinstance(layer.mlp, MLP):
-            raise RecipeError(
-                "parallelism.tensor",
-                f"{ranks}, but experts are not split over this axis yet",
-                "set parallelism.tensor=1",
-            )
+            problem = f"{ranks}, but experts are not split over this axis yet"
+            raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")
         groups = layer.attention.key.out_features // layer.attention.head_dim
         if groups % ranks and ranks % groups:
             raise _does_not_divide("model.attention.num_kv_heads", groups, ranks)
@@ -150,11 +147,8 @@ def _check(decoder: Decoder, ranks: int) -> None:
 
 
 def _does_not_divide(path: str, size: int, ranks: int) -> RecipeError:
-    return RecipeError(
-        "parallelism.tensor",
-        f"{ranks} ranks cannot share {path} = {size:,} evenly",
-        "choose a degree that divides it",
-    )
+    problem = f"{ranks} ranks cannot share {path} = {size:,} evenly"
+    return RecipeError("parallelism.tensor", problem, "choose a degree that divides it")
 
 
 class SplitEmbedding(nn.Embedding):

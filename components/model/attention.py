@@ -146,11 +146,9 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads % num_kv_heads:
             divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-            raise RecipeError(
-                "model.attention.num_kv_heads",
-                f"{num_kv_heads} does not divide num_heads = {num_heads}",
-                f"choose one of {', '.join(map(str, divisors))}",
-            )
+            problem = f"{num_kv_heads} does not divide num_heads = {num_heads}"
+            remedy = f"choose one of {', '.join(map(str, divisors))}"
+            raise RecipeError("model.attention.num_kv_heads", problem, remedy)
         query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -230,11 +228,8 @@ class AttentionCore(nn.Module):
 
     def _uses_flex(self, query: Tensor, scope: ForwardScope) -> bool:
         if self.backend == "flex" and query.device.type == "cpu" and query.requires_grad:
-            raise RecipeError(
-                "model.attention.backend",
-                "flex has no backward pass on a CPU",
-                "use auto or sdpa",
-            )
+            problem = "flex has no backward pass on a CPU"
+            raise RecipeError("model.attention.backend", problem, "use auto or sdpa")
         if self.backend != "auto":
             return self.backend == "flex"
         # A fake CUDA tensor may live on a machine without CUDA, where nothing compiles.

@@ -116,11 +116,9 @@ def compile_layers(
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        raise RecipeError(
-            _KEY,
-            f"layers, but this machine has no {compiler}",
-            "load a compiler, name it in CXX, or set parallelism.compile=none",
-        )
+        problem = f"layers, but this machine has no {compiler}"
+        remedy = "load a compiler, name it in CXX, or set parallelism.compile=none"
+        raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
     for layer in cast("Any", model).layers.values():
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
@@ -139,11 +137,9 @@ def _check_float64(model: nn.Module) -> None:
     weight = next(model.parameters())
     wide = weight.dtype == torch.float64 and weight.device.type == "cpu"
     if wide and release_of(torch.__version__) < _FLOAT64_SINCE:
-        raise RecipeError(
-            _KEY,
-            f"layers, whose attention torch {torch.__version__} cannot compile in float64",
-            f"set {_KEY}=none, precision.compute=float32, or use torch 2.13 or newer",
-        )
+        problem = f"layers, whose attention torch {torch.__version__} cannot compile in float64"
+        remedy = f"set {_KEY}=none, precision.compute=float32, or use torch 2.13 or newer"
+        raise RecipeError(_KEY, problem, remedy)
 
 
 def _compile(module: nn.Module) -> None:

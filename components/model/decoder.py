@@ -197,14 +197,9 @@ def _check_sizes(
         problem = f"{num_layers} is no layer at all"
         raise RecipeError("model.num_layers", problem, "use 1 or more")
     if padded_vocab_size < vocab_size:
-        raise RecipeError(
-            "model.padded_vocab_size",
-            f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens",
-            f"use {vocab_size:,} or more",
-        )
+        problem = f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens"
+        raise RecipeError("model.padded_vocab_size", problem, f"use {vocab_size:,} or more")
     if padding_row is not None and not 0 <= padding_row < padded_vocab_size:
-        raise RecipeError(
-            "model.initialization.padding_row",
-            f"there is no row {padding_row} among {padded_vocab_size:,}",
-            f"use 0 to {padded_vocab_size - 1:,}, or null for none",
-        )
+        problem = f"there is no row {padding_row} among {padded_vocab_size:,}"
+        remedy = f"use 0 to {padded_vocab_size - 1:,}, or null for none"
+        raise RecipeError("model.initialization.padding_row", problem, remedy)

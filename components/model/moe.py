@@ -77,11 +77,8 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
-            raise RecipeError(
-                "model.mlp.top_k",
-                f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
-                f"choose 1 to {num_experts}",
-            )
+            problem = f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}"
+            raise RecipeError("model.mlp.top_k", problem, f"choose 1 to {num_experts}")
         self.top_k = top_k
         self.renormalize = renormalize
         self.uniform = routing == "uniform"

@@ -81,11 +81,9 @@ class Rotary(Positions):
     def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: Positive) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
-            raise RecipeError(
-                "model.attention.head_dim",
-                f"{head_dim} is odd, but rotary positions turn channels in pairs",
-                f"use {head_dim - 1} or {head_dim + 1}",
-            )
+            problem = f"{head_dim} is odd, but rotary positions turn channels in pairs"
+            remedy = f"use {head_dim - 1} or {head_dim + 1}"
+            raise RecipeError("model.attention.head_dim", problem, remedy)
         self.base = base
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
@@ -121,11 +119,9 @@ class Learned(Positions):
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
         if len(places) > len(self.weight):
-            raise RecipeError(
-                "model.positions.num_positions",
-                f"{len(self.weight):,} learned positions for {len(places):,} tokens",
-                f"use {len(places):,} or more, or shorten budget.sequence_length",
-            )
+            problem = f"{len(self.weight):,} learned positions for {len(places):,} tokens"
+            remedy = f"use {len(places):,} or more, or shorten budget.sequence_length"
+            raise RecipeError("model.positions.num_positions", problem, remedy)
         return Placement(places=places, embedded=F.embedding(places, self.weight))
 
 
