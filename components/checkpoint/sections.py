@@ -10,25 +10,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from components.checkpoint.metadata import Files, FileSection, damaged
 from components.errors import RecipeError
 from components.run.disk import Patience
 
 Blocks = Sequence[tuple[int, memoryview]]
+Written = tuple[str, int, FileSection]  # the file, and where in it
 _READ_BYTES = 1 << 22  # at a time
 
 
-class WrittenSection(NamedTuple):
-    """A section and where it is."""
-
-    file: str
-    begin: int
-    section: FileSection
-
-
-def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[WrittenSection]:
+def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written]:
     """Write bytes at their places of a file, which other ranks write too, down to the disk.
 
     Raises:
@@ -54,25 +46,25 @@ def _write(file: Path, blocks: Blocks) -> None:
         os.close(number)
 
 
-def _hash(name: str, blocks: Blocks) -> list[WrittenSection]:
+def _hash(name: str, blocks: Blocks) -> list[Written]:
     """Hash each run of blocks that follow one another without a gap."""
-    written: list[WrittenSection] = []
+    written: list[Written] = []
     start, end, digest = blocks[0][0], blocks[0][0], hashlib.sha256()
     for begin, block in [*blocks, (-1, memoryview(b""))]:
         if begin != end:
             section = FileSection(end - start, digest.hexdigest())
-            written.append(WrittenSection(name, start, section))
+            written.append((name, start, section))
             start, digest = begin, hashlib.sha256()
         digest.update(block)
         end = begin + len(block)
     return written
 
 
-def files_of(written: Sequence[WrittenSection]) -> dict[str, tuple[FileSection, ...]]:
+def files_of(written: Sequence[Written]) -> Files:
     """Sort all ranks' sections into the files that they make up."""
     files: dict[str, tuple[FileSection, ...]] = {}
-    for one in sorted(written):
-        files[one.file] = (*files.get(one.file, ()), one.section)
+    for name, _, section in sorted(written):
+        files[name] = (*files.get(name, ()), section)
     return files
 
 

@@ -178,6 +178,5 @@ def _gather_rows(bucket: Sequence[WeightShard], sharding: DeviceMesh) -> None:
 def _gradient(shard: WeightShard) -> Tensor:
     """Return what the backward pass left on this rank; a weight that nobody used has zeros."""
     gradient = shard.weight.grad
-    return rows_of(
-        torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
-    )
+    found = torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
+    return rows_of(found)

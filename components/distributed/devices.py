@@ -159,10 +159,8 @@ def lone_backend(kind: str) -> str:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Read the most that tensors took on ``device`` so far, on a CPU the whole process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "xpu":
-        return torch.xpu.max_memory_allocated(device)
+    if device.type != "cpu":
+        return cast("int", torch.get_device_module(device).max_memory_allocated(device))
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS

@@ -7,8 +7,7 @@ Torch's generators are seeded alike on all tensor ranks, anew for every microbat
 hold whole they drop alike (dropout); what each holds a part of, each in its own way.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, cast
@@ -34,22 +33,17 @@ from components.model.norms import Norm
 from components.torch_internals.autograd import in_backward
 
 
-def place_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the module's own parameters DTensors; every rank must hold the same values."""
-    for name, _ in list(module.named_parameters(recurse=False)):
-        place_parameter(module, name, mesh, placement)
-
-
-def place_parameter(
-    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement
+def place_parameters(
+    module: nn.Module, mesh: DeviceMesh, placement: Placement, **others: Placement
 ) -> None:
-    """Make one parameter a DTensor, or another than it is."""
-    parameter = module.get_parameter(name)
-    if isinstance(parameter, DTensor):
-        placed = cast("DTensor", parameter.detach()).redistribute(placements=[placement])
-    else:
-        placed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
-    module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+    """Make the module's own parameters DTensors, all but those named in ``others`` alike.
+
+    Every rank must hold the same values.
+    """
+    for name, whole in list(module.named_parameters(recurse=False)):
+        placements = [others.get(name, placement)]
+        placed = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(placed, requires_grad=whole.requires_grad))
 
 
 def share_input(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
@@ -82,8 +76,7 @@ def split_rows(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
     The sum goes out as hidden states travel, ``Shard(1)`` or ``Replicate()``. The bias is added
     after it: once, and to a slice where there are slices, so that its gradient is a share.
     """
-    place_parameters(module, mesh, Replicate())
-    place_parameter(module, "weight", mesh, Shard(1))
+    place_parameters(module, mesh, Replicate(), weight=Shard(1))
     lend(module, lambda name, part: part.to_local() if name == "weight" else None)
     multiply: Any = module.forward
 
@@ -234,18 +227,15 @@ class SplitCore(AttentionCore):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
     ) -> Tensor:
-        drops = self.training and self.dropout > 0
-        with self._stream(query.device) if drops else nullcontext():
-            mixed: Tensor = self.core(query, key, value, scope, first_head=first_head)
-        return mixed
-
-    @contextmanager
-    def _stream(self, device: torch.device) -> Iterator[None]:
+        given = query, key, value, scope
+        if not self.training or self.dropout == 0:
+            return cast("Tensor", self.core(*given, first_head=first_head))
+        device = query.device
         devices = [] if device.type == "cpu" else [device]
         kind = "cuda" if device.type == "cpu" else device.type  # unused where there are none
         with torch.random.fork_rng(devices, device_type=kind):
             torch.manual_seed(_folded(torch.initial_seed(), *self._place))
-            yield
+            return cast("Tensor", self.core(*given, first_head=first_head))
 
 
 def _folded(*place: int) -> int:

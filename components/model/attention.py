@@ -179,8 +179,7 @@ class Attention(nn.Module):
             scope,
             first_head=self.first_head,
         )
-        branch: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
-        return branch
+        return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
 
 
 class AttentionCore(nn.Module):
@@ -215,7 +214,10 @@ class AttentionCore(nn.Module):
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         heads = (first_head, first_head + query.shape[1])
         if self._uses_flex(query, scope):
-            return _flex(query, key, value, scope.score_change(heads), scope.blocks())
+            attend = _attend
+            if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
+                attend = compiled_flex(trains=torch.is_grad_enabled())
+            return attend(query, key, value, scope.score_change(heads), scope.blocks())
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -235,13 +237,6 @@ class AttentionCore(nn.Module):
         # A fake CUDA tensor may live on a machine without CUDA, where nothing compiles.
         on_cuda = query.is_cuda and torch.cuda.is_available()
         return on_cuda and not scope.is_plain and self.dropout == 0
-
-
-def _flex(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
-    attend = _attend
-    if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
-        attend = compiled_flex(trains=torch.is_grad_enabled())
-    return attend(query, key, value, change, blocks)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:

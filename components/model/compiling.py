@@ -17,16 +17,12 @@ from torch import nn
 from components.errors import RecipeError
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
-from components.torch_internals.autograd import (
-    RecompileLimitHit,
-    checkpoint,
-    fail_at_recompile_limit,
-    recompile_limit,
-)
+from components.torch_internals import autograd
 from components.versions import release_of
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Parts = Literal["none", "full"] | Sequence[str]
 
 
 def compile_for(
@@ -41,15 +37,17 @@ def compile_for(
         RecipeError: when called, it would need more graphs than torch makes of one function;
             ``remedy`` is the way out.
     """
-    fail_at_recompile_limit()
+    autograd.fail_at_recompile_limit()
     compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
         try:
             return compiled(*given, **named)
-        except RecompileLimitHit as error:
-            made = f"torch's compiler has made {recompile_limit()} graphs of one function"
+        except autograd.RecompileLimitHit as error:
+            made = (
+                f"torch's compiler has made {autograd.recompile_limit()} graphs of one function"
+            )
             raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
 
     return call
@@ -63,9 +61,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def checkpoint_activations(
-    model: nn.Module, parts: Literal["none", "full"] | Sequence[str]
-) -> None:
+def checkpoint_activations(model: nn.Module, parts: Parts) -> None:
     """Keep only the inputs of whole layers (``full``), or of the named parts of each layer.
 
     Hooks do it, so parameters keep their names; dropout drops the same again. Call it after the
@@ -83,12 +79,10 @@ def checkpoint_activations(
             raise RecipeError(key, f"{part!r} is named twice", "name each part once")
     for layer in cast("Any", model).layers.values():
         for module in _recomputed_parts(layer, parts):
-            checkpoint(module)
+            autograd.checkpoint(module)
 
 
-def _recomputed_parts(
-    layer: nn.Module, parts: Literal["none", "full"] | Sequence[str]
-) -> list[nn.Module]:
+def _recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:
     if parts == "none":
         return []
     if parts == "full":
@@ -101,10 +95,7 @@ _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
 
 
 def compile_layers(
-    model: nn.Module,
-    parts: Literal["none", "layers"],
-    *,
-    recompute: Literal["none", "full"] | Sequence[str],
+    model: nn.Module, parts: Literal["none", "layers"], *, recompute: Parts
 ) -> None:
     """Compile each layer at its first call in training, for the shapes of that call.
 

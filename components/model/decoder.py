@@ -54,8 +54,7 @@ class Layer(nn.Module):
         self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
     ) -> Float[Tensor, "batch seq dim"]:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
-        after: Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
-        return after
+        return cast("Tensor", hidden + self.dropout(self.mlp(self.mlp_norm(hidden))))
 
 
 class Decoder(nn.Module):
@@ -124,7 +123,8 @@ class Decoder(nn.Module):
         self.readout = Readout()  # of the embedding's rows, where tied
         # Hidden states may travel in equal slices of the tokens; these are always all at hand.
         self.sequence_slices = 1
-        self.places = natural_places
+        # The first token at 0, each of the others one further.
+        self.places = lambda length, device: torch.arange(length, device=device)
 
     def forward(
         self,
@@ -164,8 +164,7 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, ""]:
         """Average the cross-entropy of ``targets``, in nats a token, over all rows."""
         # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
-        mean: Tensor = self(tokens, documents=documents, targets=targets)
-        return mean
+        return cast("Tensor", self(tokens, documents=documents, targets=targets))
 
     def _place(self, inputs: Tensor) -> Placement:
         slices = self.sequence_slices if inputs.is_floating_point() else 1
@@ -183,11 +182,6 @@ class Decoder(nn.Module):
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
         return cast("Tensor", self.dropout(hidden))
-
-
-def natural_places(length: int, device: torch.device) -> Int[Tensor, " length"]:
-    """Place the first token at 0 and each of the others one further."""
-    return torch.arange(length, device=device)
 
 
 def _check_sizes(

@@ -5,7 +5,7 @@ nothing: three grouped products do all experts. `sorted_products` multiplies exp
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -184,8 +184,7 @@ def summed(
 
 def on_host(counts: Int[Tensor, "numbers"], *, even: Sequence[int]) -> list[int]:
     """Read counts, which are ``even`` where the load is: so a rehearsal answers instead."""
-    read: list[int] = counts.tolist()
-    return read
+    return cast("list[int]", counts.tolist())
 
 
 def dealt(total: int, among: int) -> list[int]:
@@ -204,8 +203,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        summed = _sum_pairs(upstream[0], ctx.order, ctx.num_tokens)
-        return summed.to(upstream[0].dtype), None
+        sums = _sum_pairs(upstream[0], ctx.order, ctx.num_tokens)
+        return sums.to(upstream[0].dtype), None
 
 
 class _Reduce(torch.autograd.Function):

@@ -6,7 +6,7 @@ pass only scales what is there. The softmax within a block goes by rows that fit
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -149,5 +149,4 @@ class Head(nn.Linear):
         hidden: Float[Tensor, "batch seq dim"],
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
-        result: Tensor = self.readout(hidden, self.weight, targets)
-        return result
+        return cast("Tensor", self.readout(hidden, self.weight, targets))

@@ -1,8 +1,8 @@
 """A mixture of experts in place of a layer's MLP, dropless."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, Literal, TypeVar
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +36,7 @@ class Stack(nn.Module):
     """Hold one matrix for each expert; ``weight[expert]`` is what ``nn.Linear`` would hold."""
 
     def __init__(
-        self, *, num_experts: int, outputs: int, inputs: int, writes_residual: bool
+        self, num_experts: int, outputs: int, inputs: int, *, writes_residual: bool = False
     ) -> None:
         super().__init__()
         self.writes_residual = writes_residual
@@ -88,15 +88,10 @@ class Experts(nn.Module):
         self.mixture = Mixture(path=path)
         self.activation = ACTIVATIONS[activation]
         self.routing = None
-        widen = partial(
-            Stack, num_experts=num_experts, outputs=ffn_dim, inputs=dim, writes_residual=False
-        )
         self.router = nn.Linear(dim, num_experts, bias=False)
-        self.gate = widen() if gated else None
-        self.up = widen()
-        self.down = Stack(
-            num_experts=num_experts, outputs=dim, inputs=ffn_dim, writes_residual=True
-        )
+        self.gate = Stack(num_experts, ffn_dim, dim) if gated else None
+        self.up = Stack(num_experts, ffn_dim, dim)
+        self.down = Stack(num_experts, dim, ffn_dim, writes_residual=True)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         tokens = hidden.flatten(0, -2)
@@ -108,9 +103,8 @@ class Experts(nn.Module):
             self.down.weight.to(dtype),
             self.activation,
         )
-        mixed: Tensor = self.mixture(
-            tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
-        )
+        given = tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
+        mixed: Tensor = self.mixture(*given)
         return mixed.to(dtype).view(hidden.shape)
 
     def take_routing(self) -> Routing | None:
@@ -150,8 +144,7 @@ class Mixture(nn.Module):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
-        mixed: Tensor = self._path(tokens)(tokens, weights, experts, matrices)
-        return mixed
+        return cast("Tensor", self._path(tokens)(tokens, weights, experts, matrices))
 
     def _path(self, tokens: Tensor) -> Any:
         if self.path == "loop":

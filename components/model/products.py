@@ -30,9 +30,8 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 def as_given(tensor: Tensor) -> AbstractContextManager[None]:
     """Let operations on ``tensor`` take what they are given, in the precision that it has."""
-    return (
-        torch.autocast(tensor.device.type, enabled=False) if _casts(tensor) else nullcontext()
-    )
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if _casts(tensor) else nullcontext()
 
 
 def _casts(tensor: Tensor) -> bool:
@@ -121,7 +120,7 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         rows = gradient.flatten(0, -2)
-        of_inputs, of_weight, of_bias = wanted_gradients(ctx)
+        of_inputs, of_weight, of_bias = _wanted_gradients(ctx)
         return (
             _by_onednn(gradient, weight.T) if of_inputs else None,
             _of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
@@ -129,11 +128,8 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
-    """Return for each argument whether this pass wants its gradient.
-
-    Schedules without a bubble ask for the gradients of activations and of weights apart.
-    """
+def _wanted_gradients(ctx: Any) -> tuple[bool, ...]:
+    """Schedules without a bubble ask for gradients of activations and of weights apart."""
     has: tuple[bool, ...] = ctx.needs_input_grad
     if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses
         return has

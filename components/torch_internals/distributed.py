@@ -3,9 +3,9 @@
 All were seen in 2.10 to 2.15, but for what says otherwise.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import _C, Tensor
@@ -94,18 +94,10 @@ class LeanStage(PipelineStage):
 
     @override
     def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
-        with self._nowhere():
+        with patch.object(self, "device", NOWHERE):
             super()._setup_forward_recv_info(*args, **kwargs)
 
     @override
     def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
-        with self._nowhere():
+        with patch.object(self, "device", NOWHERE):
             return super()._create_grad_recv_info(*args, **kwargs)
-
-    @contextmanager
-    def _nowhere(self) -> Iterator[None]:
-        device, self.device = self.device, NOWHERE
-        try:
-            yield
-        finally:
-            self.device = device
