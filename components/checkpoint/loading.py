@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from components.checkpoint import metadata
-from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
+from components.checkpoint.saving import State
 from components.checkpoint.sections import check_sections
-from components.checkpoint.state import State
+from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
 
 
@@ -31,8 +31,7 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
     """Fill the state from the newest whole checkpoint; damaged ones are set aside.
 
     Raises:
-        RecipeError: there are checkpoints and none is whole, or that one is of another recipe;
-            all ranks raise it.
+        RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
     """
     found = _complete_together(folder)
     chosen = _choose(folder, found, check_together)
@@ -127,8 +126,7 @@ def load_checkpoint(
     """Fill weights and optimizer in place from a checkpoint that was found whole.
 
     Raises:
-        RecipeError: its recipe, or its tensors, are those of another model or optimizer; all
-            ranks raise it.
+        RecipeError: on all ranks, it is of another recipe, or of another model or optimizer.
     """
     if marker.fingerprint != fingerprint:
         problem = f"is of the recipe {marker.fingerprint}, this one is {fingerprint}"

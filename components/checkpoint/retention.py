@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 import torch.distributed as dist
 
 from components.checkpoint import metadata
-from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.metadata import MARKER, DamagedCheckpointError, Marker, RunProgress
 from components.checkpoint.sections import check_names, check_sections
 from components.data.files import sync_folder
+from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
 from components.run.disk import Patience, check_room, write_synced
 
@@ -104,8 +104,7 @@ def beside(target: Path) -> Path:
 def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
     """Make an empty folder beside, where all of it will fit; can be done twice.
 
-    Returns False where the checkpoint is there already: a run that goes on from it computes
-    the same again.
+    Returns False where the checkpoint is there already: a run that went on computes it again.
 
     Raises:
         OSError: the file system forbids it, has too little room or has gone.
@@ -160,8 +159,7 @@ def copy_out(
     """Copy a checkpoint into ``folder``, whole or not at all; its files are dealt to the ranks.
 
     Raises:
-        RecipeError: the copy cannot be written, or what is read back is not what was written;
-            all ranks raise it.
+        RecipeError: on all ranks, it cannot be written, or is not read back as it was written.
     """
     target = folder / marker.name
     grown, rank, ranks = beside(target), dist.get_rank(group), dist.get_world_size(group)

@@ -1,28 +1,125 @@
-"""Saving while training goes on: the steps wait for a copy, another thread does the rest.
+"""What a checkpoint holds of a rank by global names, and saving it while training goes on.
 
-One checkpoint is written at a time; the next waits for it. The thread has a process group of
-its own, since the steps' collectives must not come between its own.
+The steps wait for a copy, another thread does the rest. One checkpoint is written at a time;
+the next waits for it. The thread has a process group of its own, since the steps' collectives
+must not come between its own. The buffers are ours, too: torch 2.11's ``DefaultStager`` empties
+itself after the first save, and a second ends in a KeyError.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from components.checkpoint import retention
-from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
-from components.checkpoint.state import WEIGHTS, HostBuffers, State
+from components.distributed.collectives import by_first, together
+from components.distributed.weight_shards import WeightShard
 from components.run.disk import Patience
 
 T = TypeVar("T")
+_Task = tuple[Marker, Share, list[Tensor]]  # the marker without files, this rank's pieces
+
+
+class HostBuffers:
+    """Copies of tensors on the host, in memory that the next save uses again.
+
+    Page-locked memory, to which copies run at the full speed of the bus, is CUDA's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._free: dict[Any, list[Tensor]] = defaultdict(list)  # by shape and dtype
+        self._used: list[Tensor] = []
+
+    def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy tensors; they may change as soon as this returns."""
+        copies = []
+        for tensor in tensors:
+            shape, dtype, pinned = tensor.shape, tensor.dtype, self._pinned
+            if not (free := self._free[shape, dtype]):
+                free.append(torch.empty(shape, dtype=dtype, pin_memory=pinned))
+            copies.append(free.pop().copy_(tensor, non_blocking=pinned))
+        self._used += copies
+        if self._pinned:
+            torch.cuda.synchronize()
+        return copies
+
+    def release(self) -> None:
+        """Take back all buffers: what was staged has been written."""
+        for buffer in self._used:
+            self._free[buffer.shape, buffer.dtype].append(buffer)
+        self._used.clear()
+
+
+WEIGHTS = "model."  # before each weight's name
+
+Read = Callable[[dict[str, Tensor]], None]
+
+
+class State(Protocol):
+    """What a checkpoint holds of one rank; every method is called by all ranks."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name every tensor: what several ranks have whole, any of them may give."""
+
+    def fill(self, read: Read) -> None:
+        """Call ``read`` with tensors to fill, all ranks with the same names each time."""
+
+
+class ShardState:
+    """Weights as DTensors or plain tensors, and the optimizer's state of their shards.
+
+    ``model.NAME`` has the weight's own shape; ``optimizer.state.NAME.KEY`` is as long as its
+    rows are (`rows_of`), whatever divides them. The optimizer's numbers come from the recipe.
+    """
+
+    def __init__(self, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
+        self._shards = shards
+        self._optimizer = optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
+            self._make()
+        tensors = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        for shard in self._shards:
+            for key, value in self._optimizer.state[shard.parameter].items():
+                is_alike = value.shape == shard.parameter.shape and value.dim() > 0
+                tensors[f"optimizer.state.{shard.name}.{key}"] = (
+                    shard.whole(value) if is_alike else value
+                )
+        return tensors
+
+    def fill(self, read: Read) -> None:
+        self._make()
+        read(self.tensors())  # what is filled is the memory of the weights and of the state
+
+    def _make(self) -> None:
+        """Let the optimizer make its state: a step without gradients and without a rate.
+
+        Nothing is counted: all of the state is 0, as it is before a first step.
+        """
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for shard in self._shards:
+            shard.parameter.grad = torch.zeros_like(shard.parameter)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._optimizer.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for shard in self._shards:
+            shard.parameter.grad = None
+            for value in self._optimizer.state[shard.parameter].values():
+                value.zero_()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +137,6 @@ class FinishedCheckpoint:
     waited_seconds: float
     seconds: float
     reasons: tuple[str, ...]
-
-
-class _Task(NamedTuple):
-    marker: Marker  # but for the files
-    share: Share
-    tensors: list[Tensor]  # this rank's pieces
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,8 +174,7 @@ class Saver:
         """Begin a checkpoint of each kind, and return what has been finished meanwhile.
 
         Raises:
-            RecipeError: one of the checkpoints could not be written; all ranks raise it, and
-                those before are whole.
+            RecipeError: on all ranks, one could not be written; those before it are whole.
         """
         began = time.perf_counter()
         finished = self.wait()
@@ -136,7 +226,7 @@ class Saver:
             self._layouts[marker.kind] = layout
         layout = self._layouts[marker.kind]
         pieces = layout.pick(tensors)
-        return _Task(marker, layout.share, self.stager.stage(pieces) if self.stager else pieces)
+        return marker, layout.share, self.stager.stage(pieces) if self.stager else pieces
 
     def _write_all(
         self, tasks: Sequence[_Task], began: float, waited: float, stall: float
@@ -144,14 +234,14 @@ class Saver:
         """Write one after another, in the other thread; the stall counts for the first."""
         finished: list[FinishedCheckpoint] = []
         for task in tasks:
-            marker = self._write(task)
+            marker = self._write(*task)
             self._copy_out(marker)
             reasons = together(self._patience.take_reasons, self.group)
             now = time.perf_counter()
             one = FinishedCheckpoint(
                 progress=marker.progress,
                 folder=self.folder / marker.name,
-                bytes=task.share.checkpoint_bytes,
+                bytes=task[1].checkpoint_bytes,
                 stall_seconds=stall if self.stager else now - began,
                 waited_seconds=waited,
                 seconds=now - began,
@@ -162,18 +252,18 @@ class Saver:
         self._by_first(lambda: retention.prune(self.folder, self.policy))
         return finished
 
-    def _write(self, task: _Task) -> Marker:
+    def _write(self, marker: Marker, share: Share, tensors: Sequence[Tensor]) -> Marker:
         """Write beside, mark, rename; nothing where a run saves again what it went on from."""
-        target, share = self.folder / task.marker.name, task.share
+        target = self.folder / marker.name
         size, count = share.checkpoint_bytes, share.checkpoint_files
         if not self._by_first(lambda: retention.clear(target, needed_bytes=size, files=count)):
-            return self._by_first(lambda: retention.amend(target, task.marker.progress))
-        blocks, file = share.blocks(task.tensors), retention.beside(target) / share.file
+            return self._by_first(lambda: retention.amend(target, marker.progress))
+        blocks, file = share.blocks(tensors), retention.beside(target) / share.file
         sections = together(lambda: write_blocks(file, blocks, self._patience), self.group)
         files = files_of([one for of_rank in sections for one in of_rank])
-        marker = replace(task.marker, files=files)
-        self._by_first(lambda: retention.complete(target, marker))
-        return marker
+        whole = replace(marker, files=files)
+        self._by_first(lambda: retention.complete(target, whole))
+        return whole
 
     def _copy_out(self, marker: Marker) -> None:
         """Copy what stays for good: no later checkpoint will have it removed."""

@@ -1,4 +1,4 @@
-"""Collectives of rows between ranks with their gradients, and many tensors in one (buckets).
+"""Collectives of rows with their gradients, of many tensors in one (buckets), of failures.
 
 All-gather and reduce-scatter are each the other's adjoint; an all-to-all is its own, with the
 counts swapped. Every rank takes part, also without a row, and in the backward pass too. What is
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from components.distributed.weight_shards import WeightShard, local, rows_of
+from components.errors import RecipeError
+
+T = TypeVar("T")
 
 _BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
 
@@ -188,3 +191,29 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         return _sum(upstream[0], group=ctx.group, at_once=True)[0], None
+
+
+def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Do ``task`` on every rank, and return on all what each of them got, in their order.
+
+    Another error than a RecipeError stays with its rank.
+
+    Raises:
+        RecipeError: that of the first rank with one, on all ranks: else they would wait for it.
+    """
+    mine: T | RecipeError
+    try:
+        mine = task()
+    except RecipeError as error:
+        mine = error
+    everyones = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group)
+    for one in everyones:
+        if isinstance(one, RecipeError):
+            raise one
+    return cast("list[T]", everyones)
+
+
+def by_first(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Do ``task`` on the first rank alone; what it got, or its RecipeError, is all ranks'."""
+    return cast("T", together(lambda: task() if dist.get_rank(group) == 0 else None, group)[0])

@@ -51,7 +51,6 @@ class DataParallel:
     Make it when the weights are in their place; ``zero`` is the stage above, ``tied`` names the
     weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``; sums
     over microbatches are rounded to ``accumulate_dtype``.
-
     ``expert_divisor`` says what experts' gradients, which hold the tokens of all ranks, are
     divided by: all ``ranks`` for the gradient of the mean loss, or the ``copies`` of an expert
     as Optimus's code does, too little by the number of expert ranks.

@@ -89,7 +89,6 @@ def build_mesh(
 
     ``rank_order`` names ``pipeline, data, expert, context, tensor`` from the axis whose
     neighbours lie farthest apart to the one whose neighbours are neighbouring ranks.
-
     With ``expert_aware`` the expert ranks, which all hold the dense weights, divide them as
     data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
     rank repeats what the others keep of them. Context ranks always divide.

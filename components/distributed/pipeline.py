@@ -51,7 +51,10 @@ def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
             assert mine is not None
             theirs = torch.empty_like(mine, memory_format=torch.contiguous_format)
             ways = (dist.isend, mine.contiguous()), (dist.irecv, theirs)
-            operations = [dist.P2POp(*way, group=group, group_peer=opposite) for way in ways]
+            operations = [
+                dist.P2POp(send_or_receive, rows, group=group, group_peer=opposite)
+                for send_or_receive, rows in ways
+            ]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
             shard.parameter.grad = mine + theirs

@@ -198,12 +198,7 @@ class SplitReadout(Readout):
         self.softmax = SplitSoftmax(mesh)
 
     @override
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch slice dim"],
-        weight: Float[Tensor, "rows dim"],
-        targets: Int[Tensor, "batch seq"] | None,
-    ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor | None) -> Tensor:
         rows = cast("DTensor", weight).to_local()
         placed = DTensor.from_local(hidden, self.mesh, [self.between], run_check=False)
         gathered = placed.redistribute(placements=[Replicate()])
@@ -221,9 +216,7 @@ class SplitSoftmax(Softmax):
         self.mesh = mesh
 
     @override
-    def to_gradient(
-        self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
-    ) -> Float[Tensor, ""]:
+    def to_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
         precision = torch.promote_types(logits.dtype, torch.float32)
         row, elsewhere = _rows_here(targets[:, None], self.mesh, logits.shape[1])
         # For each token: the largest logit, the sum of exponentials, the target's logit.

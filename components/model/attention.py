@@ -52,10 +52,8 @@ class ForwardScope:
         """Whether attention is causal and nothing else, which every kernel knows how to do."""
         return self.placement.slopes is None and self.documents is None
 
-    def turn(
-        self, heads: Float[Tensor, "batch seq heads head_dim"]
-    ) -> Float[Tensor, "batch seq heads head_dim"]:
-        """Rotate queries or keys, where the positions do."""
+    def turn(self, heads: Tensor) -> Tensor:
+        """Rotate queries or keys, (batch, seq, heads, head_dim), where the positions do."""
         rotation = self.placement.rotation
         return heads if rotation is None else rotation(heads)
 

@@ -34,8 +34,7 @@ def compile_for(
     without a compiler.
 
     Raises:
-        RecipeError: when called, it would need more graphs than torch makes of one function;
-            ``remedy`` is the way out.
+        RecipeError: with ``remedy``, when it would need more graphs than torch makes of one.
     """
     autograd.fail_at_recompile_limit()
     compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
@@ -100,8 +99,8 @@ def compile_layers(
     """Compile each layer at its first call in training, for the shapes of that call.
 
     Raises:
-        RecipeError: no C++ compiler is here, or this torch cannot compile float64; in a later
-            forward pass, layers of one kind come in more shapes than torch compiles.
+        RecipeError: no C++ compiler is here, or this torch cannot compile float64; later, as
+            `compile_for` does.
     """
     if parts == "none":
         return

@@ -121,7 +121,6 @@ class Decoder(nn.Module):
         # twin in `to_empty`.
         self.head = None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size)
         self.readout = Readout()  # of the embedding's rows, where tied
-        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
         self.sequence_slices = 1
         # The first token at 0, each of the others one further.
         self.places = lambda length, device: torch.arange(length, device=device)
@@ -142,7 +141,10 @@ class Decoder(nn.Module):
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
         absent, the result are hidden states for the stage after.
         """
-        placement = self._place(inputs)
+        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
+        slices = self.sequence_slices if inputs.is_floating_point() else 1
+        places = self.places(inputs.shape[1] * slices, inputs.device)
+        placement = self.positions(places) if self.positions else Placement(places=places)
         hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
         scope = ForwardScope(placement=placement, documents=documents)
         for layer in self.layers.values():
@@ -165,13 +167,6 @@ class Decoder(nn.Module):
         """Average the cross-entropy of ``targets``, in nats a token, over all rows."""
         # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
         return cast("Tensor", self(tokens, documents=documents, targets=targets))
-
-    def _place(self, inputs: Tensor) -> Placement:
-        slices = self.sequence_slices if inputs.is_floating_point() else 1
-        places = self.places(inputs.shape[1] * slices, inputs.device)
-        if self.positions is None:
-            return Placement(places=places)
-        return cast("Placement", self.positions(places))
 
     def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
