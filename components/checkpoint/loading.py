@@ -42,7 +42,6 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
 
 
 def _complete_together(folder: Path) -> list[Path]:
-    """List what the first rank sees, newest first."""
     names = by_first(lambda: [one.name for one in metadata.complete_checkpoints(folder)])
     return [folder / name for name in names]
 

@@ -46,7 +46,6 @@ class SequencePart:
 
     @classmethod
     def here(cls, mesh: DeviceMesh) -> Self:
-        """Return this rank's part along the only axis of ``mesh``."""
         return cls(rank=mesh.get_local_rank(), ranks=mesh.size())
 
     @property
@@ -55,7 +54,6 @@ class SequencePart:
         return self.rank, 2 * self.ranks - 1 - self.rank
 
     def places(self, length: int, device: torch.device) -> Int[Tensor, " length"]:
-        """List the places of a part of ``length`` tokens in its sequence."""
         chunk = length // 2
         return torch.cat([
             torch.arange(index * chunk, (index + 1) * chunk, device=device)

@@ -1,15 +1,12 @@
 """Expert parallelism: each rank holds a part of every layer's experts; sums of their routers.
 
 The ranks of the axis read different samples, as data ranks do, and have all other weights in
-copies. Tokens reach their experts in one of two ways. For t tokens of width d on each of N
-ranks, top k, a rank sends in numbers, forward and again backward:
+copies. Tokens reach their experts in one of two ways, whose costs are in docs/experts.md:
 
-    all_gather    2 (N - 1) t d
-        every rank gets all tokens, a reduce-scatter adds the results up (Optimus,
-        https://arxiv.org/abs/2604.00785, section 3.1)
-    all_to_all    2 (N - 1) / N k t d    (at even load)
-        a token goes to a rank once for each of its experts there
-        (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
+    all_gather    every rank gets all tokens, a reduce-scatter adds the results up (Optimus,
+                  https://arxiv.org/abs/2604.00785, section 3.1)
+    all_to_all    a token goes to a rank once for each of its experts there
+                  (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
 
 A balance of all layers pooled is known at the last stage only: each stage hands its sums to the
 next one beside the hidden states, and the gradient comes back along the same way.
@@ -120,8 +117,8 @@ class GatheredMixture(SplitMixture):
         matrices = matrices._replace(parts=self._ranks)
         returning = []
         for given, ids in zip(departed, self._split(chosen, 1), strict=True):
-            arrived = [rows.async_wait() for rows in given]
-            mixed = self.mixture(*arrived, ids.flatten(0, 1), matrices)
+            arriving = (rows.async_wait() for rows in given)
+            mixed = self.mixture(*arriving, ids.flatten(0, 1), matrices)
             # As wide as the tokens came, as Optimus sends them; the sums were taken wider.
             returning.append(there.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([rows.async_wait() for rows in returning])
@@ -140,15 +137,16 @@ class ExchangedMixture(SplitMixture):
         ]
         exchanges, arriving = self._plan_exchanges(orders)
         parts = zip(self._split(tokens), self._split(weights), orders, exchanges, strict=True)
-        departed = []
-        for part, its_weights, order, exchange in parts:
-            sorted_weights = its_weights.flatten().index_select(0, order.pairs)[:, None]
-            pairs = spread(part, order), sorted_weights
-            departed.append([exchange.async_start(rows) for rows in pairs])
+        departed = [
+            [
+                exchange.async_start(spread(part, order)),
+                exchange.async_start(of_part.flatten().index_select(0, order.pairs)[:, None]),
+            ]
+            for part, of_part, order, exchange in parts
+        ]
         returning = []
         for given, ids, exchange in zip(departed, arriving, exchanges, strict=True):
-            arrived = [rows.async_wait() for rows in given]
-            mixed = self.mixture(*arrived, ids, matrices)
+            mixed = self.mixture(*[rows.async_wait() for rows in given], ids, matrices)
             returning.append(exchange.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([
             summed(rows.async_wait(), order, len(order.pairs) // experts.shape[1])

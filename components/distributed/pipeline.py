@@ -195,7 +195,6 @@ Microbatches = Accumulation | Pipeline
 
 
 def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Describe what a stage takes or gives."""
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 

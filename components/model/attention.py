@@ -166,18 +166,17 @@ class Attention(nn.Module):
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key, value = (
-            projected.view(*projected.shape[:2], -1, self.head_dim)
-            for projected in (query, key, self.value(hidden))
-        )
         mixed = self.core(
-            scope.turn(query).transpose(1, 2),  # (batch, heads, seq, head_dim)
-            scope.turn(key).transpose(1, 2),
-            value.transpose(1, 2),
+            scope.turn(self._heads(query)).transpose(1, 2),  # (batch, heads, seq, head_dim)
+            scope.turn(self._heads(key)).transpose(1, 2),
+            self._heads(self.value(hidden)).transpose(1, 2),
             scope,
             first_head=self.first_head,
         )
         return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:2], -1, self.head_dim)
 
 
 class AttentionCore(nn.Module):

@@ -1,15 +1,8 @@
 """A decoder-only transformer, composed from parts that a recipe chooses.
 
 Single-device code: the axes parallelize it from outside. Parameter names are global, also
-where a pipeline stage holds only some of the layers, and map onto a Hugging Face Llama thus:
-
-    embedding                                       model.embed_tokens
-    layers.N.attention_norm                         model.layers.N.input_layernorm
-    layers.N.attention.{query,key,value,output}     model.layers.N.self_attn.{q,k,v,o}_proj
-    layers.N.mlp_norm                               model.layers.N.post_attention_layernorm
-    layers.N.mlp.{gate,up,down}                     model.layers.N.mlp.{gate,up,down}_proj
-    final_norm                                      model.norm
-    head (absent where tied)                        lm_head
+where a pipeline stage holds only some of the layers; what a Hugging Face Llama calls them is in
+`components/convert/llama.py`.
 """
 
 from collections.abc import Callable

@@ -103,8 +103,9 @@ class Experts(nn.Module):
             self.down.weight.to(dtype),
             self.activation,
         )
-        given = tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
-        mixed: Tensor = self.mixture(*given)
+        mixed: Tensor = self.mixture(
+            tokens.to(dtype), choice.weights.to(dtype), choice.experts, matrices
+        )
         return mixed.to(dtype).view(hidden.shape)
 
     def take_routing(self) -> Routing | None:
