@@ -41,6 +41,7 @@ _DTYPES = {
 }
 _HEADER_ALIGNMENT = 8  # bytes, so that float64 numbers can be mapped where they lie
 _MARK = "@"
+_NOT_AS_WRITTEN = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,7 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
                     whole, _, _ = key.partition(_MARK)
                     shape, dtype = tuple(part.get_shape()), part.get_dtype()
                     pieces.append(TensorPiece(whole, name, key, begin, shape, dtype))
-        except (
-            SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError
-        ) as error:  # fmt: skip  # a header that is not as it was written
+        except _NOT_AS_WRITTEN as error:
             problem = f"is no safetensors file of a checkpoint: {error}"
             raise damaged(checkpoint / name, problem) from error
     return pieces

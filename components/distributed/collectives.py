@@ -109,9 +109,7 @@ def exchanging(
     return Collective(forward, partial(_exchange, sent=received, received=sent, group=group))
 
 
-def gather_rows(
-    rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup
-) -> Float[Tensor, "all_rows *rest"]:
+def gather_rows(rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup) -> Tensor:
     """Collect every rank's rows at once."""
     apply: Callable[..., Tensor] = _Gather.apply
     return apply(rows, group)

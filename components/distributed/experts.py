@@ -48,9 +48,7 @@ def take_tally(
     return tally if carried is None else tally.after(carried)
 
 
-def figures_of(
-    decoder: Decoder, tally: RoutingTally | None, loss: Float[Tensor, ""]
-) -> Float[Tensor, "figures"]:
+def figures_of(decoder: Decoder, tally: RoutingTally | None, loss: Tensor) -> Tensor:
     """Return the loss, the auxiliary loss, and the fullest expert's load over the mean."""
     if tally is None:
         return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])

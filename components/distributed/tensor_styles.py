@@ -30,7 +30,7 @@ from typing_extensions import override
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
 from components.model.norms import Norm
-from components.torch_internals.autograd import in_backward
+from components.torch_internals.operators import in_backward
 
 
 def place_parameters(

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from components.torch_internals.autograd import in_backward
 from components.torch_internals.distributed import local_tensor
 from components.torch_internals.operators import (
     CAST,
     WAIT,
     TorchDispatchMode,
     active_fake_mode,
+    in_backward,
     storage_key,
     tree_leaves,
 )

@@ -160,9 +160,7 @@ class Attention(nn.Module):
         self.core = AttentionCore(dropout=dropout, backend=backend)
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
-    def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
-    ) -> Float[Tensor, "batch seq dim"]:
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

@@ -17,7 +17,7 @@ from torch import nn
 from components.errors import RecipeError
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
-from components.torch_internals import autograd
+from components.torch_internals import operators
 from components.versions import release_of
 
 Given = ParamSpec("Given")
@@ -36,17 +36,15 @@ def compile_for(
     Raises:
         RecipeError: with ``remedy``, when it would need more graphs than torch makes of one.
     """
-    autograd.fail_at_recompile_limit()
+    operators.fail_at_recompile_limit()
     compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
         try:
             return compiled(*given, **named)
-        except autograd.RecompileLimitHit as error:
-            made = (
-                f"torch's compiler has made {autograd.recompile_limit()} graphs of one function"
-            )
+        except operators.RecompileLimitHit as error:
+            made = f"torch's compiler has made {operators.recompile_limit()} graphs of one function"
             raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
 
     return call
@@ -78,7 +76,7 @@ def checkpoint_activations(model: nn.Module, parts: Parts) -> None:
             raise RecipeError(key, f"{part!r} is named twice", "name each part once")
     for layer in cast("Any", model).layers.values():
         for module in _recomputed_parts(layer, parts):
-            autograd.checkpoint(module)
+            operators.checkpoint(module)
 
 
 def _recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:

@@ -43,9 +43,7 @@ class Layer(nn.Module):
         self.mlp = mlp(dim=dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
-    ) -> Float[Tensor, "batch seq dim"]:
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
         return cast("Tensor", hidden + self.dropout(self.mlp(self.mlp_norm(hidden))))
 
@@ -124,15 +122,11 @@ class Decoder(nn.Module):
         *,
         documents: Int[Tensor, "batch whole"] | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
-    ) -> (
-        Float[Tensor, "batch seq padded_vocab"]
-        | Float[Tensor, "batch seq dim"]
-        | Float[Tensor, ""]
-    ):
-        """Return logits; given ``targets``, their loss instead, in nats a token.
+    ) -> Tensor:
+        """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
 
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
-        absent, the result are hidden states for the stage after.
+        absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
         # Hidden states may travel in equal slices of the tokens; these are always all at hand.
         slices = self.sequence_slices if inputs.is_floating_point() else 1

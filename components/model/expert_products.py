@@ -174,10 +174,8 @@ def spread(tokens: Float[Tensor, "tokens dim"], order: Order) -> Float[Tensor, "
     return apply(tokens, order)
 
 
-def summed(
-    rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int
-) -> Float[Tensor, "tokens dim"]:
-    """Sum the rows of each token's pairs, in float32 or finer."""
+def summed(rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int) -> Tensor:
+    """Sum the rows of each token's pairs, in float32 or finer: (tokens, dim)."""
     apply: Callable[..., Tensor] = _Reduce.apply
     return apply(rows, order, num_tokens)
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.model.products import as_given, linear, product, product_dtype, product_into
-from components.torch_internals.autograd import keeps_graph
+from components.torch_internals.operators import keeps_graph
 
 
 class Blocks(NamedTuple):

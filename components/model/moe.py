@@ -27,7 +27,7 @@ from components.model.routing import (
     record,
 )
 from components.ranges import NonNegative
-from components.torch_internals.autograd import in_backward
+from components.torch_internals.operators import in_backward
 
 Result = TypeVar("Result")
 

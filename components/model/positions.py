@@ -23,9 +23,7 @@ class Rotation:
         self.cos = cos
         self.sin = sin
 
-    def __call__(
-        self, heads: Float[Tensor, "batch seq heads head_dim"]
-    ) -> Float[Tensor, "batch seq heads head_dim"]:
+    def __call__(self, heads: Float[Tensor, "batch seq heads head_dim"]) -> Tensor:
         wide = heads.to(torch.promote_types(heads.dtype, self.cos.dtype))
         swapped = wide.roll(heads.shape[-1] // 2, dims=-1)
         return (wide * self.cos + swapped * self.sin).type_as(heads)

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from components.torch_internals.autograd import will_run
-from components.torch_internals.operators import linear_by_onednn
+from components.torch_internals.operators import linear_by_onednn, will_run
 
 Asked = Callable[[str], bool]
 # A graph of torch's compiler asks once, when it is made: in 2.10 it cannot ask later.
@@ -78,18 +77,12 @@ class ResidualLinear(Linear):
     writes_residual = True
 
 
-def product(
-    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
-) -> Float[Tensor, "rows columns"]:
-    """Multiply, ``left @ right``, where nobody differentiates."""
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply (rows, depth) by (depth, columns) where nobody differentiates."""
     return _by_onednn(left, right.T) if goes_to_onednn(left, right) else left @ right
 
 
-def product_into(
-    result: Float[Tensor, "rows columns"],
-    left: Float[Tensor, "rows depth"],
-    right: Float[Tensor, "depth columns"],
-) -> None:
+def product_into(result: Tensor, left: Tensor, right: Tensor) -> None:
     """Multiply into ``result``; only oneDNN, which takes no result, makes one of its own."""
     if goes_to_onednn(left, right):
         result.copy_(_by_onednn(left, right.T))

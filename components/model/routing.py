@@ -107,9 +107,7 @@ def choose(
     return ExpertChoice(probabilities, weights, experts)
 
 
-def force_uniform(
-    logits: Float[Tensor, "tokens experts"], *, top_k: int
-) -> Float[Tensor, "tokens experts"]:
+def force_uniform(logits: Float[Tensor, "tokens experts"], *, top_k: int) -> Tensor:
     """Mask the logits so that token ``s`` uses experts ``s`` to ``s + top_k - 1``, cyclically.
 
     For measuring speed without the luck of the routing, as Optimus's ``FORCE_UNIFORM_ROUTING``.

@@ -16,7 +16,7 @@ from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
-from components.torch_internals.autograd import count_graphs
+from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
 from tests.components.model.routing_terms import auxiliary_terms
