@@ -94,13 +94,11 @@ def check_devices(cluster: Cluster) -> None:
     kind = device_type(cluster.device)
     if misses_profile(cluster):
         assert not isinstance(cluster.hardware, str)
-        raise RecipeError(
-            "cluster.device",
-            f"auto, but torch {torch.__version__} sees no GPU here, and the profile's hardware "
-            f"is {cluster.hardware.device}",
-            f"{_TELL.format(cluster.devices_per_node)}, or load a torch that was built for it, "
-            "or set cluster.device=cpu",
-        )
+        found = f"auto, but torch {torch.__version__} sees no GPU here"
+        problem = f"{found}, and the profile's hardware is {cluster.hardware.device}"
+        ask = _TELL.format(cluster.devices_per_node)
+        remedy = f"{ask}, or load a torch that was built for it, or set cluster.device=cpu"
+        raise RecipeError("cluster.device", problem, remedy)
     if kind == "cpu":
         return
     # Where the variable is not set, old drivers show whole GPUs: then the count tells.
@@ -139,12 +137,10 @@ def group_backend(kind: str) -> str:
     """Name what joins ranks on such devices; raise RecipeError where torch lacks it."""
     backend = _BACKENDS[kind]
     if not dist.is_backend_available(backend):
-        raise RecipeError(
-            "cluster.device",
-            f"{kind}, whose ranks {backend} joins, but torch {torch.__version__} was built "
-            "without it",
-            f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1",
-        )
+        missing = f"torch {torch.__version__} was built without it"
+        problem = f"{kind}, whose ranks {backend} joins, but {missing}"
+        remedy = f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1"
+        raise RecipeError("cluster.device", problem, remedy)
     return backend
 
 

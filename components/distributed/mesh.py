@@ -71,7 +71,6 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Number this rank among those that read different samples."""
         degrees = self.degrees
         shard = self.place("data_replicate") * degrees.data_shard + self.place("data_shard")
         return shard * degrees.expert + self.place("expert")

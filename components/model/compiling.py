@@ -44,7 +44,8 @@ def compile_for(
         try:
             return compiled(*given, **named)
         except operators.RecompileLimitHit as error:
-            made = f"torch's compiler has made {operators.recompile_limit()} graphs of one function"
+            limit = operators.recompile_limit()
+            made = f"torch's compiler has made {limit} graphs of one function"
             raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
 
     return call
