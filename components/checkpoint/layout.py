@@ -94,16 +94,14 @@ class CheckpointLayout:
 
 
 def _deal(plans: Sequence[Sequence[planned.WriteItem]], files: int) -> list[Share]:
-    """Place what each rank writes, ``plans``, in at most so many files.
-
-    Wide numbers come first in a file: each lies at a multiple of its width then.
-    """
+    """Place what each rank writes, ``plans``, in at most so many files."""
     ranks, most = len(plans), min(files, len(plans))
     pieces: list[list[tuple[int, stored.MetadataIndex]]] = [[] for _ in plans]
     headers, names = [b""] * ranks, [""] * ranks
     total, used = 0, 0
     for number, members in groupby(range(ranks), key=lambda rank: rank * most // ranks):
         owned = [(rank, item) for rank in members for item in plans[rank]]
+        # Wide numbers first: each lies at a multiple of its width then.
         owned.sort(key=lambda pair: -_data(pair[1]).properties.dtype.itemsize)
         if not owned:
             continue

@@ -31,13 +31,10 @@ _Task = tuple[Marker, Share, list[Tensor]]  # the marker without files, this ran
 
 
 class HostBuffers:
-    """Copies of tensors on the host, in memory that the next save uses again.
-
-    Page-locked memory, to which copies run at the full speed of the bus, is CUDA's.
-    """
+    """Copies of tensors on the host, in memory that the next save uses again."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
+        self._pinned = device.type == "cuda"  # copies then run at the full speed of the bus
         self._free: dict[Any, list[Tensor]] = defaultdict(list)  # by shape and dtype
         self._used: list[Tensor] = []
 
@@ -104,10 +101,7 @@ class ShardState:
         read(self.tensors())  # what is filled is the memory of the weights and of the state
 
     def _make(self) -> None:
-        """Let the optimizer make its state: a step without gradients and without a rate.
-
-        Nothing is counted: all of the state is 0, as it is before a first step.
-        """
+        """Let the optimizer make its state, 0 as before a first step, by one without a rate."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for shard in self._shards:
             shard.parameter.grad = torch.zeros_like(shard.parameter)
