@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from components.energy.counters import Meter
-from components.torch_internals.autograd import count_graphs
+from components.torch_internals.operators import count_graphs
 from components.train.callbacks.energy_monitor import device_source
 
 MOST_KERNELS = 25

@@ -16,8 +16,7 @@ from benchmarks.gpu.device import memory_of, this_device
 from benchmarks.gpu.ours import compose
 from benchmarks.training.loss import WAYS, loss_of
 from components.config.schema.recipe import Recipe
-from components.model.attention import AttentionCore
-from components.model.masks import ForwardScope
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.mlp import MLP
 from components.model.moe import Experts
 from components.model.positions import Placement

@@ -35,8 +35,7 @@ from benchmarks.paired import paired_ratio, told
 from benchmarks.speed.wanted import LEAST_THROUGHPUT, MOST_STALL
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
-from components.checkpoint.saving import FinishedCheckpoint, Saver
-from components.checkpoint.state import HostBuffers, Read
+from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Read, Saver
 from components.terminal import console
 
 RESULT = RESULTS / "checkpoints.json"

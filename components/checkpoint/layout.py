@@ -18,23 +18,10 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.checkpoint import metadata as stored
+from torch.distributed.checkpoint import planner as planned
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-)
 from torch.futures import Future
 
 from components.checkpoint.metadata import damaged
@@ -54,6 +41,7 @@ _DTYPES = {
 }
 _HEADER_ALIGNMENT = 8  # bytes, so that float64 numbers can be mapped where they lie
 _MARK = "@"
+_NOT_AS_WRITTEN = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,7 @@ class Share:
 
     file: str
     header: bytes
-    pieces: tuple[tuple[int, MetadataIndex], ...]
+    pieces: tuple[tuple[int, stored.MetadataIndex], ...]
     checkpoint_bytes: int
     checkpoint_files: int
 
@@ -87,7 +75,7 @@ class CheckpointLayout:
         first, is_first = dist.get_global_rank(group, 0), dist.get_rank(group) == 0
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(tensors), is_coordinator=is_first)
-        plans = [SavePlan([])] * dist.get_world_size(group)
+        plans = [planned.SavePlan([])] * dist.get_world_size(group)
         mine = planner.create_local_plan()
         dist.gather_object(mine, plans if is_first else None, dst=first, group=group)
         shares: list[Share] | None = None
@@ -105,17 +93,15 @@ class CheckpointLayout:
         return [planner.lookup_object(index) for _, index in self.share.pieces]
 
 
-def _deal(plans: Sequence[Sequence[WriteItem]], files: int) -> list[Share]:
-    """Place what each rank writes, ``plans``, in at most so many files.
-
-    Wide numbers come first in a file: each lies at a multiple of its width then.
-    """
+def _deal(plans: Sequence[Sequence[planned.WriteItem]], files: int) -> list[Share]:
+    """Place what each rank writes, ``plans``, in at most so many files."""
     ranks, most = len(plans), min(files, len(plans))
-    pieces: list[list[tuple[int, MetadataIndex]]] = [[] for _ in plans]
+    pieces: list[list[tuple[int, stored.MetadataIndex]]] = [[] for _ in plans]
     headers, names = [b""] * ranks, [""] * ranks
     total, used = 0, 0
     for number, members in groupby(range(ranks), key=lambda rank: rank * most // ranks):
         owned = [(rank, item) for rank in members for item in plans[rank]]
+        # Wide numbers first: each lies at a multiple of its width then.
         owned.sort(key=lambda pair: -_data(pair[1]).properties.dtype.itemsize)
         if not owned:
             continue
@@ -131,7 +117,7 @@ def _deal(plans: Sequence[Sequence[WriteItem]], files: int) -> list[Share]:
     ]
 
 
-def _header(items: Sequence[WriteItem]) -> tuple[bytes, list[int], int]:
+def _header(items: Sequence[planned.WriteItem]) -> tuple[bytes, list[int], int]:
     """Return a file's header, where in the file each item begins, and where the file ends."""
     entries, offsets, begins, end = {}, {}, [], 0
     for item in items:
@@ -155,7 +141,7 @@ def _header(items: Sequence[WriteItem]) -> tuple[bytes, list[int], int]:
     return header, [len(header) + begin for begin in begins], len(header) + end
 
 
-def _data(item: WriteItem) -> TensorWriteData:
+def _data(item: planned.WriteItem) -> planned.TensorWriteData:
     assert item.tensor_data is not None, "checkpoints hold tensors only"
     return item.tensor_data
 
@@ -172,10 +158,10 @@ class TensorPiece(NamedTuple):
 
 
 def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
-    """List what is in some of the files.
+    """List what is in some of the files, of which nothing is ever run.
 
     Raises:
-        DamagedCheckpointError: one is no safetensors file; nothing in it is ever run.
+        DamagedCheckpointError: one is no safetensors file of a checkpoint.
     """
     pieces = []
     for name in files:
@@ -188,9 +174,7 @@ def read_pieces(checkpoint: Path, files: Iterable[str]) -> list[TensorPiece]:
                     whole, _, _ = key.partition(_MARK)
                     shape, dtype = tuple(part.get_shape()), part.get_dtype()
                     pieces.append(TensorPiece(whole, name, key, begin, shape, dtype))
-        except (
-            SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError
-        ) as error:  # fmt: skip  # a header that is not as it was written
+        except _NOT_AS_WRITTEN as error:
             problem = f"is no safetensors file of a checkpoint: {error}"
             raise damaged(checkpoint / name, problem) from error
     return pieces
@@ -202,29 +186,27 @@ class PieceReader(FileSystemReader):
     def __init__(self, checkpoint: Path, pieces: Sequence[TensorPiece]) -> None:
         super().__init__(checkpoint)
         self._folder = checkpoint
-        self._pieces = {MetadataIndex(one.name, torch.Size(one.offsets)): one for one in pieces}
-        self.entries: dict[str, TensorStorageMetadata] = {}
+        self._pieces: dict[stored.MetadataIndex, TensorPiece] = {}
+        self.entries: dict[str, stored.TensorStorageMetadata] = {}
         dtypes = {name: dtype for dtype, name in _DTYPES.items()}
         for one in pieces:
-            entry = self.entries.setdefault(
-                one.name,
-                TensorStorageMetadata(
-                    TensorProperties(dtypes[one.dtype]), torch.Size([0] * len(one.shape)), []
-                ),
-            )
-            entry.chunks.append(
-                ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape))
-            )
-            ends = map(sum, zip(one.offsets, one.shape, strict=True))
+            offsets, shape = torch.Size(one.offsets), torch.Size(one.shape)
+            self._pieces[stored.MetadataIndex(one.name, offsets)] = one
+            if one.name not in self.entries:
+                properties = stored.TensorProperties(dtypes[one.dtype])
+                nothing = torch.Size([0] * len(shape))
+                self.entries[one.name] = stored.TensorStorageMetadata(properties, nothing, [])
+            entry = self.entries[one.name]
+            entry.chunks.append(stored.ChunkStorageMetadata(offsets, shape))
+            ends = map(sum, zip(offsets, shape, strict=True))
             entry.size = torch.Size(map(max, entry.size, ends))
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        """Tell torch what there is; the signature is torch's."""
-        return Metadata(dict(self.entries), storage_data=self._pieces)
+    def read_metadata(self, *args: object, **kwargs: object) -> stored.Metadata:
+        return stored.Metadata(dict(self.entries), storage_data=self._pieces)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def read_data(self, plan: planned.LoadPlan, planner: planned.LoadPlanner) -> Future[None]:
         """Copy what this rank needs, a file at a time, into the tensors to fill."""
-        per_file: dict[str, list[ReadItem]] = {}
+        per_file: dict[str, list[planned.ReadItem]] = {}
         for item in plan.items:
             per_file.setdefault(self._pieces[item.storage_index].file, []).append(item)
         for name, items in per_file.items():

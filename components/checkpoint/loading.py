@@ -9,18 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from components.checkpoint.error_sync import by_first, together
+from components.checkpoint import metadata
 from components.checkpoint.layout import PieceReader, read_pieces
-from components.checkpoint.metadata import (
-    DamagedCheckpointError,
-    Marker,
-    RunProgress,
-    complete_checkpoints,
-    read_marker,
-    tokens_of,
-)
+from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
+from components.checkpoint.saving import State
 from components.checkpoint.sections import check_sections
-from components.checkpoint.state import State
+from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
 
 
@@ -37,8 +31,7 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
     """Fill the state from the newest whole checkpoint; damaged ones are set aside.
 
     Raises:
-        RecipeError: there are checkpoints and none is whole, or that one is of another recipe;
-            all ranks raise it.
+        RecipeError: on all ranks, none that is there is whole, or it is of another recipe.
     """
     found = _complete_together(folder)
     chosen = _choose(folder, found, check_together)
@@ -49,8 +42,7 @@ def load_newest(folder: Path, state: State, *, fingerprint: str) -> CheckpointCh
 
 
 def _complete_together(folder: Path) -> list[Path]:
-    """List what the first rank sees, newest first."""
-    names = by_first(lambda: [one.name for one in complete_checkpoints(folder)])
+    names = by_first(lambda: [one.name for one in metadata.complete_checkpoints(folder)])
     return [folder / name for name in names]
 
 
@@ -68,30 +60,25 @@ def choose_up_to(folder: Path, tokens: int) -> CheckpointChoice | None:
     Raises:
         RecipeError: there are such and none is whole; all ranks raise it.
     """
-    early = [one for one in _complete_together(folder) if tokens_of(one) <= tokens]
+    early = [one for one in _complete_together(folder) if metadata.tokens_of(one) <= tokens]
     return _choose(folder, early, check_together)
 
 
 def newest_whole(folder: Path) -> CheckpointChoice | None:
-    """Find, alone, what `load_newest` would take.
-
-    Raises:
-        RecipeError: there are checkpoints and none is whole.
-    """
-    return _choose(folder, complete_checkpoints(folder), check_alone)
+    """Find, alone, what `load_newest` would take; raise RecipeError where none is whole."""
+    return _choose(folder, metadata.complete_checkpoints(folder), check_alone)
 
 
 def newest_weights(folder: Path, tokens: int | None) -> CheckpointChoice | None:
-    """Find, alone, the newest whole checkpoint with weights, or that of ``tokens``.
-
-    Of a full one and weights alone, of the same tokens, the full one is taken.
+    """Find, alone, the newest whole checkpoint, weights alone or full, or that of ``tokens``.
 
     Raises:
         RecipeError: there are such and none is whole.
     """
-    both = [*complete_checkpoints(folder), *complete_checkpoints(folder, "weights")]
-    both = [one for one in both if tokens is None or tokens_of(one) == tokens]
-    both.sort(key=tokens_of, reverse=True)  # stable: the full ones stay first
+    both = list(metadata.complete_checkpoints(folder))
+    both += metadata.complete_checkpoints(folder, "weights")
+    both = [one for one in both if tokens is None or metadata.tokens_of(one) == tokens]
+    both.sort(key=metadata.tokens_of, reverse=True)  # stable: the full ones stay first
     return _choose(folder, both, check_alone)
 
 
@@ -119,7 +106,7 @@ def check_alone(checkpoint: Path) -> Marker:
         DamagedCheckpointError: a file is missing, or its contents are not what was written.
         RecipeError: it has another format, or a file too many.
     """
-    marker = read_marker(checkpoint)
+    marker = metadata.read_marker(checkpoint)
     check_sections(checkpoint, marker.files, rank=0, ranks=1)
     return marker
 
@@ -127,7 +114,7 @@ def check_alone(checkpoint: Path) -> Marker:
 def check_together(checkpoint: Path) -> Marker:
     """Compare as `check_alone` does, every rank its share."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    marker = by_first(lambda: read_marker(checkpoint))
+    marker = by_first(lambda: metadata.read_marker(checkpoint))
     together(lambda: check_sections(checkpoint, marker.files, rank=rank, ranks=ranks))
     return marker
 
@@ -138,8 +125,7 @@ def load_checkpoint(
     """Fill weights and optimizer in place from a checkpoint that was found whole.
 
     Raises:
-        RecipeError: its recipe, or its tensors, are those of another model or optimizer; all
-            ranks raise it.
+        RecipeError: on all ranks, it is of another recipe, or of another model or optimizer.
     """
     if marker.fingerprint != fingerprint:
         problem = f"is of the recipe {marker.fingerprint}, this one is {fingerprint}"
@@ -148,17 +134,14 @@ def load_checkpoint(
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = sorted(marker.files)[rank::ranks]
     listed = together(lambda: read_pieces(checkpoint, mine))
-    pieces = [piece for of_rank in listed for piece in of_rank]
-    found = {
-        name: tuple(entry.size)
-        for name, entry in PieceReader(checkpoint, pieces).entries.items()
-    }
+    reader = PieceReader(checkpoint, [piece for of_rank in listed for piece in of_rank])
+    found = {name: tuple(entry.size) for name, entry in reader.entries.items()}
     taken: set[str] = set()
 
     def read(tensors: dict[str, Tensor]) -> None:
         together(lambda: _check_alike(checkpoint, tensors, found))
         taken.update(tensors)
-        load(tensors, storage_reader=PieceReader(checkpoint, pieces))
+        load(tensors, storage_reader=reader)
 
     state.fill(read)
     # All ranks are asked: each stage takes its own layers.
@@ -179,9 +162,7 @@ def _check_alike(
 
 
 def _of_another_model(checkpoint: Path, difference: str) -> RecipeError:
-    return RecipeError(
-        str(checkpoint),
-        f"is of another model or optimizer: {difference}",
-        "resume with the recipe that wrote it; action=export and model.init_from take weights "
-        "alone",
-    )
+    problem = f"is of another model or optimizer: {difference}"
+    remedy = "resume with the recipe that wrote it"
+    others = "action=export and model.init_from take weights alone"
+    return RecipeError(str(checkpoint), problem, f"{remedy}; {others}")

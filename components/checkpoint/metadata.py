@@ -90,15 +90,12 @@ Files = Mapping[str, tuple[FileSection, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What a checkpoint is: of which recipe, at which step, in which files.
-
-    ``held_out_loss`` is in nats a token, null where none was taken at this step.
-    """
+    """What a checkpoint is: of which recipe, at which step, in which files."""
 
     kind: Kind
     fingerprint: str
     progress: RunProgress
-    held_out_loss: float | None
+    held_out_loss: float | None  # in nats a token; none may be taken at a step
     files: Files
 
     @property

@@ -4,24 +4,18 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch.distributed as dist
 
-from components.checkpoint.error_sync import by_first, together
-from components.checkpoint.metadata import (
-    MARKER,
-    DamagedCheckpointError,
-    Marker,
-    RunProgress,
-    complete_checkpoints,
-    read_marker,
-    tokens_of,
-)
+from components.checkpoint import metadata
+from components.checkpoint.metadata import MARKER, DamagedCheckpointError, Marker, RunProgress
 from components.checkpoint.sections import check_names, check_sections
 from components.data.files import sync_folder
+from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
 from components.run.disk import Patience, check_room, write_synced
 
@@ -62,12 +56,11 @@ class Policy:
 def saved_in(folder: Path) -> dict[Path, SavedCheckpoint]:
     """Read the markers of all complete checkpoints; one that cannot be read has no loss."""
     found = {}
-    for checkpoint in complete_checkpoints(folder):
-        try:
-            loss = read_marker(checkpoint).held_out_loss
-        except DamagedCheckpointError:
-            loss = None
-        found[checkpoint] = SavedCheckpoint(tokens_of(checkpoint), loss)
+    for checkpoint in metadata.complete_checkpoints(folder):
+        loss = None
+        with suppress(DamagedCheckpointError):
+            loss = metadata.read_marker(checkpoint).held_out_loss
+        found[checkpoint] = SavedCheckpoint(metadata.tokens_of(checkpoint), loss)
     return found
 
 
@@ -84,7 +77,7 @@ def prune(folder: Path, policy: Policy) -> None:
 def drop_after(checkpoint: Path) -> list[str]:
     """Remove all later ones, the last first, and return their names."""
     folder = checkpoint.parent
-    later = [one for one in complete_checkpoints(folder) if one > checkpoint]
+    later = [one for one in metadata.complete_checkpoints(folder) if one > checkpoint]
     for one in later:
         (one / MARKER).unlink()
     _remove_incomplete(folder)
@@ -111,8 +104,7 @@ def beside(target: Path) -> Path:
 def clear(target: Path, *, needed_bytes: int, files: int) -> bool:
     """Make an empty folder beside, where all of it will fit; can be done twice.
 
-    Returns False where the checkpoint is there already: a run that goes on from it computes
-    the same again.
+    Returns False where the checkpoint is there already: a run that went on computes it again.
 
     Raises:
         OSError: the file system forbids it, has too little room or has gone.
@@ -132,7 +124,7 @@ def amend(checkpoint: Path, progress: RunProgress) -> Marker:
         RecipeError: the marker cannot be read.
         OSError: the file system forbids it or has gone.
     """
-    there = read_marker(checkpoint)
+    there = metadata.read_marker(checkpoint)
     if there.progress == progress:
         return there
     marker = replace(there, progress=progress)
@@ -161,22 +153,13 @@ def complete(target: Path, marker: Marker) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
 
 
-_COPY_BYTES = 1 << 24  # at a time
-
-
 def copy_out(
-    checkpoint: Path,
-    marker: Marker,
-    folder: Path,
-    *,
-    group: dist.ProcessGroup,
-    patience: Patience,
+    checkpoint: Path, marker: Marker, folder: Path, group: dist.ProcessGroup, patience: Patience
 ) -> None:
     """Copy a checkpoint into ``folder``, whole or not at all; its files are dealt to the ranks.
 
     Raises:
-        RecipeError: the copy cannot be written, or what is read back is not what was written;
-            all ranks raise it.
+        RecipeError: on all ranks, it cannot be written, or is not read back as it was written.
     """
     target = folder / marker.name
     grown, rank, ranks = beside(target), dist.get_rank(group), dist.get_world_size(group)
@@ -187,7 +170,7 @@ def copy_out(
     def copy() -> None:
         for name in sorted(marker.files)[rank::ranks]:
             with (checkpoint / name).open("rb") as read, (grown / name).open("wb") as written:
-                shutil.copyfileobj(read, written, _COPY_BYTES)
+                shutil.copyfileobj(read, written, 1 << 24)  # bytes at a time
                 written.flush()
                 os.fsync(written.fileno())
 
@@ -198,11 +181,7 @@ def copy_out(
 
 
 def check_target(folder: Path) -> None:
-    """Make the folder that copies go to, before the first is due.
-
-    Raises:
-        RecipeError: it cannot be made.
-    """
+    """Make the folder that copies go to; raise RecipeError where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,37 +1,119 @@
-"""Saving while training goes on: the steps wait for a copy, another thread does the rest.
+"""What a checkpoint holds of a rank by global names, and saving it while training goes on.
 
-One checkpoint is written at a time; the next waits for it. The thread has a process group of
-its own, since the steps' collectives must not come between its own.
+The steps wait for a copy, another thread does the rest. One checkpoint is written at a time;
+the next waits for it. The thread has a process group of its own, since the steps' collectives
+must not come between its own. The buffers are ours, too: torch 2.11's ``DefaultStager`` empties
+itself after the first save, and a second ends in a KeyError.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.checkpoint.error_sync import by_first, together
+from components.checkpoint import retention
 from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
-from components.checkpoint.retention import (
-    Policy,
-    amend,
-    beside,
-    clear,
-    complete,
-    copy_out,
-    prune,
-    saved_in,
-)
 from components.checkpoint.sections import files_of, write_blocks
-from components.checkpoint.state import WEIGHTS, HostBuffers, State
+from components.distributed.collectives import by_first, together
+from components.distributed.weight_shards import WeightShard
 from components.run.disk import Patience
 
 T = TypeVar("T")
+_Task = tuple[Marker, Share, list[Tensor]]  # the marker without files, this rank's pieces
+
+
+class HostBuffers:
+    """Copies of tensors on the host, in memory that the next save uses again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"  # copies then run at the full speed of the bus
+        self._free: dict[Any, list[Tensor]] = defaultdict(list)  # by shape and dtype
+        self._used: list[Tensor] = []
+
+    def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy tensors; they may change as soon as this returns."""
+        copies = []
+        for tensor in tensors:
+            shape, dtype, pinned = tensor.shape, tensor.dtype, self._pinned
+            if not (free := self._free[shape, dtype]):
+                free.append(torch.empty(shape, dtype=dtype, pin_memory=pinned))
+            copies.append(free.pop().copy_(tensor, non_blocking=pinned))
+        self._used += copies
+        if self._pinned:
+            torch.cuda.synchronize()
+        return copies
+
+    def release(self) -> None:
+        """Take back all buffers: what was staged has been written."""
+        for buffer in self._used:
+            self._free[buffer.shape, buffer.dtype].append(buffer)
+        self._used.clear()
+
+
+WEIGHTS = "model."  # before each weight's name
+
+Read = Callable[[dict[str, Tensor]], None]
+
+
+class State(Protocol):
+    """What a checkpoint holds of one rank; every method is called by all ranks."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name every tensor: what several ranks have whole, any of them may give."""
+
+    def fill(self, read: Read) -> None:
+        """Call ``read`` with tensors to fill, all ranks with the same names each time."""
+
+
+class ShardState:
+    """Weights as DTensors or plain tensors, and the optimizer's state of their shards.
+
+    ``model.NAME`` has the weight's own shape; ``optimizer.state.NAME.KEY`` is as long as its
+    rows are (`rows_of`), whatever divides them. The optimizer's numbers come from the recipe.
+    """
+
+    def __init__(self, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
+        self._shards = shards
+        self._optimizer = optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
+            self._make()
+        tensors = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        for shard in self._shards:
+            for key, value in self._optimizer.state[shard.parameter].items():
+                is_alike = value.shape == shard.parameter.shape and value.dim() > 0
+                tensors[f"optimizer.state.{shard.name}.{key}"] = (
+                    shard.whole(value) if is_alike else value
+                )
+        return tensors
+
+    def fill(self, read: Read) -> None:
+        self._make()
+        read(self.tensors())  # what is filled is the memory of the weights and of the state
+
+    def _make(self) -> None:
+        """Let the optimizer make its state, 0 as before a first step, by one without a rate."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for shard in self._shards:
+            shard.parameter.grad = torch.zeros_like(shard.parameter)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._optimizer.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for shard in self._shards:
+            shard.parameter.grad = None
+            for value in self._optimizer.state[shard.parameter].values():
+                value.zero_()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +133,6 @@ class FinishedCheckpoint:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One checkpoint to write: its marker but for the files, and this rank's tensors of it."""
-
-    marker: Marker
-    share: Share
-    tensors: list[Tensor]
-
-
 @dataclass(kw_only=True, eq=False)
 class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
@@ -72,7 +145,7 @@ class Saver:
     fingerprint: str
     group: dist.ProcessGroup
     stager: HostBuffers | None
-    policy: Policy
+    policy: retention.Policy
     files: int
     retry_seconds: float
     copy_to: Path | None
@@ -95,8 +168,7 @@ class Saver:
         """Begin a checkpoint of each kind, and return what has been finished meanwhile.
 
         Raises:
-            RecipeError: one of the checkpoints could not be written; all ranks raise it, and
-                those before are whole.
+            RecipeError: on all ranks, one could not be written; those before it are whole.
         """
         began = time.perf_counter()
         finished = self.wait()
@@ -143,14 +215,12 @@ class Saver:
     def _prepare(self, marker: Marker, tensors: Mapping[str, Tensor]) -> _Task:
         if marker.kind == "weights":
             tensors = {name: one for name, one in tensors.items() if name.startswith(WEIGHTS)}
-        layout = self._layouts.get(marker.kind)
-        if layout is None:
+        if marker.kind not in self._layouts:
             layout = CheckpointLayout(tensors, files=self.files, group=self.group)
             self._layouts[marker.kind] = layout
+        layout = self._layouts[marker.kind]
         pieces = layout.pick(tensors)
-        if self.stager is not None:
-            pieces = self.stager.stage(pieces)
-        return _Task(marker, layout.share, pieces)
+        return marker, layout.share, self.stager.stage(pieces) if self.stager else pieces
 
     def _write_all(
         self, tasks: Sequence[_Task], began: float, waited: float, stall: float
@@ -158,37 +228,36 @@ class Saver:
         """Write one after another, in the other thread; the stall counts for the first."""
         finished: list[FinishedCheckpoint] = []
         for task in tasks:
-            marker = self._write(task)
+            marker = self._write(*task)
             self._copy_out(marker)
             reasons = together(self._patience.take_reasons, self.group)
             now = time.perf_counter()
-            finished.append(
-                FinishedCheckpoint(
-                    progress=marker.progress,
-                    folder=self.folder / marker.name,
-                    bytes=task.share.checkpoint_bytes,
-                    stall_seconds=stall if self.stager else now - began,
-                    waited_seconds=waited,
-                    seconds=now - began,
-                    reasons=tuple(sorted({one for of_rank in reasons for one in of_rank})),
-                )
+            one = FinishedCheckpoint(
+                progress=marker.progress,
+                folder=self.folder / marker.name,
+                bytes=task[1].checkpoint_bytes,
+                stall_seconds=stall if self.stager else now - began,
+                waited_seconds=waited,
+                seconds=now - began,
+                reasons=tuple(sorted(set().union(*reasons))),
             )
+            finished.append(one)
             began, stall, waited = now, 0.0, 0.0
-        self._by_first(lambda: prune(self.folder, self.policy))
+        self._by_first(lambda: retention.prune(self.folder, self.policy))
         return finished
 
-    def _write(self, task: _Task) -> Marker:
+    def _write(self, marker: Marker, share: Share, tensors: Sequence[Tensor]) -> Marker:
         """Write beside, mark, rename; nothing where a run saves again what it went on from."""
-        target, share = self.folder / task.marker.name, task.share
+        target = self.folder / marker.name
         size, count = share.checkpoint_bytes, share.checkpoint_files
-        if not self._by_first(lambda: clear(target, needed_bytes=size, files=count)):
-            return self._by_first(lambda: amend(target, task.marker.progress))
-        blocks, file = share.blocks(task.tensors), beside(target) / share.file
+        if not self._by_first(lambda: retention.clear(target, needed_bytes=size, files=count)):
+            return self._by_first(lambda: retention.amend(target, marker.progress))
+        blocks, file = share.blocks(tensors), retention.beside(target) / share.file
         sections = together(lambda: write_blocks(file, blocks, self._patience), self.group)
         files = files_of([one for of_rank in sections for one in of_rank])
-        marker = replace(task.marker, files=files)
-        self._by_first(lambda: complete(target, marker))
-        return marker
+        whole = replace(marker, files=files)
+        self._by_first(lambda: retention.complete(target, whole))
+        return whole
 
     def _copy_out(self, marker: Marker) -> None:
         """Copy what stays for good: no later checkpoint will have it removed."""
@@ -196,17 +265,12 @@ class Saver:
             return
 
         def stays() -> bool:
-            saved = list(saved_in(self.folder).values())
+            saved = list(retention.saved_in(self.folder).values())
             return marker.progress.tokens in self.policy.kept_for_good(saved)
 
         if marker.kind == "weights" or self._by_first(stays):
-            copy_out(
-                self.folder / marker.name,
-                marker,
-                self.copy_to,
-                group=self.group,
-                patience=self._patience,
-            )
+            saved, among = self.folder / marker.name, (self.group, self._patience)
+            retention.copy_out(saved, marker, self.copy_to, *among)
 
     def _by_first(self, task: Callable[[], T]) -> T:
         """Let the first rank do it, again for as long as the file system may be away."""

@@ -8,26 +8,19 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from components.checkpoint.metadata import Files, FileSection, damaged
 from components.errors import RecipeError
 from components.run.disk import Patience
 
 Blocks = Sequence[tuple[int, memoryview]]
+Written = tuple[str, int, FileSection]  # the file, and where in it
 _READ_BYTES = 1 << 22  # at a time
 
 
-class WrittenSection(NamedTuple):
-    """A section and where it is."""
-
-    file: str
-    begin: int
-    section: FileSection
-
-
-def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[WrittenSection]:
+def write_blocks(file: Path, blocks: Blocks, patience: Patience) -> list[Written]:
     """Write bytes at their places of a file, which other ranks write too, down to the disk.
 
     Raises:
@@ -53,26 +46,25 @@ def _write(file: Path, blocks: Blocks) -> None:
         os.close(number)
 
 
-def _hash(name: str, blocks: Blocks) -> list[WrittenSection]:
+def _hash(name: str, blocks: Blocks) -> list[Written]:
     """Hash each run of blocks that follow one another without a gap."""
-    written: list[WrittenSection] = []
+    written: list[Written] = []
     start, end, digest = blocks[0][0], blocks[0][0], hashlib.sha256()
-    for begin, block in blocks:
+    for begin, block in [*blocks, (-1, memoryview(b""))]:
         if begin != end:
-            written.append(
-                WrittenSection(name, start, FileSection(end - start, digest.hexdigest()))
-            )
+            section = FileSection(end - start, digest.hexdigest())
+            written.append((name, start, section))
             start, digest = begin, hashlib.sha256()
         digest.update(block)
         end = begin + len(block)
-    return [*written, WrittenSection(name, start, FileSection(end - start, digest.hexdigest()))]
+    return written
 
 
-def files_of(written: Sequence[WrittenSection]) -> dict[str, tuple[FileSection, ...]]:
+def files_of(written: Sequence[Written]) -> Files:
     """Sort all ranks' sections into the files that they make up."""
     files: dict[str, tuple[FileSection, ...]] = {}
-    for one in sorted(written):
-        files[one.file] = (*files.get(one.file, ()), one.section)
+    for name, _, section in sorted(written):
+        files[name] = (*files.get(name, ()), section)
     return files
 
 
@@ -101,20 +93,13 @@ def check_sections(checkpoint: Path, files: Files, *, rank: int, ranks: int) -> 
     """
     if rank == 0:
         _check_sizes(checkpoint, files)
-    for name, begin, section in _places_of(files)[rank::ranks]:
-        if _digest(checkpoint / name, begin, section.length) != section.sha256:
-            raise damaged(checkpoint / name, "was changed after it was written")
-
-
-def _places_of(files: Files) -> list[WrittenSection]:
-    """List all sections of all files with their places."""
     places = []
     for name, sections in sorted(files.items()):
-        begin = 0
-        for section in sections:
-            places.append(WrittenSection(name, begin, section))
-            begin += section.length
-    return places
+        ends = accumulate(section.length for section in sections)
+        places += [(name, end, section) for end, section in zip(ends, sections, strict=True)]
+    for name, end, (length, sha256) in places[rank::ranks]:
+        if _digest(checkpoint / name, end - length, length) != sha256:
+            raise damaged(checkpoint / name, "was changed after it was written")
 
 
 def _check_sizes(checkpoint: Path, files: Files) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from components.build import build
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import Marker
-from components.checkpoint.state import WEIGHTS
+from components.checkpoint.saving import WEIGHTS
 from components.convert import universal
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features

@@ -1,4 +1,4 @@
-"""Collectives of rows between ranks with their gradients, and many tensors in one (buckets).
+"""Collectives of rows with their gradients, of many tensors in one (buckets), of failures.
 
 All-gather and reduce-scatter are each the other's adjoint; an all-to-all is its own, with the
 counts swapped. Every rank takes part, also without a row, and in the backward pass too. What is
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from components.distributed.weight_shards import WeightShard, local, rows_of
+from components.errors import RecipeError
+
+T = TypeVar("T")
 
 _BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
 
@@ -54,7 +57,7 @@ def pack(tensors: Sequence[Tensor], lengths: Sequence[int], ranks: int) -> list[
 
 
 def unpack(packed: Tensor, like: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-    """Take each tensor's rows out of ``packed``, (ranks, columns of all tensors)."""
+    """Take each tensor's rows out of what was packed."""
     widths = [n * prod(tensor.shape[1:]) for tensor, n in zip(like, lengths, strict=True)]
     return [
         part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
@@ -75,6 +78,11 @@ class Collective(NamedTuple):
     def reversed(self) -> "Collective":
         return Collective(self.adjoint, self.forward)
 
+    def async_start(self, rows: Float[Tensor, "rows *rest"]) -> "PendingCollective":
+        apply: Callable[..., Tensor] = _StartCollective.apply
+        state = _CollectiveState(self)
+        return PendingCollective(apply(rows, state), state)
+
 
 class PendingCollective(NamedTuple):
     """Rows under way: of ``link`` only the graph is of use."""
@@ -82,15 +90,15 @@ class PendingCollective(NamedTuple):
     link: Float[Tensor, "rows *rest"]
     state: "_CollectiveState"
 
+    def async_wait(self) -> Float[Tensor, "arrived *rest"]:
+        """Wait for the result; on a device its stream waits, not the host."""
+        apply: Callable[..., Tensor] = _WaitCollective.apply
+        return apply(*self)
+
 
 def gathering(group: dist.ProcessGroup) -> Collective:
-    """Collect every rank's equally many rows, in the order of the ranks."""
+    """Collect all ranks' rows in their order; reversed, add up what all have of one's rows."""
     return Collective(partial(_gather, group=group), partial(_sum, group=group))
-
-
-def summing(group: dist.ProcessGroup) -> Collective:
-    """Add up what all ranks have of every rank's rows, and keep this rank's."""
-    return gathering(group).reversed()
 
 
 def exchanging(
@@ -101,22 +109,7 @@ def exchanging(
     return Collective(forward, partial(_exchange, sent=received, received=sent, group=group))
 
 
-def async_start(rows: Float[Tensor, "rows *rest"], collective: Collective) -> PendingCollective:
-    """Start a collective and go on."""
-    apply: Callable[..., Tensor] = _StartCollective.apply
-    state = _CollectiveState(collective)
-    return PendingCollective(apply(rows, state), state)
-
-
-def async_wait(departed: PendingCollective) -> Float[Tensor, "arrived *rest"]:
-    """Wait for a collective's result; on a device its stream waits, not the host."""
-    apply: Callable[..., Tensor] = _WaitCollective.apply
-    return apply(*departed)
-
-
-def gather_rows(
-    rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup
-) -> Float[Tensor, "all_rows *rest"]:
+def gather_rows(rows: Float[Tensor, "rows *rest"], group: dist.ProcessGroup) -> Tensor:
     """Collect every rank's rows at once."""
     apply: Callable[..., Tensor] = _Gather.apply
     return apply(rows, group)
@@ -137,12 +130,9 @@ def _sum(rows: Tensor, *, group: dist.ProcessGroup, at_once: bool = False) -> St
 def _exchange(
     rows: Tensor, *, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
 ) -> Started:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    counts = (list(received), list(sent))
-    work = dist.all_to_all_single(
-        arrived, rows.contiguous(), *counts, group=group, async_op=True
-    )
-    return arrived, work
+    arrived, given = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+    counts = list(received), list(sent)
+    return arrived, dist.all_to_all_single(arrived, given, *counts, group=group, async_op=True)
 
 
 @dataclass
@@ -199,3 +189,29 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         return _sum(upstream[0], group=ctx.group, at_once=True)[0], None
+
+
+def together(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Do ``task`` on every rank, and return on all what each of them got, in their order.
+
+    Another error than a RecipeError stays with its rank.
+
+    Raises:
+        RecipeError: that of the first rank with one, on all ranks: else they would wait for it.
+    """
+    mine: T | RecipeError
+    try:
+        mine = task()
+    except RecipeError as error:
+        mine = error
+    everyones = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group)
+    for one in everyones:
+        if isinstance(one, RecipeError):
+            raise one
+    return cast("list[T]", everyones)
+
+
+def by_first(task: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Do ``task`` on the first rank alone; what it got, or its RecipeError, is all ranks'."""
+    return cast("T", together(lambda: task() if dist.get_rank(group) == 0 else None, group)[0])

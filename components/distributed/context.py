@@ -19,9 +19,8 @@ from torch.nn.attention.bias import causal_lower_right
 from typing_extensions import override
 
 from components.distributed.collectives import gather_rows
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope, QueryBlock
 from components.model.decoder import Decoder, Layer
-from components.model.masks import ForwardScope, QueryBlock
 
 
 def split_sequence(decoder: Decoder, mesh: DeviceMesh) -> None:
@@ -47,7 +46,6 @@ class SequencePart:
 
     @classmethod
     def here(cls, mesh: DeviceMesh) -> Self:
-        """Return this rank's part along the only axis of ``mesh``."""
         return cls(rank=mesh.get_local_rank(), ranks=mesh.size())
 
     @property
@@ -56,7 +54,6 @@ class SequencePart:
         return self.rank, 2 * self.ranks - 1 - self.rank
 
     def places(self, length: int, device: torch.device) -> Int[Tensor, " length"]:
-        """List the places of a part of ``length`` tokens in its sequence."""
         chunk = length // 2
         return torch.cat([
             torch.arange(index * chunk, (index + 1) * chunk, device=device)
@@ -107,7 +104,6 @@ class ContextCore(AttentionCore):
                 values[:, :, :seen],
                 attn_mask=mask,
                 dropout_p=self.dropout if self.training else 0.0,
-                is_causal=False,
                 enable_gqa=True,
             )
             mixed.append(chunk_mixed)

@@ -24,14 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from components.distributed.collectives import (
-    all_gather,
-    buckets,
-    pack,
-    reduce_scatter,
-    shard_lengths,
-    unpack,
-)
+from components.distributed import collectives
 from components.distributed.mesh import Mesh, ParamGroupMesh
 from components.distributed.weight_shards import WeightShard, local, make_shards, rows_of
 from components.model.decoder import Decoder
@@ -58,7 +51,6 @@ class DataParallel:
     Make it when the weights are in their place; ``zero`` is the stage above, ``tied`` names the
     weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``; sums
     over microbatches are rounded to ``accumulate_dtype``.
-
     ``expert_divisor`` says what experts' gradients, which hold the tokens of all ranks, are
     divided by: all ``ranks`` for the gradient of the mean loss, or the ``copies`` of an expert
     as Optimus's code does, too little by the number of expert ranks.
@@ -98,7 +90,7 @@ class DataParallel:
         # At stage 2 only what no microbatch used is left, and has zeros like any other.
         left = [shard for shard in self.shards if shard.parameter.grad is None]
         for param_mesh in (self._mesh.dense, self._mesh.experts):
-            for bucket in buckets(_of(left, param_mesh)):
+            for bucket in collectives.buckets(_of(left, param_mesh)):
                 self._reduce(bucket, param_mesh)
 
     @torch.no_grad()
@@ -108,7 +100,7 @@ class DataParallel:
             return
         for param_mesh in (self._mesh.dense, self._mesh.experts):
             if param_mesh.shard.size() > 1:
-                for bucket in buckets(_of(self.shards, param_mesh)):
+                for bucket in collectives.buckets(_of(self.shards, param_mesh)):
                     _gather_rows(bucket, param_mesh.shard)
 
     def _hook(self, shard: WeightShard) -> None:
@@ -162,30 +154,28 @@ def _all_reduced(gradients: list[Tensor], param_mesh: ParamGroupMesh) -> list[Te
 def _reduce_scattered(
     gradients: list[Tensor], bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh
 ) -> list[Tensor]:
-    ranks = param_mesh.shard.size()
-    lengths = shard_lengths(bucket, ranks)
-    packed = torch.cat(pack(gradients, lengths, ranks), dim=1)
+    lengths = collectives.shard_lengths(bucket, ranks := param_mesh.shard.size())
+    packed = torch.cat(collectives.pack(gradients, lengths, ranks), dim=1)
     mine = packed.new_empty(1, packed.shape[1])
-    reduce_scatter(mine, packed, group=param_mesh.shard.get_group())
+    collectives.reduce_scatter(mine, packed, group=param_mesh.shard.get_group())
     if param_mesh.replicate.size() > 1:
         dist.all_reduce(mine, group=param_mesh.replicate.get_group())
-    return unpack(mine, [shard.parameter for shard in bucket], lengths)
+    return collectives.unpack(mine, [shard.parameter for shard in bucket], lengths)
 
 
 def _gather_rows(bucket: Sequence[WeightShard], sharding: DeviceMesh) -> None:
-    """Collect what each rank has updated."""
-    lengths = shard_lengths(bucket, sharding.size())
-    mine = torch.cat(pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
+    lengths = collectives.shard_lengths(bucket, sharding.size())
+    mine = torch.cat(collectives.pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
     everyones = mine.new_empty(sharding.size(), mine.numel())
-    all_gather(everyones, mine, group=sharding.get_group())
+    collectives.all_gather(everyones, mine, group=sharding.get_group())
     weights = [rows_of(local(shard.weight)) for shard in bucket]
-    for weight, rows in zip(weights, unpack(everyones, weights, lengths), strict=True):
+    updated = collectives.unpack(everyones, weights, lengths)
+    for weight, rows in zip(weights, updated, strict=True):
         weight.copy_(rows)
 
 
 def _gradient(shard: WeightShard) -> Tensor:
     """Return what the backward pass left on this rank; a weight that nobody used has zeros."""
     gradient = shard.weight.grad
-    return rows_of(
-        torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
-    )
+    found = torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
+    return rows_of(found)

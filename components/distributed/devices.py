@@ -7,6 +7,7 @@ is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/
 import os
 import resource
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -39,9 +40,7 @@ def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if compute == FLOAT8:
         return torch.bfloat16
-    dtype = getattr(torch, compute)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return cast("torch.dtype", getattr(torch, compute))
 
 
 def emulates_float8(kind: str) -> bool:
@@ -57,11 +56,7 @@ def emulation_of(recipe: Recipe, kind: str) -> str | None:
 
 
 def check_float8_device(device: torch.device) -> None:
-    """Refuse a GPU that has no products of rows in float8; a CPU emulates them.
-
-    Raises:
-        RecipeError: it is older than Ada, or Intel's.
-    """
+    """Raise RecipeError for a GPU without products of rows in float8; a CPU emulates them."""
     if emulates_float8(device.type):
         return
     seen = f"an {device.type} device"
@@ -70,11 +65,9 @@ def check_float8_device(device: torch.device) -> None:
         if (major, minor) >= _FLOAT8_CAPABILITY:
             return
         seen = f"{torch.cuda.get_device_name(device)} of compute capability {major}.{minor}"
-    raise RecipeError(
-        "precision.compute",
-        f"{FLOAT8}, but {seen} has no products in it",
-        "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them",
-    )
+    problem = f"{FLOAT8}, but {seen} has no products in it"
+    remedy = "set precision.compute=bfloat16, or cluster.device=cpu, which emulates them"
+    raise RecipeError("precision.compute", problem, remedy)
 
 
 def misses_profile(cluster: Cluster) -> bool:
@@ -101,38 +94,28 @@ def check_devices(cluster: Cluster) -> None:
     kind = device_type(cluster.device)
     if misses_profile(cluster):
         assert not isinstance(cluster.hardware, str)
-        raise RecipeError(
-            "cluster.device",
-            f"auto, but torch {torch.__version__} sees no GPU here, and the profile's hardware "
-            f"is {cluster.hardware.device}",
-            f"{_TELL.format(cluster.devices_per_node)}, or load a torch that was built for it, "
-            "or set cluster.device=cpu",
-        )
+        found = f"auto, but torch {torch.__version__} sees no GPU here"
+        problem = f"{found}, and the profile's hardware is {cluster.hardware.device}"
+        ask = _TELL.format(cluster.devices_per_node)
+        remedy = f"{ask}, or load a torch that was built for it, or set cluster.device=cpu"
+        raise RecipeError("cluster.device", problem, remedy)
     if kind == "cpu":
         return
     # Where the variable is not set, old drivers show whole GPUs: then the count tells.
     hierarchy = os.environ.get(_HIERARCHY, _TILES_ARE_DEVICES[0])
     if kind == "xpu" and hierarchy.upper() not in _TILES_ARE_DEVICES:
-        raise RecipeError(
-            _HIERARCHY,
-            f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile",
-            f"export {_HIERARCHY}=FLAT",
-        )
+        problem = f"{hierarchy} shows a GPU of two tiles as one device, but a rank has one tile"
+        raise RecipeError(_HIERARCHY, problem, f"export {_HIERARCHY}=FLAT")
     wanted, seen = cluster.devices_per_node, count_devices(kind)
     if seen == 0:
         alone = cluster.scheduler == "none"
         other = "leave cluster.device=auto" if alone else _TELL.format(wanted)
-        raise RecipeError(
-            "cluster.device",
-            f"{kind}, but torch {torch.__version__} sees no such device here",
-            f"{other}, or load a torch that was built for it",
-        )
+        problem = f"{kind}, but torch {torch.__version__} sees no such device here"
+        remedy = f"{other}, or load a torch that was built for it"
+        raise RecipeError("cluster.device", problem, remedy)
     if seen < wanted or (seen > wanted and cluster.scheduler != "none"):
-        raise RecipeError(
-            "cluster.devices_per_node",
-            f"{wanted} {kind} devices, one a rank, but torch sees {seen} here",
-            _remedy(kind, cluster, seen),
-        )
+        problem = f"{wanted} {kind} devices, one a rank, but torch sees {seen} here"
+        raise RecipeError("cluster.devices_per_node", problem, _remedy(kind, cluster, seen))
 
 
 def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
@@ -151,19 +134,13 @@ def _remedy(kind: str, cluster: Cluster, seen: int) -> str:
 
 
 def group_backend(kind: str) -> str:
-    """Name what joins ranks on such devices.
-
-    Raises:
-        RecipeError: this build of torch does not have it.
-    """
+    """Name what joins ranks on such devices; raise RecipeError where torch lacks it."""
     backend = _BACKENDS[kind]
     if not dist.is_backend_available(backend):
-        raise RecipeError(
-            "cluster.device",
-            f"{kind}, whose ranks {backend} joins, but torch {torch.__version__} was built "
-            "without it",
-            f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1",
-        )
+        missing = f"torch {torch.__version__} was built without it"
+        problem = f"{kind}, whose ranks {backend} joins, but {missing}"
+        remedy = f"load a torch for {kind} devices that has {backend}, or set cluster.ranks=1"
+        raise RecipeError("cluster.device", problem, remedy)
     return backend
 
 
@@ -178,10 +155,8 @@ def lone_backend(kind: str) -> str:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Read the most that tensors took on ``device`` so far, on a CPU the whole process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "xpu":
-        return torch.xpu.max_memory_allocated(device)
+    if device.type != "cpu":
+        return cast("int", torch.get_device_module(device).max_memory_allocated(device))
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS

@@ -1,22 +1,19 @@
 """Expert parallelism: each rank holds a part of every layer's experts; sums of their routers.
 
 The ranks of the axis read different samples, as data ranks do, and have all other weights in
-copies. Tokens reach their experts in one of two ways. For t tokens of width d on each of N
-ranks, top k, a rank sends in numbers, forward and again backward:
+copies. Tokens reach their experts in one of two ways, whose costs are in docs/experts.md:
 
-    all_gather    2 (N - 1) t d
-        every rank gets all tokens, a reduce-scatter adds the results up (Optimus,
-        https://arxiv.org/abs/2604.00785, section 3.1)
-    all_to_all    2 (N - 1) / N k t d    (at even load)
-        a token goes to a rank once for each of its experts there
-        (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
+    all_gather    every rank gets all tokens, a reduce-scatter adds the results up (Optimus,
+                  https://arxiv.org/abs/2604.00785, section 3.1)
+    all_to_all    a token goes to a rank once for each of its experts there
+                  (https://arxiv.org/abs/2006.16668, section 3.2, without its capacity)
 
 A balance of all layers pooled is known at the last stage only: each stage hands its sums to the
 next one beside the hidden states, and the gradient comes back along the same way.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -26,25 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from typing_extensions import override
 
-from components.distributed.collectives import (
-    Collective,
-    PendingCollective,
-    async_start,
-    async_wait,
-    exchanging,
-    gather_rows,
-    gathering,
-    summing,
-)
-from components.distributed.tensor_styles import SumOverRanks, lend, place_parameters
+from components.distributed.collectives import Collective, exchanging, gather_rows, gathering
+from components.distributed.tensor_styles import lend, place_parameters, sum_over
 from components.model import expert_products
 from components.model.decoder import Decoder
 from components.model.expert_products import Matrices, Order, dealt, spread, summed
 from components.model.moe import Mixture, Stack, expert_layers, take_rows
 from components.model.routing import RoutingTally
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def take_tally(
@@ -58,15 +43,12 @@ def take_tally(
     if rows is None:
         return None
     if context is not None and context.size() > 1:
-        apply: Callable[..., Tensor] = SumOverRanks.apply
-        rows = apply(rows, context.get_group())
+        rows = sum_over(rows, context.get_group())
     tally = RoutingTally.of(rows)
     return tally if carried is None else tally.after(carried)
 
 
-def figures_of(
-    decoder: Decoder, tally: RoutingTally | None, loss: Float[Tensor, ""]
-) -> Float[Tensor, "figures"]:
+def figures_of(decoder: Decoder, tally: RoutingTally | None, loss: Tensor) -> Tensor:
     """Return the loss, the auxiliary loss, and the fullest expert's load over the mean."""
     if tally is None:
         return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])
@@ -93,7 +75,7 @@ def split_experts(
         for stack in stacks:
             place_parameters(stack, mesh, Shard(0))
         lend(layer, lambda name, stack: stack.to_local(), owners=stacks)
-        kind = {"all_gather": GatheredMixture, "all_to_all": ExchangedMixture}[dispatch]
+        kind = GatheredMixture if dispatch == "all_gather" else ExchangedMixture
         layer.mixture = kind(layer.mixture, mesh, overlap=overlap)
 
 
@@ -124,19 +106,20 @@ class GatheredMixture(SplitMixture):
     def forward(
         self, tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
     ) -> Tensor:
-        there, back = gathering(self._group), summing(self._group)
+        there = gathering(self._group)
         parts = zip(self._split(tokens), self._split(weights), strict=True)
-        departed = [[async_start(rows, there) for rows in part] for part in parts]
+        departed = [[there.async_start(rows) for rows in part] for part in parts]
         with torch.no_grad():
             chosen = gather_rows(experts, self._group) - self._rank * len(matrices.up)
         chosen = chosen.view(self._ranks, *experts.shape)
         matrices = matrices._replace(parts=self._ranks)
         returning = []
         for given, ids in zip(departed, self._split(chosen, 1), strict=True):
-            mixed = self.mixture(*map(async_wait, given), ids.flatten(0, 1), matrices)
+            arriving = (rows.async_wait() for rows in given)
+            mixed = self.mixture(*arriving, ids.flatten(0, 1), matrices)
             # As wide as the tokens came, as Optimus sends them; the sums were taken wider.
-            returning.append(async_start(mixed.to(tokens.dtype), back))
-        return _joined([async_wait(rows) for rows in returning])
+            returning.append(there.reversed().async_start(mixed.to(tokens.dtype)))
+        return _joined([rows.async_wait() for rows in returning])
 
 
 class ExchangedMixture(SplitMixture):
@@ -152,13 +135,19 @@ class ExchangedMixture(SplitMixture):
         ]
         exchanges, arriving = self._plan_exchanges(orders)
         parts = zip(self._split(tokens), self._split(weights), orders, exchanges, strict=True)
-        departed = [_send_pairs(*part) for part in parts]
+        departed = [
+            [
+                exchange.async_start(spread(part, order)),
+                exchange.async_start(of_part.flatten().index_select(0, order.pairs)[:, None]),
+            ]
+            for part, of_part, order, exchange in parts
+        ]
         returning = []
         for given, ids, exchange in zip(departed, arriving, exchanges, strict=True):
-            mixed = self.mixture(*map(async_wait, given), ids, matrices)
-            returning.append(async_start(mixed.to(tokens.dtype), exchange.reversed()))
+            mixed = self.mixture(*[rows.async_wait() for rows in given], ids, matrices)
+            returning.append(exchange.reversed().async_start(mixed.to(tokens.dtype)))
         return _joined([
-            summed(async_wait(rows), order, len(order.pairs) // experts.shape[1])
+            summed(rows.async_wait(), order, len(order.pairs) // experts.shape[1])
             for rows, order in zip(returning, orders, strict=True)
         ])
 
@@ -185,14 +174,6 @@ class ExchangedMixture(SplitMixture):
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _send_pairs(
-    tokens: Tensor, weights: Tensor, order: Order, exchange: Collective
-) -> list[PendingCollective]:
-    """Send each pair its token's row and its weight."""
-    sorted_weights = weights.flatten().index_select(0, order.pairs)[:, None]
-    return [async_start(rows, exchange) for rows in (spread(tokens, order), sorted_weights)]
 
 
 def _experts_of(counts: Int[Tensor, "ranks experts"], total: int) -> Int[Tensor, "pairs 1"]:

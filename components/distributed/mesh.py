@@ -36,8 +36,7 @@ class ParamGroupMesh:
     """The ranks that hold one group of weights and differ in the tokens they see.
 
     Each of the three is a mesh of one axis. ``grad_sync`` has all of them: their gradients add
-    up. Where something is sharded, ``shard`` are those that divide the rows, and ``replicate``
-    those that have the same rows.
+    up. Where something is sharded, ``shard`` divide the rows, ``replicate`` have the same ones.
     """
 
     grad_sync: DeviceMesh
@@ -55,7 +54,6 @@ class Mesh:
     experts: ParamGroupMesh
 
     def axis(self, name: str) -> DeviceMesh:
-        """Return one axis as a mesh of its own."""
         return self._axes[name]
 
     @cached_property
@@ -64,18 +62,15 @@ class Mesh:
         return {name: self.root[name] for name in AXES}
 
     def place(self, name: str) -> int:
-        """Number this rank along one axis."""
         return self.root.get_local_rank(name)
 
     @property
     def data_ranks(self) -> int:
-        """Count the ranks that read different samples."""
         degrees = self.degrees
         return degrees.data_replicate * degrees.data_shard * degrees.expert
 
     @property
     def data_rank(self) -> int:
-        """Number this rank among those that read different samples."""
         degrees = self.degrees
         shard = self.place("data_replicate") * degrees.data_shard + self.place("data_shard")
         return shard * degrees.expert + self.place("expert")
@@ -93,14 +88,12 @@ def build_mesh(
 
     ``rank_order`` names ``pipeline, data, expert, context, tensor`` from the axis whose
     neighbours lie farthest apart to the one whose neighbours are neighbouring ranks.
-
     With ``expert_aware`` the expert ranks, which all hold the dense weights, divide them as
     data ranks do (EPSO, https://arxiv.org/abs/2604.00785, section 3.2); without, each expert
     rank repeats what the others keep of them. Context ranks always divide.
     """
-    order: list[str] = []
-    for axis in rank_order:
-        order += ["data_replicate", "data_shard"] if axis == "data" else [axis]
+    parts = {"data": AXES[1:3]}
+    order = [axis for name in rank_order for axis in parts.get(name, (name,))]
     assert dist.get_world_size() == degrees.ranks, "the recipe's rules let only these through"
     ranks = torch.arange(degrees.ranks).view([getattr(degrees, axis) for axis in order])
     arranged = ranks.permute([order.index(axis) for axis in AXES])
@@ -118,10 +111,9 @@ def build_mesh(
 def _param_group_mesh(
     root: DeviceMesh, shard: Sequence[str], replicate: Sequence[str]
 ) -> ParamGroupMesh:
+    both = [axis for axis in AXES if axis in {*shard, *replicate}]
     return ParamGroupMesh(
-        grad_sync=_flat(root, [axis for axis in AXES if axis in {*shard, *replicate}]),
-        shard=_flat(root, shard),
-        replicate=_flat(root, replicate),
+        grad_sync=_flat(root, both), shard=_flat(root, shard), replicate=_flat(root, replicate)
     )
 
 

@@ -1,18 +1,12 @@
 """Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import schedules
 
 from components.distributed.mesh import Mesh
 from components.distributed.weight_shards import WeightShard
@@ -49,17 +43,17 @@ def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
 
     Each end sends its rows to the other: both get the same sum, bit for bit.
     """
+    group = mesh.axis("pipeline").get_group()
+    opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")
     for shard in shards:
         if shard.tied:
             mine = shard.parameter.grad
             assert mine is not None
-            group = mesh.axis("pipeline").get_group()
-            opposite = mesh.degrees.pipeline - 1 - mesh.place("pipeline")
-            other = dist.get_global_rank(group, opposite)
             theirs = torch.empty_like(mine, memory_format=torch.contiguous_format)
+            ways = (dist.isend, mine.contiguous()), (dist.irecv, theirs)
             operations = [
-                dist.P2POp(dist.isend, mine.contiguous(), other, group=group),
-                dist.P2POp(dist.irecv, theirs, other, group=group),
+                dist.P2POp(send_or_receive, rows, group=group, group_peer=opposite)
+                for send_or_receive, rows in ways
             ]
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
@@ -67,10 +61,10 @@ def sum_tied_gradients(shards: Sequence[WeightShard], mesh: Mesh) -> None:
 
 
 SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero_bubble": schedules.ScheduleInterleavedZeroBubble,
 }
 
 # Tests failed in 2.10 and 2.11; by its code (`pipelining._backward`) torch adds a weight's
@@ -85,30 +79,11 @@ Compute = Callable[[Decoder, Passed, Tensor, int], Passed]
 
 
 def check_schedule(schedule: str) -> None:
-    """Refuse a schedule that this release of torch computes wrongly.
-
-    Raises:
-        RecipeError: it is ``zero_bubble``, before torch 2.13.
-    """
+    """Raise RecipeError for ``zero_bubble``, which torch computes wrongly before 2.13."""
     if schedule == "zero_bubble" and release_of(torch.__version__) < ZERO_BUBBLE_SINCE:
-        raise RecipeError(
-            "parallelism.schedule",
-            f"zero_bubble, which torch {torch.__version__} was not seen to compute right",
-            "set parallelism.schedule=interleaved, or use torch 2.13 or newer",
-        )
-
-
-class Microbatches(Protocol):
-    """Run one step's forward and backward passes, or a forward pass alone."""
-
-    def run(self, batch: Tensor, scale: float) -> None:
-        """Accumulate the gradients of ``scale`` times each microbatch's loss.
-
-        ``batch`` is (microbatches, sequences, length + 1).
-        """
-
-    def evaluate(self, rows: Tensor) -> Tensor | None:
-        """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
+        problem = f"zero_bubble, which torch {torch.__version__} was not seen to compute right"
+        remedy = "set parallelism.schedule=interleaved, or use torch 2.13 or newer"
+        raise RecipeError("parallelism.schedule", problem, remedy)
 
 
 class Accumulation:
@@ -119,11 +94,16 @@ class Accumulation:
         self._compute = compute
 
     def run(self, batch: Tensor, scale: float) -> None:
+        """Accumulate the gradients of ``scale`` times each microbatch's loss.
+
+        ``batch`` is (microbatches, sequences, length + 1).
+        """
         for number, rows in enumerate(batch):
             (loss,) = self._compute(self._decoder, (rows[:, :-1],), rows, number)
             torch.autograd.backward(loss * scale)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
+        """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
         return self._compute(self._decoder, (rows[:, :-1],), rows, 0)[0]
 
 
@@ -157,10 +137,8 @@ class Pipeline:
         self._stages = [_Stage(decoder, compute) for decoder in decoders]
         self._tokens = torch.empty(tokens_shape, dtype=torch.int64, device="meta")
         self._wide = torch.promote_types(dtype, torch.float32)
-        between = [_expected(hidden_shape, dtype)]
-        if carried:
-            between.append(_expected((carried,), self._wide))
-        self._between = tuple(between)
+        sums = (_expected((carried,), self._wide),) if carried else ()
+        self._between = _expected(hidden_shape, dtype), *sums
         self._made: tuple[int, Any] = (0, None)
 
     def run(self, batch: Tensor, scale: float) -> None:
@@ -176,52 +154,47 @@ class Pipeline:
         self._made[1].step(*given, target=rows, return_outputs=False, **kwargs)
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        """Pass ``rows`` from stage to stage, each waiting for the one before."""
         ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
         group = self._mesh.axis("pipeline").get_group()
+        before, after = (dist.get_global_rank(group, (here + to) % ranks) for to in (-1, 1))
         length = (rows.shape[1] - 1) * self._hidden_shape[1] // self._tokens.shape[1]
-        hidden = torch.empty(
-            len(rows), length, self._hidden_shape[2], dtype=self._dtype, device=self._device
-        )
+        shape = len(rows), length, self._hidden_shape[2]
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
         result: Tensor | None = None
         for turn, stage in enumerate(self._stages):
             given = rows[:, :-1]
             if turn or here:
-                dist.recv(hidden, dist.get_global_rank(group, (here - 1) % ranks), group)
+                dist.recv(hidden, before, group)
                 given = hidden
             result = stage(given, rows=rows, number=torch.zeros(1, dtype=torch.int64))
             assert result is not None
             if stage.decoder.final_norm is None:
-                dist.send(
-                    result.contiguous(), dist.get_global_rank(group, (here + 1) % ranks), group
-                )
+                dist.send(result.contiguous(), after, group)
                 result = None
         return result
 
     def _make_schedule(self, microbatches: int) -> Any:
         ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
+        group = self._mesh.axis("pipeline").get_group()
         count, stages = ranks * len(self._stages), []
         for index, stage in zip(range(here, count, ranks), self._stages, strict=True):
             last = index == count - 1
             # Shapes are known: torch need not run the stage once to learn them.
-            made = LeanStage(
-                stage,
-                index,
-                count,
-                self._device,
-                input_args=(self._tokens,) if index == 0 else self._between,
-                output_args=(_expected((), self._wide),) if last else self._between,
-                group=self._mesh.axis("pipeline").get_group(),
-            )
-            stages.append(made)
+            given = (self._tokens,) if index == 0 else self._between
+            gives = (_expected((), self._wide),) if last else self._between
+            place = index, count, self._device
+            stages.append(LeanStage(stage, *place, given, gives, group=group))
         kind = SCHEDULES[self._schedule]
-        given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        run = stages if issubclass(kind, schedules.PipelineScheduleMulti) else stages[0]
         # Without a loss function a stage that is not the last would never run backward.
-        return kind(given, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
+        return kind(run, microbatches, loss_fn=lambda loss, rows: loss, scale_grads=False)
+
+
+Microbatches = Accumulation | Pipeline
+"""One step's forward and backward passes, or a forward pass alone."""
 
 
 def _expected(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Describe what a stage takes or gives."""
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 

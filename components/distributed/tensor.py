@@ -5,18 +5,23 @@ as in https://arxiv.org/abs/2205.05198, section 4.2.2: maps into a block are spl
 maps out of it by rows, the vocabulary by rows. A layer costs two all-reduces forward and two
 backward; with sequence parallelism an all-gather and a reduce-scatter take the place of each.
 With fewer key-value heads than ranks, the maps to keys and values are held whole, each rank
-reads the one head that its query heads share, and gradients are summed.
+reads the one head that its query heads share, and gradients are summed. Of the vocabulary a
+rank computes the logits of its own rows: three numbers a token pass between ranks.
 """
 
 from functools import partial
 from typing import cast
 
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from typing_extensions import override
 
-from components.distributed.dropout_streams import SplitCore
 from components.distributed.tensor_styles import (
+    SplitCore,
     SplitNorm,
     place_parameters,
     replicate_parameters,
@@ -24,10 +29,10 @@ from components.distributed.tensor_styles import (
     split_columns,
     split_rows,
 )
-from components.distributed.vocabulary import SplitEmbedding, SplitReadout
 from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.decoder import Decoder, Layer
+from components.model.loss import Readout, Softmax, chunks, linear_cross_entropy
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
@@ -50,8 +55,7 @@ def split_tensors(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool
     between = Shard(1) if sequence_parallel else Replicate()
     _split_ends(decoder, mesh, between)
     for index, layer in decoder.layers.items():
-        assert isinstance(layer, Layer)
-        _split_layer(layer, mesh, between, index=int(index))
+        _split_layer(cast("Layer", layer), mesh, between, index=int(index))
 
 
 def _split_ends(decoder: Decoder, mesh: DeviceMesh, between: Placement) -> None:
@@ -61,11 +65,10 @@ def _split_ends(decoder: Decoder, mesh: DeviceMesh, between: Placement) -> None:
             replicate_parameters(module, mesh, sum_gradients=between.is_shard())
     if decoder.embedding is not None:
         decoder.embedding = SplitEmbedding(decoder.embedding, mesh, between=between)
-    readout = SplitReadout(mesh, between=between)
-    decoder.readout = readout
+    decoder.readout = SplitReadout(mesh, between=between)
     if decoder.head is not None:
         place_parameters(decoder.head, mesh, Shard(0))
-        decoder.head.readout = readout
+        decoder.head.readout = decoder.readout
     if between.is_shard():
         decoder.sequence_slices = mesh.size()
         if decoder.positions is not None:
@@ -74,15 +77,9 @@ def _split_ends(decoder: Decoder, mesh: DeviceMesh, between: Placement) -> None:
 
 def _slice_embedded(
     mesh: DeviceMesh, module: nn.Module, inputs: tuple[Tensor, ...], placed: Placed
-) -> Placed:
-    if placed.embedded is None:
-        return placed
-    return Placed(
-        places=placed.places,
-        embedded=placed.embedded.chunk(mesh.size())[mesh.get_local_rank()],
-        rotation=placed.rotation,
-        slopes=placed.slopes,
-    )
+) -> None:
+    if placed.embedded is not None:
+        placed.embedded = placed.embedded.chunk(mesh.size())[mesh.get_local_rank()]
 
 
 def _split_layer(layer: Layer, mesh: DeviceMesh, between: Placement, *, index: int) -> None:
@@ -98,9 +95,8 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, between: Placement, *, index: i
     attention.first_head = mesh.get_local_rank() * attention.num_heads // mesh.size()
     if between.is_replicate():  # sliced, all dropout draws from a rank's own stream
         attention.core = SplitCore(attention.core, mesh, layer=index)
-    attention.query_norm = _split_norm(
-        attention.query_norm, mesh, dim=attention.num_heads * attention.head_dim
-    )
+    query_dim = attention.num_heads * attention.head_dim
+    attention.query_norm = _split_norm(attention.query_norm, mesh, dim=query_dim)
     _split_groups(attention, mesh)
 
 
@@ -134,11 +130,8 @@ def _split_norm(norm: nn.Module | None, mesh: DeviceMesh, *, dim: int) -> SplitN
 def _check(decoder: Decoder, ranks: int) -> None:
     for layer in cast("list[Layer]", list(decoder.layers.values())):
         if not isinstance(layer.mlp, MLP):
-            raise RecipeError(
-                "parallelism.tensor",
-                f"{ranks}, but experts are not split over this axis yet",
-                "set parallelism.tensor=1",
-            )
+            problem = f"{ranks}, but experts are not split over this axis yet"
+            raise RecipeError("parallelism.tensor", problem, "set parallelism.tensor=1")
         groups = layer.attention.key.out_features // layer.attention.head_dim
         if groups % ranks and ranks % groups:
             raise _does_not_divide("model.attention.num_kv_heads", groups, ranks)
@@ -154,8 +147,101 @@ def _check(decoder: Decoder, ranks: int) -> None:
 
 
 def _does_not_divide(path: str, size: int, ranks: int) -> RecipeError:
-    return RecipeError(
-        "parallelism.tensor",
-        f"{ranks} ranks cannot share {path} = {size:,} evenly",
-        "choose a degree that divides it",
-    )
+    problem = f"{ranks} ranks cannot share {path} = {size:,} evenly"
+    return RecipeError("parallelism.tensor", problem, "choose a degree that divides it")
+
+
+class SplitEmbedding(nn.Embedding):
+    """Look tokens up in this rank's equal part of the rows, and add what all ranks found.
+
+    Raises:
+        RecipeError: when called, the sequence cannot be sliced.
+    """
+
+    def __init__(
+        self, embedding: nn.Embedding, mesh: DeviceMesh, *, between: Placement
+    ) -> None:
+        rows, dim = embedding.weight.shape
+        super().__init__(rows, dim, device="meta")
+        self.weight = embedding.weight
+        self.mesh = mesh
+        self.between = between
+        place_parameters(self, mesh, Shard(0))
+
+    @override
+    def forward(self, input: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch slice dim"]:
+        length, ranks = input.shape[1], self.mesh.size()
+        if self.between.is_shard() and length % ranks:
+            raise RecipeError(
+                "budget.sequence_length",
+                f"{length:,} tokens cannot be sliced for {ranks} tensor ranks",
+                f"use {length + ranks - length % ranks:,}, "
+                "or parallelism.sequence_parallel=false",
+            )
+        rows = cast("DTensor", self.weight).to_local()
+        row, elsewhere = _rows_here(input, self.mesh, len(rows))
+        found = F.embedding(row, rows).masked_fill(elsewhere[..., None], 0.0)
+        share = DTensor.from_local(found, self.mesh, [Partial()], run_check=False)
+        return share.redistribute(placements=[self.between]).to_local()
+
+
+class SplitReadout(Readout):
+    """Take the place of a ``Readout`` where each rank has an equal part of the rows.
+
+    Logits are gathered whole, for evaluation; the loss is the same on all ranks.
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, between: Placement) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.between = between
+        self.softmax = SplitSoftmax(mesh)
+
+    @override
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor | None) -> Tensor:
+        rows = cast("DTensor", weight).to_local()
+        placed = DTensor.from_local(hidden, self.mesh, [self.between], run_check=False)
+        gathered = placed.redistribute(placements=[Replicate()])
+        whole = gathered.to_local(grad_placements=[Partial()])
+        if targets is not None:
+            return linear_cross_entropy(whole, rows, targets, self.softmax)
+        logits = F.linear(whole, rows)
+        return DTensor.from_local(logits, self.mesh, [Shard(2)], run_check=False).full_tensor()
+
+
+class SplitSoftmax(Softmax):
+    """Take loss and gradient from the logits of this rank's rows and the others' statistics."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+
+    @override
+    def to_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
+        precision = torch.promote_types(logits.dtype, torch.float32)
+        row, elsewhere = _rows_here(targets[:, None], self.mesh, logits.shape[1])
+        # For each token: the largest logit, the sum of exponentials, the target's logit.
+        share = logits.new_empty(3, len(targets), dtype=precision)
+        share[2] = logits.gather(1, row).masked_fill(elsewhere, 0.0)[:, 0]
+        for tokens in chunks(logits):
+            chunk = logits[tokens].to(precision)
+            share[0, tokens] = chunk.amax(1)
+            share[1, tokens] = (chunk - share[0, tokens, None]).exp_().sum(1)
+        placed = DTensor.from_local(share, self.mesh, [Shard(0)], run_check=False)
+        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens)
+        largest = shares[:, 0].amax(0)
+        sums = (shares[:, 1] * (shares[:, 0] - largest).exp()).sum(0)
+        target = shares[:, 2].sum(0)
+        for tokens in chunks(logits):
+            chunk = logits[tokens].to(precision)
+            chunk.sub_(largest[tokens, None]).exp_().div_(sums[tokens, None])
+            chunk.scatter_add_(1, row[tokens], elsewhere[tokens].to(precision) - 1)
+            if chunk.dtype != logits.dtype:
+                logits[tokens] = chunk
+        return (sums.log() - (target - largest)).sum()
+
+
+def _rows_here(tokens: Tensor, mesh: DeviceMesh, rows: int) -> tuple[Tensor, Tensor]:
+    """Number the tokens' rows within this rank's ``rows``; where another has them, say so."""
+    row = tokens - mesh.get_local_rank() * rows
+    elsewhere = (row < 0) | (row >= rows)
+    return row.masked_fill(elsewhere, 0), elsewhere

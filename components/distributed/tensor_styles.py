@@ -2,9 +2,14 @@
 
 Parameters are DTensors; what a rank computes by itself it computes on plain tensors. Torch's
 own styles send every product through DTensor's dispatch, which takes longer than a small one.
+
+Torch's generators are seeded alike on all tensor ranks, anew for every microbatch. What ranks
+hold whole they drop alike (dropout); what each holds a part of, each in its own way.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
 from typing import Any, cast
 
 import torch
@@ -20,26 +25,25 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
+from typing_extensions import override
 
+from components.model.attention import AttentionCore, ForwardScope
+from components.model.decoder import Decoder
 from components.model.norms import Norm
+from components.torch_internals.operators import in_backward
 
 
-def place_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the module's own parameters DTensors; every rank must hold the same values."""
-    for name, _ in list(module.named_parameters(recurse=False)):
-        place_parameter(module, name, mesh, placement)
-
-
-def place_parameter(
-    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement
+def place_parameters(
+    module: nn.Module, mesh: DeviceMesh, placement: Placement, **others: Placement
 ) -> None:
-    """Make one parameter a DTensor, or another than it is."""
-    parameter = module.get_parameter(name)
-    if isinstance(parameter, DTensor):
-        placed = cast("DTensor", parameter.detach()).redistribute(placements=[placement])
-    else:
-        placed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
-    module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+    """Make the module's own parameters DTensors, all but those named in ``others`` alike.
+
+    Every rank must hold the same values.
+    """
+    for name, whole in list(module.named_parameters(recurse=False)):
+        placements = [others.get(name, placement)]
+        placed = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(placed, requires_grad=whole.requires_grad))
 
 
 def share_input(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
@@ -72,8 +76,7 @@ def split_rows(module: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
     The sum goes out as hidden states travel, ``Shard(1)`` or ``Replicate()``. The bias is added
     after it: once, and to a slice where there are slices, so that its gradient is a share.
     """
-    place_parameters(module, mesh, Replicate())
-    place_parameter(module, "weight", mesh, Shard(1))
+    place_parameters(module, mesh, Replicate(), weight=Shard(1))
     lend(module, lambda name, part: part.to_local() if name == "weight" else None)
     multiply: Any = module.forward
 
@@ -170,25 +173,70 @@ class SplitNorm(nn.Module):
         return wide.type_as(part)
 
     def _mean(self, part: Tensor) -> Tensor:
-        apply: Any = SumOverRanks.apply  # torch leaves it untyped
-        total: Tensor = apply(part.sum(-1, keepdim=True), self._group)
-        return total / self.dim
+        return sum_over(part.sum(-1, keepdim=True), self._group) / self.dim
 
 
-class SumOverRanks(torch.autograd.Function):
+def sum_over(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Add up over the ranks; each then uses the sum for itself, so gradients add up as well."""
+    apply: Callable[..., Tensor] = _SumOverRanks.apply
+    return apply(share, group)
 
+
+class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _summed(share, group)
+        total = share.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return _summed(upstream[0], ctx.group), None
+        return _SumOverRanks.forward(ctx, upstream[0], ctx.group), None
 
 
-def _summed(share: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = share.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+def stream_seed(seed: int, mesh: DeviceMesh, *, sequence_parallel: bool) -> int:
+    """Return this rank's seed for one that all share: another where it holds other tokens."""
+    return _folded(seed, mesh.get_local_rank()) if sequence_parallel else seed
+
+
+def seed_layers(decoder: Decoder, seed_of: Callable[[str], int]) -> None:
+    """Seed torch's generators before each layer, so that masks do not depend on the stages.
+
+    ``seed_of`` gives a layer's seed in the microbatch at hand; activation checkpointing itself
+    puts back the generators of a layer that it repeats.
+    """
+
+    def seed(name: str, layer: nn.Module, inputs: Any) -> None:
+        if not in_backward():
+            torch.manual_seed(seed_of(name))
+
+    for name, layer in decoder.layers.items():
+        layer.register_forward_pre_hook(partial(seed, name), prepend=True)
+
+
+class SplitCore(AttentionCore):
+    """Drop attention weights from a stream of this rank's own: its heads are no other's."""
+
+    def __init__(self, core: AttentionCore, mesh: DeviceMesh, *, layer: int) -> None:
+        super().__init__(dropout=core.dropout, backend=core.backend)
+        self.core = core
+        self._place = mesh.get_local_rank(), layer
+
+    @override
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, scope: ForwardScope, *, first_head: int
+    ) -> Tensor:
+        given = query, key, value, scope
+        if not self.training or self.dropout == 0:
+            return cast("Tensor", self.core(*given, first_head=first_head))
+        device = query.device
+        devices = [] if device.type == "cpu" else [device]
+        kind = "cuda" if device.type == "cpu" else device.type  # unused where there are none
+        with torch.random.fork_rng(devices, device_type=kind):
+            torch.manual_seed(_folded(torch.initial_seed(), *self._place))
+            return cast("Tensor", self.core(*given, first_head=first_head))
+
+
+def _folded(*place: int) -> int:
+    return int.from_bytes(blake2b(repr(place).encode(), digest_size=7).digest())

@@ -46,13 +46,9 @@ class WeightShard:
         """Describe which part of a whole rows like this shard's are, without moving any."""
         if self.mesh is None:
             return rows
+        shape, stride = self.shape, torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
-            rows,
-            self.mesh,
-            self.placements,
-            run_check=False,
-            shape=self.shape,
-            stride=torch.empty(self.shape, device="meta").stride(),
+            rows, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
         )
 
 
@@ -74,25 +70,22 @@ def make_shards(
     split: bool,
     tied: Sequence[str] = (),
 ) -> list[WeightShard]:
-    """List this rank's shards; ``split`` divides every weight's rows over its sharding ranks.
-
-    ``tied`` names the weights that two pipeline stages hold.
-    """
+    """List this rank's shards; ``split`` divides a weight's rows over its sharding ranks."""
     made = []
     for name, weight in named:
-        over_experts = isinstance(weight, DTensor) and (
-            weight.device_mesh.mesh_dim_names == ("expert",)
-        )
+        names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else ()
+        over_experts = names == ("expert",)
         param_mesh = mesh.experts if over_experts else mesh.dense
         splits = split and param_mesh.shard.size() > 1
         where, placements = _placed(weight, param_mesh.shard if splits else None)
         rows = rows_of(local(weight))
         if splits:
             rows = own_rows(rows, param_mesh.shard.size(), param_mesh.shard.get_local_rank())
-        divided = [  # a strided shard is no `Shard`: ask what is replicated
-            axis for axis, kind in enumerate(placements) if not isinstance(kind, Replicate)
-        ]
-        parts = math.prod(where.size(axis) for axis in divided) if where else 1
+        parts = math.prod(  # a strided shard is no `Shard`: ask what is replicated
+            where.size(axis)
+            for axis, kind in enumerate(placements)
+            if where and not isinstance(kind, Replicate)
+        )
         made.append(
             WeightShard(
                 name=name,
@@ -142,12 +135,9 @@ def squared_norm(shards: Sequence[WeightShard]) -> Tensor:
 
 
 def clip(shards: Sequence[WeightShard], norm: Tensor, limit: float) -> None:
-    """Scale all gradients down so that a ``norm`` above ``limit`` becomes ``limit``.
-
-    The small constant is that of ``torch.nn.utils.clip_grad_norm_``.
-    """
+    """Scale all gradients down so that a ``norm`` above ``limit`` becomes ``limit``."""
     if limit < math.inf:
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as `torch.nn.utils.clip_grad_norm_`
         gradients = _gradients(shards)
         multiply_(gradients, factor.to(gradients[0].dtype))
 
@@ -158,6 +148,7 @@ def unscale(shards: Sequence[WeightShard], scale: float) -> None:
 
 
 def _gradients(shards: Sequence[WeightShard]) -> list[Tensor]:
-    gradients = [shard.parameter.grad for shard in shards]
-    assert all(gradient is not None for gradient in gradients), "reduce first"
-    return [gradient for gradient in gradients if gradient is not None]
+    found = [shard.parameter.grad for shard in shards]
+    gradients = [gradient for gradient in found if gradient is not None]
+    assert len(gradients) == len(found), "reduce first"
+    return gradients

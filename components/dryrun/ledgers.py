@@ -24,9 +24,13 @@ from typing_extensions import override
 from components.distributed.mesh import Mesh
 from components.profiling.counts import FORMULAS
 from components.torch_internals import operators
-from components.torch_internals.autograd import in_backward
 from components.torch_internals.distributed import local_tensor
-from components.torch_internals.operators import active_fake_mode, storage_key, tree_leaves
+from components.torch_internals.operators import (
+    active_fake_mode,
+    in_backward,
+    storage_key,
+    tree_leaves,
+)
 
 Category = Literal["weights", "gradients", "optimizer", "casts", "activations", "temporary"]
 Phase = Literal["forward", "backward", "reduction", "update"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.checkpoint.state import Read
+from components.checkpoint.saving import Read
 from components.config.schema.recipe import Recipe
 from components.distributed.pipeline import Compute
 from components.distributed.weight_shards import WeightShard

@@ -23,7 +23,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from components.checkpoint.state import Read
+from components.checkpoint.saving import Read
 from components.config.rules.engine import check_precision
 from components.config.schema.recipe import Recipe
 from components.distributed.weight_shards import rows_of

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from components.build import build
-from components.checkpoint.state import Read, ShardState
+from components.checkpoint.saving import Read, ShardState
 from components.config.schema.recipe import Recipe
 from components.distributed.data import DataParallel
 from components.distributed.devices import compute_dtype

@@ -16,10 +16,10 @@ from torch import Tensor
 from components.config.schema.recipe import Recipe
 from components.distributed.context import SequencePart, mean_over_parts
 from components.distributed.devices import compute_dtype
-from components.distributed.dropout_streams import stream_seed
 from components.distributed.experts import figures_of, take_tally
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Passed
+from components.distributed.tensor_styles import stream_seed
 from components.model.decoder import Decoder
 
 

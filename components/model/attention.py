@@ -1,20 +1,116 @@
-"""Causal self-attention with grouped key-value heads."""
+"""Causal self-attention with grouped key-value heads, and what each token may attend to.
 
+Documents, where they are given, part a packed sequence, and the slopes of the positions lower
+the scores of distant keys. Two forms say the same: a dense tensor that is added to the scores,
+and the functions and block mask that ``flex_attention`` takes.
+"""
+
+import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from components.errors import RecipeError
 from components.model.compiling import compile_for
-from components.model.masks import ForwardScope
+from components.model.positions import Placement
 from components.model.products import Linear, ResidualLinear
 from components.ranges import BelowOne
+
+Heads = tuple[int, int]  # first, and one after the last
+ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class QueryBlock(NamedTuple):
+    """Some of the ``queries`` at hand, against the first ``keys`` places of the sequence."""
+
+    queries: range
+    keys: int
+
+
+class ForwardScope:
+    """What the layers of one forward pass share, computed once; plain, like ``Placement``.
+
+    ``documents`` are those of the whole sequence, of which the tokens at hand may be a part.
+    """
+
+    def __init__(
+        self, *, placement: Placement, documents: Int[Tensor, "batch whole"] | None
+    ) -> None:
+        self.placement = placement
+        self.documents = documents
+        self._dense: dict[tuple[Heads, torch.dtype, QueryBlock | None], Tensor] = {}
+        self._blocks: BlockMask | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention is causal and nothing else, which every kernel knows how to do."""
+        return self.placement.slopes is None and self.documents is None
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Rotate queries or keys, (batch, seq, heads, head_dim), where the positions do."""
+        rotation = self.placement.rotation
+        return heads if rotation is None else rotation(heads)
+
+    def dense(
+        self, heads: Heads, dtype: torch.dtype, block: QueryBlock | None = None
+    ) -> Float[Tensor, "#batch #heads queries keys"]:
+        """Return what is added to the scores of these heads: minus infinity hides a key.
+
+        Without a ``block`` queries and keys are the tokens at hand.
+        """
+        known = heads, dtype, block
+        if known in self._dense:
+            return self._dense[known]
+        queries = keys = self.placement.places
+        if block is not None:
+            queries = queries[block.queries.start : block.queries.stop]
+            keys = torch.arange(block.keys, device=queries.device)
+        behind = queries[:, None] - keys  # (query, key)
+        hidden = (behind < 0)[None, None]
+        if self.documents is not None:
+            theirs = self.documents[:, queries], self.documents[:, keys]
+            hidden = hidden | (theirs[0][:, None, :, None] != theirs[1][:, None, None, :])
+        change = torch.zeros((), device=queries.device)
+        if self.placement.slopes is not None:
+            change = -self.placement.slopes[slice(*heads), None, None] * behind
+        self._dense[known] = change.masked_fill(hidden, -math.inf).to(dtype)
+        return self._dense[known]
+
+    def score_change(self, heads: Heads) -> ScoreChange | None:
+        """Return the discount as a function of one score, for ``flex_attention``."""
+        if self.placement.slopes is None:
+            return None
+        slopes, places = self.placement.slopes[slice(*heads)], self.placement.places
+
+        def discounted(
+            score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
+        ) -> Tensor:
+            return score - slopes[head] * (places[query] - places[key])
+
+        return discounted
+
+    def blocks(self) -> BlockMask:
+        """Return the blocks with a visible pair; the tokens at hand must be all there are."""
+        if self._blocks is None:
+            places, documents = self.placement.places, self.documents
+
+            def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                causal = places[query] >= places[key]
+                if documents is None:
+                    return causal
+                return causal & (documents[batch, query] == documents[batch, key])
+
+            batch, length = None if documents is None else len(documents), len(places)
+            self._blocks = create_block_mask(
+                visible, batch, None, length, length, str(places.device)
+            )
+        return self._blocks
 
 
 class Attention(nn.Module):
@@ -26,7 +122,7 @@ class Attention(nn.Module):
     turned (OLMoE, https://arxiv.org/abs/2409.02060, section 4.2.5).
 
     ``layer_scaling`` records that the published run divided scores by the layer's number and
-    multiplied them back in the softmax (Megatron); in float32 scores, as here, the two cancel.
+    multiplied them back in the softmax (Megatron): in float32 scores, as here, that cancels.
 
     Raises:
         RecipeError: the groups do not divide the heads.
@@ -48,11 +144,9 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads % num_kv_heads:
             divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-            raise RecipeError(
-                "model.attention.num_kv_heads",
-                f"{num_kv_heads} does not divide num_heads = {num_heads}",
-                f"choose one of {', '.join(map(str, divisors))}",
-            )
+            problem = f"{num_kv_heads} does not divide num_heads = {num_heads}"
+            remedy = f"choose one of {', '.join(map(str, divisors))}"
+            raise RecipeError("model.attention.num_kv_heads", problem, remedy)
         query_dim, key_dim = num_heads * head_dim, num_kv_heads * head_dim
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -66,9 +160,7 @@ class Attention(nn.Module):
         self.core = AttentionCore(dropout=dropout, backend=backend)
         self.output = ResidualLinear(query_dim, dim, bias=bias)
 
-    def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
-    ) -> Float[Tensor, "batch seq dim"]:
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         query, key = self.query(hidden), self.key(hidden)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -79,8 +171,7 @@ class Attention(nn.Module):
             scope,
             first_head=self.first_head,
         )
-        branch: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
-        return branch
+        return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(-2)))
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(*projected.shape[:2], -1, self.head_dim)
@@ -118,7 +209,10 @@ class AttentionCore(nn.Module):
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         heads = (first_head, first_head + query.shape[1])
         if self._uses_flex(query, scope):
-            return _flex(query, key, value, scope.score_change(heads), scope.blocks())
+            attend = _attend
+            if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
+                attend = compiled_flex(trains=torch.is_grad_enabled())
+            return attend(query, key, value, scope.score_change(heads), scope.blocks())
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -131,23 +225,13 @@ class AttentionCore(nn.Module):
 
     def _uses_flex(self, query: Tensor, scope: ForwardScope) -> bool:
         if self.backend == "flex" and query.device.type == "cpu" and query.requires_grad:
-            raise RecipeError(
-                "model.attention.backend",
-                "flex has no backward pass on a CPU",
-                "use auto or sdpa",
-            )
+            problem = "flex has no backward pass on a CPU"
+            raise RecipeError("model.attention.backend", problem, "use auto or sdpa")
         if self.backend != "auto":
             return self.backend == "flex"
         # A fake CUDA tensor may live on a machine without CUDA, where nothing compiles.
         on_cuda = query.is_cuda and torch.cuda.is_available()
         return on_cuda and not scope.is_plain and self.dropout == 0
-
-
-def _flex(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:
-    attend = _attend
-    if query.device.type in {"cuda", "xpu"} and not torch.compiler.is_compiling():
-        attend = compiled_flex(trains=torch.is_grad_enabled())
-    return attend(query, key, value, change, blocks)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, change: Any, blocks: Any) -> Tensor:

@@ -17,16 +17,12 @@ from torch import nn
 from components.errors import RecipeError
 from components.model.expert_products import has_grouped_kernel
 from components.model.moe import Experts, Mixture, expert_layers, forgets_repetitions
-from components.torch_internals.autograd import (
-    RecompileLimitHit,
-    checkpoint,
-    fail_at_recompile_limit,
-    recompile_limit,
-)
+from components.torch_internals import operators
 from components.versions import release_of
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Parts = Literal["none", "full"] | Sequence[str]
 
 
 def compile_for(
@@ -38,18 +34,18 @@ def compile_for(
     without a compiler.
 
     Raises:
-        RecipeError: when called, it would need more graphs than torch makes of one function;
-            ``remedy`` is the way out.
+        RecipeError: with ``remedy``, when it would need more graphs than torch makes of one.
     """
-    fail_at_recompile_limit()
+    operators.fail_at_recompile_limit()
     compiled = torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
         try:
             return compiled(*given, **named)
-        except RecompileLimitHit as error:
-            made = f"torch's compiler has made {recompile_limit()} graphs of one function"
+        except operators.RecompileLimitHit as error:
+            limit = operators.recompile_limit()
+            made = f"torch's compiler has made {limit} graphs of one function"
             raise RecipeError(key, f"{made}, its limit, and needs more", remedy) from error
 
     return call
@@ -63,9 +59,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def checkpoint_activations(
-    model: nn.Module, parts: Literal["none", "full"] | Sequence[str]
-) -> None:
+def checkpoint_activations(model: nn.Module, parts: Parts) -> None:
     """Keep only the inputs of whole layers (``full``), or of the named parts of each layer.
 
     Hooks do it, so parameters keep their names; dropout drops the same again. Call it after the
@@ -77,20 +71,16 @@ def checkpoint_activations(
     key = "parallelism.recompute"
     for part in [] if isinstance(parts, str) else parts:
         if part not in _PARTS:
-            known = ", ".join(_PARTS)
-            problem = f"{part!r} is no part of a layer"
-            raise RecipeError(key, problem, f"use none, full, or some of {known}")
+            remedy = f"use none, full, or some of {', '.join(_PARTS)}"
+            raise RecipeError(key, f"{part!r} is no part of a layer", remedy)
         if list(parts).count(part) > 1:
             raise RecipeError(key, f"{part!r} is named twice", "name each part once")
     for layer in cast("Any", model).layers.values():
-        for module in recomputed_parts(layer, parts):
-            checkpoint(module)
+        for module in _recomputed_parts(layer, parts):
+            operators.checkpoint(module)
 
 
-def recomputed_parts(
-    layer: nn.Module, parts: Literal["none", "full"] | Sequence[str]
-) -> list[nn.Module]:
-    """List what of a layer is computed again: the layer, or parts of it."""
+def _recomputed_parts(layer: nn.Module, parts: Parts) -> list[nn.Module]:
     if parts == "none":
         return []
     if parts == "full":
@@ -103,30 +93,25 @@ _FLOAT64_SINCE = (2, 13)  # 2.10 and 2.11 were tried, 2.12 was not
 
 
 def compile_layers(
-    model: nn.Module,
-    parts: Literal["none", "layers"],
-    *,
-    recompute: Literal["none", "full"] | Sequence[str],
+    model: nn.Module, parts: Literal["none", "layers"], *, recompute: Parts
 ) -> None:
     """Compile each layer at its first call in training, for the shapes of that call.
 
     Raises:
-        RecipeError: no C++ compiler is here, or this torch cannot compile float64; in a later
-            forward pass, layers of one kind come in more shapes than torch compiles.
+        RecipeError: no C++ compiler is here, or this torch cannot compile float64; later, as
+            `compile_for` does.
     """
     if parts == "none":
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        raise RecipeError(
-            _KEY,
-            f"layers, but this machine has no {compiler}",
-            "load a compiler, name it in CXX, or set parallelism.compile=none",
-        )
+        problem = f"layers, but this machine has no {compiler}"
+        remedy = "load a compiler, name it in CXX, or set parallelism.compile=none"
+        raise RecipeError(_KEY, problem, remedy)
     _check_float64(model)
     for layer in cast("Any", model).layers.values():
         outside = {experts for experts in expert_layers(layer) if _stays_eager(experts)}
-        apart = {part for part in recomputed_parts(layer, recompute) if part is not layer}
+        apart = {part for part in _recomputed_parts(layer, recompute) if part is not layer}
         # Who computes a part again does so outside of its layer's graph: both times must run
         # the same one, so that the layer's ends before the part and goes on after it.
         for part in apart - outside:
@@ -141,11 +126,9 @@ def _check_float64(model: nn.Module) -> None:
     weight = next(model.parameters())
     wide = weight.dtype == torch.float64 and weight.device.type == "cpu"
     if wide and release_of(torch.__version__) < _FLOAT64_SINCE:
-        raise RecipeError(
-            _KEY,
-            f"layers, whose attention torch {torch.__version__} cannot compile in float64",
-            f"set {_KEY}=none, precision.compute=float32, or use torch 2.13 or newer",
-        )
+        problem = f"layers, whose attention torch {torch.__version__} cannot compile in float64"
+        remedy = f"set {_KEY}=none, precision.compute=float32, or use torch 2.13 or newer"
+        raise RecipeError(_KEY, problem, remedy)
 
 
 def _compile(module: nn.Module) -> None:
@@ -162,7 +145,6 @@ def _compile(module: nn.Module) -> None:
 
 
 def _stays_eager(experts: Experts) -> bool:
-    """Whether experts are spread over ranks, or computed one after the other."""
     grouped = has_grouped_kernel(experts.up.weight.device.type)
     return type(experts.mixture) is not Mixture or experts.mixture.path == "loop" or not grouped
 

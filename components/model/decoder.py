@@ -1,15 +1,8 @@
 """A decoder-only transformer, composed from parts that a recipe chooses.
 
 Single-device code: the axes parallelize it from outside. Parameter names are global, also
-where a pipeline stage holds only some of the layers, and map onto a Hugging Face Llama thus:
-
-    embedding                                       model.embed_tokens
-    layers.N.attention_norm                         model.layers.N.input_layernorm
-    layers.N.attention.{query,key,value,output}     model.layers.N.self_attn.{q,k,v,o}_proj
-    layers.N.mlp_norm                               model.layers.N.post_attention_layernorm
-    layers.N.mlp.{gate,up,down}                     model.layers.N.mlp.{gate,up,down}_proj
-    final_norm                                      model.norm
-    head (absent where tied)                        lm_head
+where a pipeline stage holds only some of the layers; what a Hugging Face Llama calls them is in
+`components/convert/llama.py`.
 """
 
 from collections.abc import Callable
@@ -20,10 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.attention import Attention
+from components.model.attention import Attention, ForwardScope
 from components.model.initialization import Normal
 from components.model.loss import Head, Readout
-from components.model.masks import ForwardScope
 from components.model.positions import Placement, Positions
 from components.model.products import product_dtype
 from components.ranges import BelowOne
@@ -51,12 +43,9 @@ class Layer(nn.Module):
         self.mlp = mlp(dim=dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope
-    ) -> Float[Tensor, "batch seq dim"]:
+    def forward(self, hidden: Float[Tensor, "batch seq dim"], scope: ForwardScope) -> Tensor:
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), scope))
-        after: Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
-        return after
+        return cast("Tensor", hidden + self.dropout(self.mlp(self.mlp_norm(hidden))))
 
 
 class Decoder(nn.Module):
@@ -123,9 +112,9 @@ class Decoder(nn.Module):
         # twin in `to_empty`.
         self.head = None if tied_embeddings else Head(dim=dim, rows=padded_vocab_size)
         self.readout = Readout()  # of the embedding's rows, where tied
-        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
         self.sequence_slices = 1
-        self.places = natural_places
+        # The first token at 0, each of the others one further.
+        self.places = lambda length, device: torch.arange(length, device=device)
 
     def forward(
         self,
@@ -133,24 +122,27 @@ class Decoder(nn.Module):
         *,
         documents: Int[Tensor, "batch whole"] | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
-    ) -> (
-        Float[Tensor, "batch seq padded_vocab"]
-        | Float[Tensor, "batch seq dim"]
-        | Float[Tensor, ""]
-    ):
-        """Return logits; given ``targets``, their loss instead, in nats a token.
+    ) -> Tensor:
+        """Return logits, (batch, seq, padded_vocab); of ``targets`` the loss, in nats a token.
 
         ``inputs`` are tokens, or hidden states from the stage before. Where the final norm is
-        absent, the result are hidden states for the stage after.
+        absent, the result are hidden states for the stage after, (batch, seq, dim).
         """
-        placement = self._place(inputs)
+        # Hidden states may travel in equal slices of the tokens; these are always all at hand.
+        slices = self.sequence_slices if inputs.is_floating_point() else 1
+        places = self.places(inputs.shape[1] * slices, inputs.device)
+        placement = self.positions(places) if self.positions else Placement(places=places)
         hidden = inputs if inputs.is_floating_point() else self._embed(inputs, placement)
         scope = ForwardScope(placement=placement, documents=documents)
         for layer in self.layers.values():
             hidden = layer(hidden, scope)
         if self.final_norm is None:
             return hidden
-        return self._finish(self.final_norm(hidden), targets)
+        hidden = self.final_norm(hidden)
+        if self.head is not None:
+            return cast("Tensor", self.head(hidden, targets))
+        assert self.embedding is not None, "a tied last stage needs the embedding's rows"
+        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
 
     def loss(
         self,
@@ -159,21 +151,9 @@ class Decoder(nn.Module):
         *,
         documents: Int[Tensor, "batch whole"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Average the cross-entropy of ``targets``, in nats a token, over all rows.
-
-        The logits of all tokens never exist at once.
-        """
+        """Average the cross-entropy of ``targets``, in nats a token, over all rows."""
         # Through `self(...)`, not `self.forward(...)`: the hooks of `fully_shard` must run.
-        mean: Tensor = self(tokens, documents=documents, targets=targets)
-        return mean
-
-    def _place(self, inputs: Tensor) -> Placement:
-        slices = self.sequence_slices if inputs.is_floating_point() else 1
-        places = self.places(inputs.shape[1] * slices, inputs.device)
-        if self.positions is None:
-            return Placement(places=places)
-        placement: Placement = self.positions(places)
-        return placement
+        return cast("Tensor", self(tokens, documents=documents, targets=targets))
 
     def _embed(self, tokens: Tensor, placement: Placement) -> Tensor:
         assert self.embedding is not None, "tokens were given to a stage without an embedding"
@@ -183,37 +163,19 @@ class Decoder(nn.Module):
         hidden = hidden.to(product_dtype(hidden))
         if self.embedding_norm is not None:
             hidden = self.embedding_norm(hidden)
-        dropped: Tensor = self.dropout(hidden)
-        return dropped
-
-    def _finish(self, hidden: Tensor, targets: Tensor | None) -> Tensor:
-        if self.head is not None:
-            return cast("Tensor", self.head(hidden, targets))
-        assert self.embedding is not None, "a tied last stage needs the embedding's rows"
-        return cast("Tensor", self.readout(hidden, self.embedding.weight, targets))
-
-
-def natural_places(length: int, device: torch.device) -> Int[Tensor, " length"]:
-    """Place the first token at 0 and each of the others one further."""
-    return torch.arange(length, device=device)
+        return cast("Tensor", self.dropout(hidden))
 
 
 def _check_sizes(
     num_layers: int, vocab_size: int, padded_vocab_size: int, padding_row: int | None
 ) -> None:
     if num_layers < 1:
-        raise RecipeError(
-            "model.num_layers", f"{num_layers} is no layer at all", "use 1 or more"
-        )
+        problem = f"{num_layers} is no layer at all"
+        raise RecipeError("model.num_layers", problem, "use 1 or more")
     if padded_vocab_size < vocab_size:
-        raise RecipeError(
-            "model.padded_vocab_size",
-            f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens",
-            f"use {vocab_size:,} or more",
-        )
+        problem = f"{padded_vocab_size:,} rows cannot hold {vocab_size:,} tokens"
+        raise RecipeError("model.padded_vocab_size", problem, f"use {vocab_size:,} or more")
     if padding_row is not None and not 0 <= padding_row < padded_vocab_size:
-        raise RecipeError(
-            "model.initialization.padding_row",
-            f"there is no row {padding_row} among {padded_vocab_size:,}",
-            f"use 0 to {padded_vocab_size - 1:,}, or null for none",
-        )
+        problem = f"there is no row {padding_row} among {padded_vocab_size:,}"
+        remedy = f"use 0 to {padded_vocab_size - 1:,}, or null for none"
+        raise RecipeError("model.initialization.padding_row", problem, remedy)

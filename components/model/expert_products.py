@@ -4,8 +4,8 @@ The other two sort the pairs (token, expert) by expert once. `grouped_products` 
 nothing: three grouped products do all experts. `sorted_products` multiplies expert by expert.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, split_with_sizes
 
 from components.model.mlp import Activation
+from components.model.products import asked_once
 from components.torch_internals.operators import has_kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Asked = Callable[[str], bool]
 
 
 class Matrices(NamedTuple):
-    """Hold the weights of all experts; without a gate the MLP is plain.
+    """The weights of all experts, or of one of ``parts`` equal parts; without a gate plain.
 
-    They may be one of ``parts`` equal parts of all experts. Pairs whose expert is not here,
-    which the numbers below 0 and above the last one stand for, then add nothing.
+    Pairs whose expert is not here (numbers below 0, above the last one) add nothing.
     """
 
     gate: Float[Tensor, "experts ffn dim"] | None
@@ -43,7 +38,7 @@ def loop(
 ) -> Float[Tensor, "tokens dim"]:
     """Mix the experts one after the other, as the formula reads."""
     gate, up, down, activation, _ = matrices
-    mixed = accumulator(tokens)
+    mixed = torch.zeros_like(tokens, dtype=_accumulation_dtype(tokens))
     for expert in range(len(up)):
         rows, places = (experts == expert).nonzero(as_tuple=True)
         widened = tokens[rows] @ up[expert].T
@@ -59,7 +54,7 @@ def loop(
 def grouped_products(
     tokens: Tensor, weights: Tensor, experts: Tensor, matrices: Matrices
 ) -> Tensor:
-    """Mix all experts at once by grouped products over the pairs sorted by expert."""
+    """Mix all experts at once over the pairs sorted by expert."""
     order = Order.of(experts, num_experts=len(matrices.up), parts=matrices.parts)
     if not len(order.pairs):  # a grouped product wants a row
         return loop(tokens, weights, experts, matrices)
@@ -92,7 +87,7 @@ def _mix_sorted(
     weights: Tensor,
     matrices: Matrices,
     order: "Order",
-    multiply: "Callable[..., Sequence[Tensor]]",
+    multiply: Callable[..., Sequence[Tensor]],
 ) -> Tensor:
     """Mix by products over sorted pairs; the weight goes in where a row is narrower."""
     gate, up, down, activation, _ = matrices
@@ -115,39 +110,28 @@ class _ExpertProducts(torch.autograd.Function):
         ctx.counts = counts
         results = tuple(rows.new_empty(len(rows), stack.shape[1]) for stack in stacks)
         for stack, result in zip(stacks, results, strict=True):
-            parts = split_with_sizes(result, counts)
-            _multiply(split_with_sizes(rows, counts), stack.mT.unbind(), out=parts)
+            parts = split_with_sizes(rows, counts), split_with_sizes(result, counts)
+            for part, of_part, matrix in zip(*parts, stack.mT, strict=True):
+                torch.mm(part, matrix, out=of_part)
         return results
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows, *stacks = ctx.saved_tensors
         counts, of_rows = ctx.counts, torch.zeros_like(rows)
-        by_expert = split_with_sizes(rows, counts)
         of_stacks = [torch.empty_like(stack) for stack in stacks]
         for gradient, stack, of_stack in zip(upstream, stacks, of_stacks, strict=True):
-            # An expert without rows gets zeros: a product over no terms.
-            columns = split_with_sizes(gradient.T, counts, 1)
-            _multiply(columns, by_expert, out=of_stack.unbind())
-            parts = split_with_sizes(of_rows, counts), split_with_sizes(gradient, counts)
-            for of_part, part, matrix in zip(*parts, stack, strict=True):
+            parts = (split_with_sizes(each, counts) for each in (gradient, rows, of_rows))
+            for part, given, of_part, matrix, of_matrix in zip(
+                *parts, stack, of_stack, strict=True
+            ):
+                # An expert without rows gets zeros: a product over no terms.
+                torch.mm(part.T, given, out=of_matrix)
                 of_part.addmm_(part, matrix)
         return of_rows, None, *of_stacks
 
 
-def _multiply(
-    rows: Sequence[Tensor], matrices: Sequence[Tensor], *, out: Sequence[Tensor]
-) -> None:
-    """Multiply each expert's rows by its matrix."""
-    for given, matrix, result in zip(rows, matrices, out, strict=True):
-        torch.mm(given, matrix, out=result)
-
-
-# A graph asks once, when it is made.
-_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
-
-
-@_constant
+@asked_once
 def has_grouped_kernel(device_type: str) -> bool:
     """Whether torch multiplies all experts at once there.
 
@@ -190,18 +174,15 @@ def spread(tokens: Float[Tensor, "tokens dim"], order: Order) -> Float[Tensor, "
     return apply(tokens, order)
 
 
-def summed(
-    rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int
-) -> Float[Tensor, "tokens dim"]:
-    """Sum the rows of each token's pairs, in float32 or finer."""
+def summed(rows: Float[Tensor, "pairs dim"], order: Order, num_tokens: int) -> Tensor:
+    """Sum the rows of each token's pairs, in float32 or finer: (tokens, dim)."""
     apply: Callable[..., Tensor] = _Reduce.apply
     return apply(rows, order, num_tokens)
 
 
 def on_host(counts: Int[Tensor, "numbers"], *, even: Sequence[int]) -> list[int]:
     """Read counts, which are ``even`` where the load is: so a rehearsal answers instead."""
-    read: list[int] = counts.tolist()
-    return read
+    return cast("list[int]", counts.tolist())
 
 
 def dealt(total: int, among: int) -> list[int]:
@@ -220,8 +201,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        summed = _sum_pairs(upstream[0], ctx.order, ctx.num_tokens)
-        return summed.to(upstream[0].dtype), None
+        sums = _sum_pairs(upstream[0], ctx.order, ctx.num_tokens)
+        return sums.to(upstream[0].dtype), None
 
 
 class _Reduce(torch.autograd.Function):
@@ -245,11 +226,6 @@ def _sum_pairs(rows: Tensor, order: Order, num_tokens: int) -> Tensor:
     position[order.pairs] = torch.arange(len(position), device=position.device)
     per_token = rows.index_select(0, position).view(num_tokens, -1, rows.shape[1])
     return per_token.sum(1, dtype=_accumulation_dtype(rows))
-
-
-def accumulator(tokens: Tensor) -> Tensor:
-    """Make the zeros to sum rows in: float32 at least, whatever the rows are."""
-    return torch.zeros_like(tokens, dtype=_accumulation_dtype(tokens))
 
 
 def _accumulation_dtype(rows: Tensor) -> torch.dtype:

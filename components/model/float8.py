@@ -9,10 +9,8 @@ of a linear map two are in e4m3 (4 bits of exponent, 3 of mantissa, https://arxi
 
 This is torchao's ``rowwise_with_gw_hp``, of its three the most accurate by its own words:
 https://docs.pytorch.org/ao/main/api_reference/generated/torchao.float8.Float8LinearRecipeName.html
-It is also the only one that takes no scale over all tokens of a microbatch, which would depend
-on how a batch is cut and dealt to ranks.
-
-Embedding, head, norms, attention's core, routers and experts are not touched.
+and the only one that takes no scale over all tokens of a microbatch, which would depend on how
+a batch is cut. Embedding, head, norms, attention's core, routers and experts are not touched.
 """
 
 import logging
@@ -31,11 +29,7 @@ RECIPE = "rowwise_with_gw_hp"
 
 
 def check_torchao() -> None:
-    """Refuse an environment that has no torchao.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
+    """Raise RecipeError where torchao is not installed."""
     if find_spec("torchao") is None:
         raise RecipeError(
             "precision.compute",

@@ -38,17 +38,14 @@ class Normal:
         self.residual = residual
         self.padding_row = padding_row
 
-    def std_of(self, module: nn.Module, *, num_layers: int) -> float:
-        """Choose the deviation for the weights that ``module`` itself owns."""
-        if self.residual == "scaled" and getattr(module, "writes_residual", False):
-            return self.std / math.sqrt(2 * num_layers)
-        return self.std
-
 
 def initial_stds(model: "Decoder") -> Iterator[tuple[str, nn.Parameter, float | None]]:
     """List each parameter under its global name; ``None`` stands for a constant (vectors)."""
+    normal = model.initialization
     for prefix, module in model.named_modules():
-        std = model.initialization.std_of(module, num_layers=model.num_layers)
+        std = normal.std
+        if normal.residual == "scaled" and getattr(module, "writes_residual", False):
+            std = normal.std / math.sqrt(2 * model.num_layers)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             yield name, parameter, None if parameter.dim() < 2 else std
 

@@ -6,14 +6,14 @@ pass only scales what is there. The softmax within a block goes by rows that fit
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from components.model.products import as_given, linear, product, product_dtype, product_into
-from components.torch_internals.autograd import keeps_graph
+from components.torch_internals.operators import keeps_graph
 
 
 class Blocks(NamedTuple):
@@ -28,12 +28,11 @@ BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON
 
 
 class Softmax:
-    """Take the loss and its gradient from logits of the whole vocabulary."""
+    """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
 
     def to_gradient(
         self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, ""]:
-        """Overwrite logits by ``softmax - one_hot``; return their summed cross-entropy."""
         precision = torch.promote_types(logits.dtype, torch.float32)
         total = logits.new_zeros((), dtype=precision)
         for rows in chunks(logits):
@@ -48,20 +47,17 @@ class Softmax:
         return total
 
 
-WHOLE = Softmax()
-
-
 def linear_cross_entropy(
     hidden: Float[Tensor, "*batch dim"],
     weight: Float[Tensor, "rows dim"],
     targets: Int[Tensor, "*batch"],
-    softmax: Softmax = WHOLE,
+    softmax: Softmax | None = None,
 ) -> Float[Tensor, ""]:
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
-    Rows added to the vocabulary for training take part like any other, as in Megatron. The
-    result can be differentiated once, or again where the graph is kept. Where ``weight`` holds
-    only some of the rows, ``softmax`` asks whoever has the others.
+    Rows added to the vocabulary for training take part like any other, as in Megatron. Where
+    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. A second
+    backward pass raises RuntimeError unless the graph was kept.
     """
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
     # Cast here, once: inside, every block would cast the weight anew.
@@ -69,7 +65,8 @@ def linear_cross_entropy(
     with as_given(hidden):
         hidden, weight = hidden.to(precision), weight.to(precision)
         wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
-        return apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted, softmax)
+        given = hidden.flatten(0, -2), weight, targets.flatten()
+        return apply(*given, wanted, softmax or Softmax())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -99,24 +96,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients, in place unless the graph is kept for a second pass.
-
-        Raises:
-            RuntimeError: called again where the graph was not kept.
-        """
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
         scale, gradients = upstream[0] / ctx.tokens, ctx.gradients
-        if keeps_graph():
-            gradients = [
-                None if gradient is None else gradient.clone() for gradient in gradients
-            ]
+        if keeps_graph():  # for a second pass
+            gradients = [None if each is None else each.clone() for each in gradients]
         else:
             ctx.gradients = None
-        of_hidden, of_weight = (
-            None if gradient is None else gradient.mul_(scale) for gradient in gradients
-        )
-        return of_hidden, of_weight, None, None, None
+        scaled = (None if each is None else each.mul_(scale) for each in gradients)
+        return *scaled, None, None, None
 
 
 def blocks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -161,5 +149,4 @@ class Head(nn.Linear):
         hidden: Float[Tensor, "batch seq dim"],
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq rows"] | Float[Tensor, ""]:
-        result: Tensor = self.readout(hidden, self.weight, targets)
-        return result
+        return cast("Tensor", self.readout(hidden, self.weight, targets))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -45,5 +45,4 @@ class MLP(nn.Module):
             inner = self.activation(self.up(hidden))
         else:
             inner = self.activation(self.gate(hidden)) * self.up(hidden)
-        branch: Tensor = self.down(inner)
-        return branch
+        return cast("Tensor", self.down(inner))

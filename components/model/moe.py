@@ -1,8 +1,8 @@
 """A mixture of experts in place of a layer's MLP, dropless."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, Literal, TypeVar
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +27,7 @@ from components.model.routing import (
     record,
 )
 from components.ranges import NonNegative
-from components.torch_internals.autograd import in_backward
+from components.torch_internals.operators import in_backward
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ class Stack(nn.Module):
     """Hold one matrix for each expert; ``weight[expert]`` is what ``nn.Linear`` would hold."""
 
     def __init__(
-        self, *, num_experts: int, outputs: int, inputs: int, writes_residual: bool
+        self, num_experts: int, outputs: int, inputs: int, *, writes_residual: bool = False
     ) -> None:
         super().__init__()
         self.writes_residual = writes_residual
@@ -77,11 +77,8 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
-            raise RecipeError(
-                "model.mlp.top_k",
-                f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}",
-                f"choose 1 to {num_experts}",
-            )
+            problem = f"{top_k} experts a token cannot be chosen of num_experts = {num_experts}"
+            raise RecipeError("model.mlp.top_k", problem, f"choose 1 to {num_experts}")
         self.top_k = top_k
         self.renormalize = renormalize
         self.uniform = routing == "uniform"
@@ -91,15 +88,10 @@ class Experts(nn.Module):
         self.mixture = Mixture(path=path)
         self.activation = ACTIVATIONS[activation]
         self.routing = None
-        widen = partial(
-            Stack, num_experts=num_experts, outputs=ffn_dim, inputs=dim, writes_residual=False
-        )
         self.router = nn.Linear(dim, num_experts, bias=False)
-        self.gate = widen() if gated else None
-        self.up = widen()
-        self.down = Stack(
-            num_experts=num_experts, outputs=dim, inputs=ffn_dim, writes_residual=True
-        )
+        self.gate = Stack(num_experts, ffn_dim, dim) if gated else None
+        self.up = Stack(num_experts, ffn_dim, dim)
+        self.down = Stack(num_experts, dim, ffn_dim, writes_residual=True)
 
     def forward(self, hidden: Float[Tensor, "batch seq dim"]) -> Float[Tensor, "batch seq dim"]:
         tokens = hidden.flatten(0, -2)
@@ -117,7 +109,6 @@ class Experts(nn.Module):
         return mixed.to(dtype).view(hidden.shape)
 
     def take_routing(self) -> Routing | None:
-        """Hand over the record of the last forward pass, and forget it."""
         taken, self.routing = self.routing, None
         return taken
 
@@ -128,20 +119,20 @@ class Experts(nn.Module):
         choice = choose(logits, top_k=self.top_k, renormalize=self.renormalize)
         if self.training:
             kept = record(logits, choice, z_loss=self.z_loss > 0)
-            # Checkpointing wants a repetition's record computed all the same.
-            if torch.compiler.is_compiling() or not repeats_forward():
+            # Checkpointing wants a repetition's record computed all the same. What is compiled
+            # cannot ask for it, so whoever calls it does: `forgets_repetitions`.
+            if torch.compiler.is_compiling() or not in_backward():
                 self.routing = kept
         return choice
 
     def penalty(self, tally: RoutingTally) -> Float[Tensor, ""]:
-        """Return ``auxiliary_loss * balance + z_loss * z`` for the layers of a tally."""
         pooled = self.auxiliary_scope == "model"
         balance = tally.pooled.balance_loss() if pooled else tally.balance_loss
         return self.auxiliary_loss * balance + self.z_loss * tally.z_loss
 
 
 class Mixture(nn.Module):
-    """Choose how the experts are computed; no parameters, so it is easily replaced."""
+    """Sum each token's experts, in float32 or finer; no parameters: it is easily replaced."""
 
     def __init__(self, *, path: Literal["auto", "grouped", "loop"]) -> None:
         super().__init__()
@@ -154,9 +145,7 @@ class Mixture(nn.Module):
         experts: Int[Tensor, "tokens top_k"],
         matrices: Matrices,
     ) -> Float[Tensor, "tokens dim"]:
-        """Mix each token's experts, summed in float32 or finer."""
-        mixed: Tensor = self._path(tokens)(tokens, weights, experts, matrices)
-        return mixed
+        return cast("Tensor", self._path(tokens)(tokens, weights, experts, matrices))
 
     def _path(self, tokens: Tensor) -> Any:
         if self.path == "loop":
@@ -167,14 +156,6 @@ class Mixture(nn.Module):
 
     def _has_kernel(self, tokens: Tensor) -> bool:
         return has_grouped_kernel(tokens.device.type)
-
-
-def repeats_forward() -> bool:
-    """Whether a backward pass computes this forward pass again, whose routing is not kept.
-
-    What is compiled cannot ask, so whoever calls it does: `forgets_repetitions`.
-    """
-    return in_backward()
 
 
 def forgets_repetitions(
@@ -188,7 +169,7 @@ def forgets_repetitions(
         try:
             return forward(*given, **named)
         finally:  # checkpointing breaks a repetition off once it has what it needs
-            if repeats_forward():
+            if in_backward():
                 for layer, routing in zip(layers, before, strict=True):
                     layer.routing = routing
 

@@ -26,11 +26,9 @@ class Norm(nn.Module):
     ) -> None:
         super().__init__()
         if bias and not center:
-            raise RecipeError(
-                "model.norm.bias",
-                "true, but a norm that does not center has no bias",
-                "set model.norm.bias=false, or model.norm.center=true for LayerNorm",
-            )
+            problem = "true, but a norm that does not center has no bias"
+            remedy = "set model.norm.bias=false, or model.norm.center=true for LayerNorm"
+            raise RecipeError("model.norm.bias", problem, remedy)
         self.eps = eps
         self.center = center
         self.weight = nn.Parameter(torch.ones(dim)) if weight else None

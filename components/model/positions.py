@@ -12,7 +12,10 @@ from components.ranges import Positive
 
 
 class Rotation:
-    """Turn the channels of queries and keys by the angle of their position."""
+    """Turn the channels of queries and keys by the angle of their position.
+
+    It computes in float32 or finer, and returns the precision that came in.
+    """
 
     def __init__(
         self, *, cos: Float[Tensor, "seq 1 head_dim"], sin: Float[Tensor, "seq 1 head_dim"]
@@ -20,10 +23,7 @@ class Rotation:
         self.cos = cos
         self.sin = sin
 
-    def __call__(
-        self, heads: Float[Tensor, "batch seq heads head_dim"]
-    ) -> Float[Tensor, "batch seq heads head_dim"]:
-        """Rotate in float32 or finer, and return the precision that came in."""
+    def __call__(self, heads: Float[Tensor, "batch seq heads head_dim"]) -> Tensor:
         wide = heads.to(torch.promote_types(heads.dtype, self.cos.dtype))
         swapped = wide.roll(heads.shape[-1] // 2, dims=-1)
         return (wide * self.cos + swapped * self.sin).type_as(heads)
@@ -79,11 +79,9 @@ class Rotary(Positions):
     def __init__(self, *, dim: int, num_heads: int, head_dim: int, base: Positive) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         if head_dim % 2:
-            raise RecipeError(
-                "model.attention.head_dim",
-                f"{head_dim} is odd, but rotary positions turn channels in pairs",
-                f"use {head_dim - 1} or {head_dim + 1}",
-            )
+            problem = f"{head_dim} is odd, but rotary positions turn channels in pairs"
+            remedy = f"use {head_dim - 1} or {head_dim + 1}"
+            raise RecipeError("model.attention.head_dim", problem, remedy)
         self.base = base
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
@@ -98,7 +96,7 @@ class Rotary(Positions):
 class Alibi(Positions):
     """Lower each score in proportion to distance, steeply in some heads, gently in others.
 
-    https://arxiv.org/abs/2108.12409, section 3; ``alibi_slopes`` has the slopes.
+    https://arxiv.org/abs/2108.12409, section 3.
     """
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
@@ -107,24 +105,21 @@ class Alibi(Positions):
 
 
 class Learned(Positions):
-    """Add a trained vector for each absolute place to the embeddings."""
+    """Add a trained vector for each absolute place to the embeddings.
+
+    Raises:
+        RecipeError: when called, the sequence is longer than there are positions.
+    """
 
     def __init__(self, *, dim: int, num_heads: int, head_dim: int, num_positions: int) -> None:
         super().__init__(dim=dim, num_heads=num_heads, head_dim=head_dim)
         self.weight = nn.Parameter(torch.zeros(num_positions, dim))
 
     def forward(self, places: Int[Tensor, " seq"]) -> Placement:
-        """Look the places up.
-
-        Raises:
-            RecipeError: the sequence is longer than there are positions.
-        """
         if len(places) > len(self.weight):
-            raise RecipeError(
-                "model.positions.num_positions",
-                f"{len(self.weight):,} learned positions for {len(places):,} tokens",
-                f"use {len(places):,} or more, or shorten budget.sequence_length",
-            )
+            problem = f"{len(self.weight):,} learned positions for {len(places):,} tokens"
+            remedy = f"use {len(places):,} or more, or shorten budget.sequence_length"
+            raise RecipeError("model.positions.num_positions", problem, remedy)
         return Placement(places=places, embedded=F.embedding(places, self.weight))
 
 

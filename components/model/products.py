@@ -1,13 +1,13 @@
 """Linear maps and matrix products, in autocast's precision, by the faster CPU library.
 
-Torch asks MKL for float32 products, which has AVX-512 kernels for Intel's processors alone and
-half the rate on others. oneDNN, which has them for all, is asked for plain float32 matrices on
-a processor with AVX-512. Sums are taken in another order, and nothing else differs.
+For float32 torch asks MKL, whose AVX-512 kernels are for Intel's processors alone: others run
+at half the rate. oneDNN has them for all, and is asked for plain float32 matrices there.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from components.torch_internals.autograd import will_run
-from components.torch_internals.operators import linear_by_onednn
+from components.torch_internals.operators import linear_by_onednn, will_run
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Asked = Callable[[str], bool]
+Asked = Callable[[str], bool]
+# A graph of torch's compiler asks once, when it is made: in 2.10 it cannot ask later.
+asked_once: Callable[[Asked], Asked] = torch.compiler.assume_constant_result
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
@@ -31,9 +29,8 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 def as_given(tensor: Tensor) -> AbstractContextManager[None]:
     """Let operations on ``tensor`` take what they are given, in the precision that it has."""
-    return (
-        torch.autocast(tensor.device.type, enabled=False) if _casts(tensor) else nullcontext()
-    )
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if _casts(tensor) else nullcontext()
 
 
 def _casts(tensor: Tensor) -> bool:
@@ -41,11 +38,7 @@ def _casts(tensor: Tensor) -> bool:
     return _knows_autocast(device) and torch.is_autocast_enabled(device)
 
 
-# A graph asks once, when it is made: torch's compiler in 2.10 cannot.
-_constant: "Callable[[Asked], Asked]" = torch.compiler.assume_constant_result
-
-
-@_constant
+@asked_once
 def _knows_autocast(device: str) -> bool:
     """Whether a kind of device has autocast; `meta` has not."""
     return torch.amp.is_autocast_available(device)
@@ -66,9 +59,8 @@ def linear(
     """Map the last dimension, ``inputs @ weight.T + bias``, as ``F.linear`` does."""
     if not goes_to_onednn(inputs, weight):
         return F.linear(inputs, weight, bias)
-    apply: Any = _Linear.apply  # torch leaves it untyped
-    mapped: Tensor = apply(inputs, weight, bias)
-    return mapped
+    apply: Callable[..., Tensor] = _Linear.apply  # torch leaves it untyped
+    return apply(inputs, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -85,18 +77,12 @@ class ResidualLinear(Linear):
     writes_residual = True
 
 
-def product(
-    left: Float[Tensor, "rows depth"], right: Float[Tensor, "depth columns"]
-) -> Float[Tensor, "rows columns"]:
-    """Multiply, ``left @ right``, where nobody differentiates."""
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply (rows, depth) by (depth, columns) where nobody differentiates."""
     return _by_onednn(left, right.T) if goes_to_onednn(left, right) else left @ right
 
 
-def product_into(
-    result: Float[Tensor, "rows columns"],
-    left: Float[Tensor, "rows depth"],
-    right: Float[Tensor, "depth columns"],
-) -> None:
+def product_into(result: Tensor, left: Tensor, right: Tensor) -> None:
     """Multiply into ``result``; only oneDNN, which takes no result, makes one of its own."""
     if goes_to_onednn(left, right):
         result.copy_(_by_onednn(left, right.T))
@@ -127,7 +113,7 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         rows = gradient.flatten(0, -2)
-        of_inputs, of_weight, of_bias = wanted_gradients(ctx)
+        of_inputs, of_weight, of_bias = _wanted_gradients(ctx)
         return (
             _by_onednn(gradient, weight.T) if of_inputs else None,
             _of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
@@ -135,11 +121,8 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
-    """Return for each argument whether this pass wants its gradient.
-
-    Schedules without a bubble ask for the gradients of activations and of weights apart.
-    """
+def _wanted_gradients(ctx: Any) -> tuple[bool, ...]:
+    """Schedules without a bubble ask for gradients of activations and of weights apart."""
     has: tuple[bool, ...] = ctx.needs_input_grad
     if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses
         return has

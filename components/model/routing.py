@@ -1,7 +1,7 @@
 """Which experts a token goes to, and the terms that keep the experts evenly loaded.
 
-No token is dropped and no expert has a capacity. What a router did with a microbatch is a few
-numbers an expert, which add up over layers, parts of a sequence and pipeline stages.
+No token is dropped and no expert has a capacity. What a router did is a few numbers an expert,
+which add up over layers, parts of a sequence and pipeline stages.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ class Routing:
 
     @staticmethod
     def of(row: Float[Tensor, "numbers"]) -> "Routing":
-        """Read a row."""
         num_experts = (len(row) - 2) // 2
         counts, probabilities = row[:num_experts], row[num_experts:-2]
         return Routing(row[-2], counts, probabilities, row[-1])
@@ -56,7 +55,6 @@ class Routing:
         return self.squared_log_sums / self.tokens
 
     def largest_over_mean(self) -> Float[Tensor, ""]:
-        """Compare the fullest expert with the average one; 1 is perfect balance."""
         return self.counts.max() / self.counts.mean()
 
 
@@ -71,7 +69,6 @@ class RoutingTally:
 
     @staticmethod
     def of(rows: Float[Tensor, "layers numbers"]) -> "RoutingTally":
-        """Add up the layers' rows."""
         layers = [Routing.of(row) for row in rows]
         return RoutingTally(
             pooled=Routing.of(rows.sum(0)),
@@ -81,7 +78,6 @@ class RoutingTally:
         )
 
     def row(self) -> Float[Tensor, "numbers"]:
-        """Lay all numbers side by side, for the stage after."""
         alone = torch.stack([self.balance_loss, self.z_loss, self.largest_over_mean.detach()])
         return torch.cat([self.pooled.row(), alone])
 
@@ -97,7 +93,6 @@ class RoutingTally:
 
     @staticmethod
     def numbers(num_experts: int) -> int:
-        """Count the numbers of a row."""
         return 2 * num_experts + 5
 
 
@@ -112,9 +107,7 @@ def choose(
     return ExpertChoice(probabilities, weights, experts)
 
 
-def force_uniform(
-    logits: Float[Tensor, "tokens experts"], *, top_k: int
-) -> Float[Tensor, "tokens experts"]:
+def force_uniform(logits: Float[Tensor, "tokens experts"], *, top_k: int) -> Tensor:
     """Mask the logits so that token ``s`` uses experts ``s`` to ``s + top_k - 1``, cyclically.
 
     For measuring speed without the luck of the routing, as Optimus's ``FORCE_UNIFORM_ROUTING``.
@@ -132,12 +125,11 @@ def record(
     """Keep what the auxiliary losses and the report need, a few numbers an expert."""
     chosen = choice.experts.flatten()
     counts = choice.probabilities.new_zeros(logits.shape[1])
-    zero = choice.probabilities.new_zeros(())
+    zero = counts.new_zeros(())
+    squares = logits.to(counts.dtype).logsumexp(-1).square() if z_loss else zero
     return Routing(
         tokens=zero + len(logits),
         counts=counts.scatter_add(0, chosen, counts.new_ones(()).expand(len(chosen))),
         probabilities=choice.probabilities.sum(0),
-        squared_log_sums=logits.to(counts.dtype).logsumexp(-1).square().sum()
-        if z_loss
-        else zero,
+        squared_log_sums=squares.sum(),
     )

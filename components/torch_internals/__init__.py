@@ -2,9 +2,6 @@
 
 A release may take any of these away without a word, so each says what it is, why nothing public
 does it, and in which releases it was seen; `tests/components/torch_internals` proves of each
-what we rely on, under every release of `docs/versions.md`.
-
-Names without an underscore that torch does not document are used where they are needed: the
-schedules and stages of `torch.distributed.pipelining`, the planners and readers of
-`torch.distributed.checkpoint`.
+what we rely on, under every release of `docs/versions.md`. Names without an underscore that
+torch does not document (schedules, checkpoint planners) are used where they are needed.
 """

@@ -1,9 +1,11 @@
-"""Private names of torch.distributed: shards, meshes, records, pipeline stages."""
+"""Private names of torch.distributed: shards, meshes, records, pipeline stages.
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
-from typing import Any
+All were seen in 2.10 to 2.15, but for what says otherwise.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import _C, Tensor
@@ -16,14 +18,14 @@ from typing_extensions import override
 StridedShard = _StridedShard
 """A shard of what another axis of the mesh has split before, in rows with strides.
 
-FSDP over tensor ranks splits from right to left over the axes of a mesh. Seen in 2.10 to 2.15.
+FSDP over tensor ranks splits from right to left over the axes of a mesh.
 """
 
 
 def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
     """See all axes of a mesh as one, named ``name``, with one process group.
 
-    A public mesh of one axis would make the group anew for each. Seen in 2.10 to 2.15.
+    A public mesh of one axis would make the group anew for each.
     """
     return mesh._flatten(name)
 
@@ -31,43 +33,38 @@ def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
 def concatenated(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """Make one mesh whose axes are those of meshes of one root.
 
-    In public a mesh is cut from its root by names, which joined axes have not. Seen in 2.10 to
-    2.15.
+    In public a mesh is cut from its root by names, which joined axes have not.
     """
     return DeviceMesh._concatenate(list(meshes))
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return the part on this rank, without an operator that dispatch modes would see.
-
-    `DTensor.to_local` is an operator of autograd. Seen in 2.10 to 2.15.
-    """
+    """Return the part on this rank; `DTensor.to_local` is an operator that modes would see."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def flight_record(*, of_nccl: bool) -> bytes:
     """Dump torch's flight recorder as JSON: NCCL's, or the one that other back-ends share.
 
-    In public it writes a pickle when a collective times out, and only for NCCL. Seen in 2.10
-    to 2.15.
+    In public it writes a pickle when a collective times out, and only for NCCL.
     """
     groups: Any = getattr(_C, "_distributed_c10d")  # noqa: B009 - its stubs lack the recorder
     dump = groups._dump_nccl_trace_json if of_nccl else groups._dump_fr_trace_json
-    record: bytes = dump()
-    return record
+    return cast("bytes", dump())
 
 
 NOWHERE = torch.device("meta")
 
 
-def _with_memory(infos: Iterable[Any]) -> Iterator[Any]:
-    """Leave out a model's own inputs, which nobody sends; torch before 2.13 lacks the name."""
-    return (info for info in infos if getattr(info, "buffer", None) is not None)
-
-
-def _like(buffer: Tensor, device: torch.device) -> Tensor:
-    """Make memory like another's; torch before 2.13 says once that it wants a gradient."""
-    return torch.empty_like(buffer, device=device).requires_grad_(buffer.requires_grad)
+def _move(infos: Iterable[Any], device: torch.device) -> None:
+    """Receive into memory on ``device``, made anew where it is elsewhere."""
+    for info in infos:
+        # Nobody sends a model's own inputs, which have none; torch before 2.13 lacks the name.
+        buffer = getattr(info, "buffer", None)
+        if buffer is not None and buffer.device.type != device.type:
+            made = torch.empty_like(buffer, device=device)
+            # Torch before 2.13 says once that it wants a gradient.
+            info.buffer = made.requires_grad_(buffer.requires_grad)
 
 
 class LeanStage(PipelineStage):
@@ -76,45 +73,31 @@ class LeanStage(PipelineStage):
     Torch's own stage keeps three tensors of hidden states for each microbatch of a step, though
     few are in flight; here they are on ``meta`` in between. In public nobody says where a stage
     receives: ``_setup_forward_recv_info`` was seen in 2.13 to 2.15 (releases before take memory
-    first and give it back from the first step on), ``_create_grad_recv_info`` in 2.10 to 2.15.
+    first and give it back from the first step on).
     """
 
     @override
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
-        self._place(self.args_recv_info[fwd_chunk_id])
+        _move(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     @override
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
-        self._place(self.grad_recv_info.get(bwd_chunk_id, ()))
+        _move(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     @override
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        given = self.args_recv_info[bwd_chunk_id], self.grad_recv_info.get(bwd_chunk_id, ())
-        for info in _with_memory(chain.from_iterable(given)):
-            info.buffer = _like(info.buffer, NOWHERE)
-
-    def _place(self, infos: Any) -> None:
-        for info in _with_memory(infos):
-            if info.buffer.device == NOWHERE:
-                info.buffer = _like(info.buffer, self.device)
+        _move(self.args_recv_info[bwd_chunk_id], NOWHERE)
+        _move(self.grad_recv_info.get(bwd_chunk_id, ()), NOWHERE)
 
     @override
     def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
-        with self._nowhere():
+        with patch.object(self, "device", NOWHERE):
             super()._setup_forward_recv_info(*args, **kwargs)
 
     @override
     def _create_grad_recv_info(self, *args: Any, **kwargs: Any) -> Any:
-        with self._nowhere():
+        with patch.object(self, "device", NOWHERE):
             return super()._create_grad_recv_info(*args, **kwargs)
-
-    @contextmanager
-    def _nowhere(self) -> Iterator[None]:
-        device, self.device = self.device, NOWHERE
-        try:
-            yield
-        finally:
-            self.device = device

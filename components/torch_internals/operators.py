@@ -1,8 +1,9 @@
-"""Private names of torch's operators, and seeing them dispatched. Seen in 2.10 to 2.15.
+"""Private names of torch's operators, dispatch, autograd and compiler. Seen in 2.10 to 2.15.
 
 `TorchDispatchMode` sees operators as they leave the dispatcher, after autograd and DTensor.
 `FakeTensorMode` makes tensors without values that know their device; `meta` does not. At
-`FakeStore` meets the process group `fake`, whose collectives return at once.
+`FakeStore` meets the process group `fake`, whose collectives return at once. `checkpoint` hangs
+hooks on a module: public ones wrap it, which gives its parameters other names.
 """
 
 from collections.abc import Sequence
@@ -10,12 +11,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch._subclasses import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
+from torch._guards import active_fake_mode as active_fake_mode
+from torch._subclasses import FakeTensorMode as FakeTensorMode
+from torch.distributed._composable.checkpoint_activation import checkpoint as checkpoint
+from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
 
+# `torch.compiler` has no public name for the error at its limit, nor for its counters.
+RecompileLimitHit = FailOnRecompileLimitHit
 _aten = torch.ops.aten
 
 GROUPED_PRODUCT: Any = _aten._grouped_mm
@@ -40,26 +46,17 @@ ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def linear_by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Map (..., depth) by (rows, depth) in oneDNN, ``inputs @ weight.T + bias``.
-
-    `torch.nn.functional.linear` goes to MKL for float32, and no setting sends it elsewhere.
-    """
+    """Map (..., depth) by (rows, depth) in oneDNN: no setting sends torch's own there."""
     return cast("Tensor", ONEDNN_LINEAR(inputs, weight, bias, "none", [], ""))
 
 
 def has_kernel(operator: str, device: str) -> bool:
-    """Whether ``operator``, such as ``aten::mm``, has a kernel of its own on a kind of device.
-
-    Nothing public asks: an operator without one falls back, or fails when it is called.
-    """
+    """Whether ``operator``, such as ``aten::mm``, has a kernel on a kind of device."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, device.upper())
 
 
 def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Take the 2-norm of each tensor, in one kernel for many where the device has it.
-
-    `torch.nn.utils.get_total_norm` gives only the norm over all.
-    """
+    """Take each tensor's 2-norm in one kernel; `get_total_norm` gives only that over all."""
     return torch._foreach_norm(list(tensors))
 
 
@@ -73,23 +70,8 @@ def divide_(tensors: Sequence[Tensor], divisor: float) -> None:
     torch._foreach_div_(list(tensors), divisor)
 
 
-__all__ = [
-    "FakeStore",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "active_fake_mode",
-    "packet_of",
-    "qualified_name",
-    "storage_key",
-    "tree_leaves",
-]
-
-
 def packet_of(operator: Any) -> Any:
-    """Return what all overloads of an operator belong to, as `torch.ops` has it.
-
-    A dispatch mode is given an overload; formulas are by packet.
-    """
+    """Return what an overload, which dispatch modes get, belongs to: formulas are by packet."""
     return operator._overloadpacket
 
 
@@ -99,9 +81,45 @@ def qualified_name(operator: Any) -> str:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors on one storage share, and no other while it lives.
+    """Number a storage while it lives; its memory's address is 0 for every fake tensor."""
+    return cast("int", tensor.untyped_storage()._cdata)
 
-    The public address of its memory is 0 for every fake tensor.
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass; in public only hooks are told."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that runs has ``retain_graph``, which no `Function` is told."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward pass that runs wants what goes to ``node``, a next function.
+
+    ``needs_input_grad`` says what has a gradient, not what this pass asks for. Of a leaf that
+    is asked for by name torch does not tell: yes.
     """
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
+
+
+def count_graphs() -> int:
+    """Count the graphs that this process has compiled: first ones and recompilations alike."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def fail_at_recompile_limit() -> None:
+    """Raise `RecompileLimitHit` where a function needs more than `recompile_limit` graphs.
+
+    Else torch warns, and calls the function without its compiler from then on.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def recompile_limit() -> int:
+    """Return how many graphs torch makes of one function, for other shapes or modes."""
+    return int(torch._dynamo.config.recompile_limit)

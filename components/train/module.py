@@ -14,9 +14,9 @@ from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe
 from components.data.samples import samples_digest
 from components.distributed.devices import compute_dtype
-from components.distributed.dropout_streams import seed_layers
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Microbatches
+from components.distributed.tensor_styles import seed_layers
 from components.engine.mesh_engine import Engine, make_engine, make_microbatches
 from components.engine.microbatch_forward import StageCompute
 from components.engine.parallelize import RankModel, build_rank_model

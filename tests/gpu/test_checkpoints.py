@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.state import HostBuffers, Read
+from components.checkpoint.saving import HostBuffers, Read
 from tests.components.checkpoint.saving_cases import make_saver
 
 NUMBERS = 50_000_000  # 200 MB: the copy takes longer than the call that asks for it

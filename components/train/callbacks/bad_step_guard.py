@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from components.checkpoint.error_sync import together
 from components.checkpoint.metadata import name_of
+from components.distributed.collectives import together
 from components.errors import RecipeError
 from components.fault_tolerance.guards import StepVerdict
 from components.run.event_log import EventLog, Kind, node_name

@@ -12,13 +12,12 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch.distributed.constants import default_pg_timeout
 
-from components.checkpoint.error_sync import by_first
 from components.checkpoint.loading import choose_up_to, load_checkpoint, load_newest
 from components.checkpoint.metadata import DamagedCheckpointError, Kind, RunProgress, name_of
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
-from components.checkpoint.saving import FinishedCheckpoint, Saver
-from components.checkpoint.state import HostBuffers
+from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.schema.sections import Checkpoint
+from components.distributed.collectives import by_first
 from components.run.disk import Patience
 from components.run.event_log import EventLog
 from components.train.callbacks.hooks import RunCallback

@@ -9,8 +9,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from components.checkpoint.error_sync import together
 from components.config.schema.monitoring import Fault
+from components.distributed.collectives import together
 from components.distributed.devices import emulation_of
 from components.fault_tolerance.faults import FaultInjector, Reach
 from components.fault_tolerance.guards import StepVerdict

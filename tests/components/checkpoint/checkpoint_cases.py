@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.state import ShardState
+from components.checkpoint.saving import ShardState
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 from tests.components.distributed.layout_cases import (
     Layout,

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.checkpoint.error_sync import together
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.state import Read
+from components.checkpoint.saving import Read
+from components.distributed.collectives import together
 from components.errors import RecipeError
 from tests.components.checkpoint.saving_cases import load_checkpoint, save_checkpoint
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from components.checkpoint.state import Read
+from components.checkpoint.saving import Read
 
 NARROW, WIDE = 5, 3  # odd: bfloat16 before float64 would leave it where no one can map it
 

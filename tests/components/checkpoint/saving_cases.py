@@ -9,8 +9,7 @@ import torch.distributed as dist
 from components.checkpoint import loading
 from components.checkpoint.metadata import RunProgress
 from components.checkpoint.retention import Policy
-from components.checkpoint.saving import Saver
-from components.checkpoint.state import HostBuffers, State
+from components.checkpoint.saving import HostBuffers, Saver, State
 
 FINGERPRINT = "of one recipe"
 ALL = Policy(last=1_000, every_tokens="none", best=0)

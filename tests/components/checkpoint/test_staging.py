@@ -2,7 +2,7 @@
 
 import torch
 
-from components.checkpoint.state import HostBuffers
+from components.checkpoint.saving import HostBuffers
 
 CPU = torch.device("cpu")
 

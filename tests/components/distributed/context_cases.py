@@ -16,10 +16,9 @@ from components.distributed.context import (
     mean_over_parts,
     split_sequence,
 )
-from components.distributed.dropout_streams import stream_seed
 from components.distributed.tensor import split_tensors
-from components.model.attention import AttentionCore
-from components.model.masks import ForwardScope
+from components.distributed.tensor_styles import stream_seed
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.positions import Placement, alibi_slopes
 from tests.components.distributed.tensor_cases import (
     Difference,

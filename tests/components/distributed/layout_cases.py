@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from components.config.shape import stage_layers
 from components.distributed.data import DataParallel, shard_weights
-from components.distributed.dropout_streams import seed_layers
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
 from components.distributed.mesh import Degrees, Mesh, build_mesh
 from components.distributed.pipeline import (
@@ -25,6 +24,7 @@ from components.distributed.pipeline import (
     sum_tied_gradients,
 )
 from components.distributed.tensor import split_tensors
+from components.distributed.tensor_styles import seed_layers
 from components.model.compiling import checkpoint_activations
 from components.model.decoder import Decoder
 from components.model.moe import expert_layers

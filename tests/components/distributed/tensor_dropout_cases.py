@@ -2,9 +2,8 @@
 
 import torch
 
-from components.distributed.dropout_streams import SplitCore, stream_seed
-from components.model.attention import AttentionCore
-from components.model.masks import ForwardScope
+from components.distributed.tensor_styles import SplitCore, stream_seed
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.positions import Placement
 from tests.components.distributed.tensor_cases import (
     Parts,

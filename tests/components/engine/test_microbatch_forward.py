@@ -6,8 +6,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in 
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.distributed.dropout_streams import seed_layers
 from components.distributed.mesh import Mesh, build_mesh
+from components.distributed.tensor_styles import seed_layers
 from components.dryrun.world import fake_world
 from components.engine.microbatch_forward import StageCompute, number_documents
 from components.train.trainer import degrees_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from components.fault_tolerance.hang import last_collectives, record_collectives
-from components.distributed.collectives import async_wait, async_start, exchanging, gathering
+from components.distributed.collectives import exchanging, gathering
 
 folder, rank, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 record_collectives(100)
@@ -30,7 +30,7 @@ def ask():
 
 def send():
     way = exchanging([1, 3], [1, 3], dist.group.WORLD) if how == "exchange" else None
-    return async_start(rows, way or gathering(dist.group.WORLD))
+    return (way or gathering(dist.group.WORLD)).async_start(rows)
 
 
 asked = threading.Thread(target=ask)
@@ -39,14 +39,14 @@ if rank == 0:
     departed = send()
     if how == "computes":
         asked.join()
-    async_wait(departed)
+    departed.async_wait()
     asked.join()
 else:
     while not (folder / "said").exists():
         time.sleep(0.05)
     rows = torch.ones(4, 3)
     way = exchanging([3, 1], [3, 1], dist.group.WORLD)
-    async_wait(async_start(rows, way) if how == "exchange" else send())
+    (way.async_start(rows) if how == "exchange" else send()).async_wait()
 dist.destroy_process_group()
 os._exit(0)  # as ranks end: torch aborts now and then where its threads outlive the interpreter
 """

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from components.errors import RecipeError
 from components.model import attention
+from components.model.attention import ForwardScope
 from components.model.compiling import checkpoint_activations, compile_layers
 from components.model.decoder import Decoder
-from components.model.masks import ForwardScope
 from components.model.moe import Experts, expert_layers
 from components.model.positions import Alibi, Placement
-from components.torch_internals.autograd import count_graphs
+from components.torch_internals.operators import count_graphs
 from components.versions import release_of
 from tests.components.model.comparison import gradient_of, randomized
 from tests.components.model.routing_terms import auxiliary_terms

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from components.errors import RecipeError
-from components.model.attention import AttentionCore
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.decoder import Decoder
-from components.model.masks import ForwardScope
 from components.model.positions import Alibi, Learned, Placement, Positions, Rotary
 from tests.components.model.comparison import randomized, relative_difference
 

@@ -8,9 +8,8 @@ import torch
 from transformers import OlmoConfig, OlmoeConfig, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeAttention, OlmoeRotaryEmbedding
 
-from components.model.attention import Attention
+from components.model.attention import Attention, ForwardScope
 from components.model.decoder import Decoder
-from components.model.masks import ForwardScope
 from components.model.norms import Norm
 from components.model.positions import Rotary
 from tests.components.model.comparison import (

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from components.errors import RecipeError
-from components.model.attention import Attention, AttentionCore
-from components.model.masks import ForwardScope
+from components.model.attention import Attention, AttentionCore, ForwardScope
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement, Positions, Rotary, Rotation

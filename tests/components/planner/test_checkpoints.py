@@ -13,7 +13,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
 from components.checkpoint.metadata import RunProgress
-from components.checkpoint.state import ShardState
+from components.checkpoint.saving import ShardState
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.distributed.data import DataParallel

@@ -11,8 +11,7 @@ from components.distributed import collectives
 from components.distributed.context import ContextCore, SequencePart
 from components.distributed.mesh import build_mesh
 from components.dryrun.world import fake_world
-from components.model.attention import AttentionCore
-from components.model.masks import ForwardScope
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.positions import Placement
 from components.planner.communication import (
     context_seconds,

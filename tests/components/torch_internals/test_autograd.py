@@ -3,7 +3,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.torch_internals.autograd import (
+from components.torch_internals.operators import (
     checkpoint,
     in_backward,
     keeps_graph,

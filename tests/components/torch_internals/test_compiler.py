@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from components.torch_internals.autograd import (
+from components.torch_internals.operators import (
     RecompileLimitHit,
     count_graphs,
     fail_at_recompile_limit,
