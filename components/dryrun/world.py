@@ -31,8 +31,7 @@ from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
 from components.engine.parallelize import RankModel, parallelize_model
 from components.model import expert_products, loss
-from components.model.attention import AttentionCore
-from components.model.masks import ForwardScope
+from components.model.attention import AttentionCore, ForwardScope
 from components.model.moe import Mixture
 from components.torch_internals import operators
 from components.train.batches import StepBatches
