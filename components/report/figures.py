@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from components.report.outcome import ReportEntry
-from components.run.history import StepMetrics
+from components.run.records import StepMetrics
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"

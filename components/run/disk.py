@@ -67,7 +67,9 @@ class Patience:
                 left = end - time.monotonic()
                 if error.errno not in GONE | FULL or left <= 0:
                     raise _cannot_be_written(path, error) from error
-                self._say(path, str(error.strerror), left)
+                if (reason := str(error.strerror)) not in self._reasons:
+                    self._reasons.append(reason)
+                    _log.warning("%s: %s; trying again for %.0f s", path, reason, left)
                 if self._is_stopped_within(min(pause, left)):
                     raise _cannot_be_written(path, error, UNSAVED) from error
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -83,11 +85,6 @@ class Patience:
         while not (stopped := self._stopped()) and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
         return stopped
-
-    def _say(self, path: Path, reason: str, left: float) -> None:
-        if reason not in self._reasons:
-            self._reasons.append(reason)
-            _log.warning("%s: %s; trying again for %.0f s", path, reason, left)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from components.run.records import Finite, Natural, RunRecord, Texts
+from components.run.records import EnvironmentRecord, Finite, Natural, RunRecord, Texts
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, Any]:
@@ -47,11 +47,10 @@ class RecipeRecord(RunRecord):
     assumed: Figures
 
 
-class Surroundings(RunRecord):
+class Surroundings(EnvironmentRecord):
     """``environment.json``: what made the run; older versions said less."""
 
     command: Texts = ()
-    commit: str | None = None
     device: str | None = None
 
 
