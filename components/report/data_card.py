@@ -4,7 +4,7 @@ The card lies beside the data, which may be elsewhere by now, or gone.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,25 @@ from components.report import numbers
 from components.report.figures import colour, empty_figure
 from components.report.outcome import ReportEntry
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.tables import Card, Grid
+from components.report.tables import Card, Grid, grid_by_name
 from components.run.ownership import is_own
 from components.run.records import DataRecord, read_checked, read_record
 from components.run.reported import DataCard
 
 Tree = Mapping[str, Any]
 _ROW_PIXELS, _FRAME_PIXELS = 22, 110
+# By heading, the key of the card and its format.
+_MIXTURE = {
+    "promised": ("promised_share", ".4%"),
+    "drawn": ("share", ".4%"),
+    "samples": ("samples", ","),
+    "times read": ("epochs", ".2f"),
+}
+_FERTILITY = {
+    "tokens a word": ("tokens_per_word", ".3f"),
+    "bytes a token": ("bytes_per_token", ".3f"),
+    "documents measured": ("documents", ","),
+}
 
 
 def write_card(tree: Tree, destination: Path) -> Path:
@@ -32,18 +44,30 @@ def write_card(tree: Tree, destination: Path) -> Path:
         RecipeError: the destination is a folder.
     """
     check_destination(destination)
+    sources = tree["sources"].items()
+    mixed = [(name, source["mixture"]) for name, source in sources if source["mixture"]]
+    inputs = [
+        (name, one["name"], f"{one['bytes']:,}", one["sha256"])
+        for name, source in sources
+        for one in source["inputs"]
+    ]
     parts = {
         "card": tree,
         "cards": _key_figures(tree),
         "charts": {"tokens": embedded("tokens", _tokens_figure(tree["sources"]))},
         "tables": {
             "sources": _sources(tree["sources"]),
-            "mixture": _mixture(tree["sources"]),
+            "mixture": grid_by_name("source", mixed, _MIXTURE),
             "stages": _stages(tree["stages"]),
-            "fertility": _fertility(tree["fertility"]),
-            "inputs": _inputs(tree["sources"]),
+            "fertility": grid_by_name("language", tree["fertility"].items(), _FERTILITY),
+            "inputs": Grid(columns=("source", "input", "bytes", "sha256"), rows=inputs),
         },
-        "examples": list(_examples(tree["stages"])),
+        "examples": [  # of what was removed: stage, reason, and the text's beginning
+            (stage, one["why"], one["text"])
+            for stage, record in tree["stages"].items()
+            for examples in record["examples"].values()
+            for one in examples
+        ],
         "exact": json.dumps(tree, indent=2, ensure_ascii=False),
     }
     return write_page(set_page("data_page.html.j2", parts), destination)
@@ -52,9 +76,8 @@ def write_card(tree: Tree, destination: Path) -> Path:
 def _key_figures(tree: Tree) -> tuple[Card, ...]:
     """Choose what a reader of a card asks first: how much, of what, in which vocabulary."""
     totals, stages, tokenizer = tree["totals"], tree["stages"], tree["tokenizer"]
-    removed = 0
-    for record in stages.values():
-        removed += sum(sum(one["removed"].values()) for one in record["sources"].values())
+    treated = [one for record in stages.values() for one in record["sources"].values()]
+    removed = sum(sum(one["removed"].values()) for one in treated)
     held_out = f"{totals['held_out_tokens']:,} held out"
     unprepared = () if stages else ("no preparation: texts as they came",)
     size = f"{numbers.count(totals['input_bytes'])} bytes of input"
@@ -114,21 +137,6 @@ def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _mixture(sources: Tree) -> Grid:
-    rows = [
-        (
-            name,
-            f"{mixture['promised_share']:.4%}",
-            f"{mixture['share']:.4%}",
-            f"{mixture['samples']:,}",
-            f"{mixture['epochs']:.2f}",
-        )
-        for name, source in sources.items()
-        if (mixture := source["mixture"])
-    ]
-    return Grid(columns=("source", "promised", "drawn", "samples", "times read"), rows=rows)
-
-
 def _stages(stages: Tree) -> Grid:
     rows = []
     for stage, record in stages.items():
@@ -142,38 +150,11 @@ def _stages(stages: Tree) -> Grid:
     return Grid(columns=columns, rows=rows)
 
 
-def _fertility(fertility: Tree) -> Grid:
-    rows = [
-        (
-            language,
-            f"{one['tokens_per_word']:.3f}",
-            f"{one['bytes_per_token']:.3f}",
-            f"{one['documents']:,}",
-        )
-        for language, one in fertility.items()
-    ]
-    columns = ("language", "tokens a word", "bytes a token", "documents measured")
-    return Grid(columns=columns, rows=rows)
-
-
-def _inputs(sources: Tree) -> Grid:
-    rows = [
-        (name, one["name"], f"{one['bytes']:,}", one["sha256"])
-        for name, source in sources.items()
-        for one in source["inputs"]
-    ]
-    return Grid(columns=("source", "input", "bytes", "sha256"), rows=rows)
-
-
-def _examples(stages: Tree) -> Iterator[tuple[str, str, str]]:
-    """List what was removed: stage, reason, and the text's beginning."""
-    for stage, record in stages.items():
-        for examples in record["examples"].values():
-            for one in examples:
-                yield stage, one["why"], one["text"]
-
-
-_MEASURES = ("promised", "drawn", "times read")
+_DRAWN = {
+    "promised": ("promised_share", ".3%"),
+    "drawn": ("share", ".3%"),
+    "times read": ("epochs", ".2f"),
+}
 
 
 def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -182,20 +163,16 @@ def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
     heads = (
         f"{entry.label}: {measure}" if len(entries) > 1 else measure
         for entry in entries
-        for measure in _MEASURES
+        for measure in _DRAWN
     )
     rows = []
     for name in dict.fromkeys(name for one in drawn for name in one):
-        cells = [cell for one in drawn for cell in _drawn(one.get(name))]
-        rows.append((name, *cells))
+        of_runs = [one.get(name, {}) for one in drawn]
+        written = (
+            numbers.written(s.get(k), form) for s in of_runs for k, form in _DRAWN.values()
+        )
+        rows.append((name, *written))
     return Grid(columns=("source", *heads), rows=rows)
-
-
-def _drawn(source: Tree | None) -> tuple[str, ...]:
-    if source is None:
-        return (numbers.ABSENT,) * len(_MEASURES)
-    promised, share = f"{source['promised_share']:.3%}", f"{source['share']:.3%}"
-    return promised, share, f"{source['epochs']:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +199,7 @@ def data_sections(entries: Sequence[ReportEntry]) -> tuple[DataCardSummary, ...]
                 folder=Path(said.folder).name,  # not its whole path, which names people
                 key=said.key,
                 cards=_key_figures(card) if card else (),
-                sources=_sources(card["sources"]) if card else Grid(columns=(), rows=()),
+                sources=_sources(card["sources"]) if card else Grid(),
             )
             sections.setdefault(said.key, section)
     return tuple(sections.values())

@@ -22,8 +22,8 @@ from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figur
 from components.report.tables import (
     Cells,
     Grid,
-    column_labels,
     differing_keys,
+    grid_by_quantity,
     key_figures,
     row_labels,
     run_column,
@@ -60,10 +60,9 @@ def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, .
 def verdict(parts: Iterable[Differences]) -> str:
     """Describe in a line what the runs have in common."""
     titles = {part.title for part in parts}
-    groups = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
     return ", ".join(
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
-        for group in groups
+        for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
     )
 
 
@@ -107,24 +106,15 @@ def _brief(value: object) -> str:
     return numbers.exact(value)
 
 
-def goodput_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out what part of each run's time made progress, and what the rest was."""
-    accounts = [entry.run.journal.goodput for entry in entries]
-    progress = [_part(one.progress_seconds, one.wall_seconds) for one in accounts]
-    rows = [
-        ("wall time", *(numbers.duration(one.wall_seconds) for one in accounts)),
-        ("steps that led to the last weights: goodput", *progress),
-    ]
-    for name in accounts[0].lost_seconds:
-        parts = (_part(one.lost_seconds[name], one.wall_seconds) for one in accounts)
-        rows.append((name, *parts))
-    return Grid(columns=("", *column_labels(entries)), rows=rows)
-
-
-def _part(seconds: float, whole: float) -> str:
-    if not whole:
-        return numbers.ABSENT
-    return f"{seconds / whole:.1%} ({numbers.duration(seconds)})"
+def _goodput(entry: ReportEntry) -> dict[str, str]:
+    """Say what part of a run's time made progress, and what the rest was."""
+    account = entry.run.journal.goodput
+    whole, progress = account.wall_seconds, "steps that led to the last weights: goodput"
+    parts = {progress: account.progress_seconds, **account.lost_seconds}
+    return {"wall time": numbers.duration(whole)} | {
+        name: f"{part / whole:.1%} ({numbers.duration(part)})" if whole else numbers.ABSENT
+        for name, part in parts.items()
+    }
 
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
@@ -182,13 +172,13 @@ def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
         "mixture": mixture_grid(entries),
         "planned": planned.planned_grid(entries, plans),
         "parts": planned.parts_grid(entries, plans),
-        "energy": planned.energy_grid(entries),
+        "energy": grid_by_quantity(entries, planned.energy_quantities),
         "published": provenance.published_grid(entries),
         "assumed": provenance.assumed_grid(entries),
         "flops": tables.flops_grid(entries),
         "environment": tables.environment_grid(entries),
-        "incidents": tables.incidents_grid(entries),
-        "goodput": goodput_grid(entries),
+        "incidents": grid_by_quantity(entries, tables.incidents),
+        "goodput": grid_by_quantity(entries, _goodput),
         "story": story_grid(entries),
         **evaluation_grids(entries),
         **profile_grids(entries),

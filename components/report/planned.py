@@ -4,11 +4,11 @@ Only where the cluster's profile has figures of its hardware: a run on any other
 as the one at hand, has no plan.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from components.config.schema.recipe import check_recipe
-from components.energy.counters import JOULES_PER_KWH, NOTHING, EnergyReading
+from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search_result import GIB
@@ -51,15 +51,15 @@ def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> 
     """Lay out what the planned step of each run is spent on."""
     parts = [plan.time.parts() if plan and plan.time else {} for plan in plans]
     names = dict.fromkeys(name for one in parts for name in one)
-    rows = []
-    for name in names:
-        shares = (
-            f"{one[name]:.3g} s ({one[name] / sum(one.values()):.1%})"
-            if name in one
-            else numbers.ABSENT
-            for one in parts
-        )
-        rows.append((name.removesuffix("_seconds"), *shares))
+
+    def share(one: Mapping[str, float], name: str) -> str:
+        if name not in one:
+            return numbers.ABSENT
+        return f"{one[name]:.3g} s ({one[name] / sum(one.values()):.1%})"
+
+    rows = [
+        (name.removesuffix("_seconds"), *(share(one, name) for one in parts)) for name in names
+    ]
     return Grid(columns=("part of the planned step", *column_labels(entries)), rows=rows)
 
 
@@ -110,38 +110,24 @@ def _cells(
     return said, between, write(measured), deviation
 
 
-def energy_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out energy, mean power and who counted them; what nothing counted is not guessed."""
-    columns = [_energy_quantities(entry) for entry in entries]
-    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
-    return Grid(columns=("", *column_labels(entries)), rows=rows)
-
-
-def _energy_quantities(entry: ReportEntry) -> dict[str, str]:
-    used = entry.run.journal.energy
-    devices, hosts = used.get("devices", NOTHING), used.get("hosts", NOTHING)
+def energy_quantities(entry: ReportEntry) -> dict[str, str]:
+    """Say energy, mean power and who counted them; what nothing counted is not guessed."""
     sources: Tree = (entry.run.results or {}).get("energy") or {}
-    tokens, per_token = entry.outcome.tokens, numbers.ABSENT
-    if devices.is_whole and tokens:
-        per_token = f"{numbers.measured(devices.joules / tokens)} J"
-    return {
-        **_counted("devices", "device", devices),
-        "joules per token, devices": per_token,
-        "devices, counted by": _source(sources, "devices"),
-        **_counted("hosts", "host", hosts),
-        "hosts, counted by": _source(sources, "hosts"),
-    }
-
-
-def _counted(name: str, one: str, counted: EnergyReading) -> dict[str, str]:
-    kwh, watts = counted.kwh, counted.watts
-    part = f"{counted.fraction:.1%}" if counted.passed_seconds else numbers.ABSENT
-    return {
-        f"energy of the {name}": NOT_MEASURED if kwh is None else numbers.kwh(kwh),
-        f"mean power of a {one}": numbers.ABSENT if watts is None else numbers.watts(watts),
-        f"part of the {name}' time that was counted": part,
-    }
-
-
-def _source(sources: Tree, name: str) -> str:
-    return str(sources[name]["source"]) if name in sources else numbers.ABSENT
+    found: dict[str, str] = {}
+    for name, one in (("devices", "device"), ("hosts", "host")):
+        counted = entry.run.journal.energy.get(name, NOTHING)
+        kwh, watts, tokens = counted.kwh, counted.watts, entry.outcome.tokens
+        part = counted.fraction if counted.passed_seconds else None
+        found |= {
+            f"energy of the {name}": NOT_MEASURED if kwh is None else numbers.kwh(kwh),
+            f"mean power of a {one}": numbers.ABSENT if watts is None else numbers.watts(watts),
+            f"part of the {name}' time that was counted": numbers.written(part, ".1%"),
+        }
+        if name == "devices":
+            whole = counted.is_whole and tokens
+            share = (
+                f"{numbers.measured(counted.joules / tokens)} J" if whole else numbers.ABSENT
+            )
+            found["joules per token, devices"] = share
+        found[f"{name}, counted by"] = sources.get(name, {}).get("source", numbers.ABSENT)
+    return found

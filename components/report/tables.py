@@ -4,7 +4,7 @@ A table has a row a quantity and a column a run, except the summary, which has a
 """
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,10 +39,11 @@ class Grid:
     do not agree.
     """
 
-    columns: Cells
-    rows: Sequence[Cells]
+    columns: Cells = ()
+    rows: Sequence[Cells] = ()
     text_columns: int = 1
     differing: Collection[int] = ()
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,23 +98,21 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
 
 def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
     """Map each dotted key on which the runs' recipes disagree to its value in each run."""
-    trees = [
-        flat({k: v for k, v in entry.run.recipe.items() if k not in _NOT_OVERRIDES})
-        for entry in entries
-    ]
+    recipes = [entry.run.recipe.items() for entry in entries]
+    trees = [flat({k: v for k, v in one if k not in _NOT_OVERRIDES}) for one in recipes]
     return {key: cells for key, cells in _side_by_side(trees).items() if len(set(cells)) > 1}
 
 
 def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
     """Write the value of each key in every one of the flat trees."""
+
+    def text(key: str, value: object) -> str:
+        if key.rpartition(".")[2] == "command" and isinstance(value, list):
+            return shlex.join(str(part) for part in value)
+        return "{}" if isinstance(value, Mapping) else numbers.exact(value)
+
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    return {key: tuple(_text(key, tree.get(key)) for tree in trees) for key in keys}
-
-
-def _text(key: str, value: object) -> str:
-    if key.rpartition(".")[2] == "command" and isinstance(value, list):
-        return shlex.join(str(part) for part in value)
-    return "{}" if isinstance(value, Mapping) else numbers.exact(value)
+    return {key: tuple(text(key, tree.get(key)) for tree in trees) for key in keys}
 
 
 def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
@@ -133,8 +132,7 @@ def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
 
 def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out the FLOP of a token and the rates, each under every convention of attention."""
-    named = (convention for e in entries for convention in e.run.derived["flops_per_token"])
-    conventions = tuple(dict.fromkeys(named))
+    conventions = dict.fromkeys(c for e in entries for c in e.run.derived["flops_per_token"])
     rows = []
     for entry in entries:
         name = f"{entry.label}: " if len(entries) > 1 else ""
@@ -149,14 +147,28 @@ def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=rows)
 
 
-def incidents_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out what befell each run: kills, resumes, losses that are no number."""
-    columns = [_incidents(entry) for entry in entries]
-    rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
+def grid_by_quantity(
+    entries: Sequence[ReportEntry], quantities: Callable[[ReportEntry], dict[str, str]]
+) -> Grid:
+    """Lay out a row a quantity, a column a run; all runs have the same quantities."""
+    columns = [quantities(entry) for entry in entries]
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
     return Grid(columns=("", *column_labels(entries)), rows=rows)
 
 
-def _incidents(entry: ReportEntry) -> dict[str, str]:
+def grid_by_name(
+    head: str, items: Iterable[tuple[str, Tree]], columns: Mapping[str, tuple[str, str]]
+) -> Grid:
+    """Lay out a row an item: its name, and by the heading of a column a key and its format."""
+    rows = [
+        (name, *(numbers.written(item[key], form) for key, form in columns.values()))
+        for name, item in items
+    ]
+    return Grid(columns=(head, *columns), rows=rows)
+
+
+def incidents(entry: ReportEntry) -> dict[str, str]:
+    """List what befell a run: kills, resumes, losses that are no number."""
     journal = entry.run.journal
     resumes = journal.events_of("resume")
     places = ", ".join(f"step {event.step:,}" for event in resumes)

@@ -156,7 +156,7 @@ def test_environment_rows_that_differ_are_marked(two_runs):
 
 def test_incidents_count_kills_and_resumes(write_run):
     folder = write_run(killed=True, tail='{"kind": "st')
-    rows = _rows(tables.incidents_grid(load_entries([folder])))
+    rows = _rows(tables.grid_by_quantity(load_entries([folder]), tables.incidents))
     assert rows["half-written journal lines, ignored"] == ("1",)
     assert rows["checkpoints written"] == ("3",)
     assert rows["results.json"] == ("absent: killed, or still training",)
