@@ -77,11 +77,10 @@ def own_times(calls: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, int, in
 
 def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     times: Times = Counter()
-    steps, launches = _steps(trace), launches_of(trace)
+    steps = _steps(trace)
     computed: list[Interval] = []
     sent: list[Interval] = []
-    for kernel in sorted(trace.device, key=lambda event: event.begin):
-        place = place_of_kernel(kernel, launches, places)
+    for kernel, place in kernels_of(trace, places):
         sends = place.part == COMMUNICATION or kernel.name.startswith(_COLLECTIVE_KERNELS)
         before = sent if sends else computed
         begin = max(kernel.begin, before[-1][1] if before else 0)
@@ -97,20 +96,17 @@ def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     return times
 
 
-def launches_of(trace: Trace) -> dict[int, TraceEvent]:
-    """Find the call that started what a device did, by their common number."""
+def kernels_of(
+    trace: Trace, places: Mapping[TraceEvent, CallPlace]
+) -> Iterator[tuple[TraceEvent, CallPlace]]:
+    """Give what a device did, by its begin, and the place of the call that started it.
+
+    Both have a common number.
+    """
     calls = (*trace.main, *trace.others)
-    return {e.args["correlation"]: e for e in calls if "correlation" in e.args}
-
-
-def place_of_kernel(
-    kernel: TraceEvent,
-    launches: Mapping[int, TraceEvent],
-    places: Mapping[TraceEvent, CallPlace],
-) -> CallPlace:
-    """Stand where the call does that started the kernel."""
-    launch = launches.get(kernel.args.get("correlation", -1))
-    return CallPlace() if launch is None else places[launch]
+    launches = {e.args["correlation"]: places[e] for e in calls if "correlation" in e.args}
+    for kernel in sorted(trace.device, key=lambda event: event.begin):
+        yield kernel, launches.get(kernel.args.get("correlation", -1), CallPlace())
 
 
 def _steps(trace: Trace) -> list[Interval]:

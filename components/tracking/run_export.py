@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.errors import RecipeError
 from components.report.outcome import load_run
@@ -30,11 +30,7 @@ def check_installed(package: str) -> None:
         )
 
 
-ID_DIGITS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricsRow:
+class MetricsRow(NamedTuple):
     """What was measured at once; ``time`` is in seconds since the epoch."""
 
     step: int
@@ -67,12 +63,12 @@ def tell(folder: Path) -> RunExport:
         RecipeError: it is no run folder, a file of it cannot be read, or it has not begun.
     """
     run = load_run(folder)
-    journal, recipe = run.journal, run.recipe
-    rows = tuple(sorted(_rows(journal), key=lambda row: row.time))
-    if not rows or not journal.events:
+    recipe, events = run.recipe, run.journal.events
+    rows = tuple(sorted(_rows(run.journal), key=lambda row: row.time))
+    if not rows or not events:
         remedy = f"let it take a step: python run.py resume={folder}"
         raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
-    began, fingerprint = journal.events[0].time, str(run.derived.get("fingerprint"))
+    began, fingerprint = events[0].time, str(run.derived.get("fingerprint"))
     status = run.results["status"] if run.results else "unfinished"
     facts = {
         "recipe": recipe["name"],
@@ -83,7 +79,7 @@ def tell(folder: Path) -> RunExport:
         "status": status,
     }
     return RunExport(
-        id=sha256(f"{fingerprint} {began!r}".encode()).hexdigest()[:ID_DIGITS],
+        id=sha256(f"{fingerprint} {began!r}".encode()).hexdigest()[:16],
         name=folder.resolve().name,
         began=began,
         status=status,
@@ -95,8 +91,9 @@ def tell(folder: Path) -> RunExport:
 
 def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
-        figures = step.model_dump(exclude={"kind", "step", "time"})
-        yield MetricsRow(step=step.step, time=step.time, values=figures)
+        yield MetricsRow(
+            step.step, step.time, step.model_dump(exclude={"kind", "step", "time"})
+        )
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
-        yield MetricsRow(step=one.step, time=one.time, values={"held_out": one.loss, **losses})
+        yield MetricsRow(one.step, one.time, {"held_out": one.loss, **losses})
