@@ -5,7 +5,6 @@ The card lies beside the data, which may be elsewhere by now, or gone.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ import plotly.graph_objects as go
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.figures import colour, empty_figure
-from components.report.outcome import ReportEntry
+from components.report.outcome import ReportEntry, Tree
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.tables import Card, Grid, grid_by_name
 from components.run.ownership import is_own
 from components.run.records import DataRecord, read_checked, read_record
 from components.run.reported import DataCard
 
-Tree = Mapping[str, Any]
 _ROW_PIXELS, _FRAME_PIXELS = 22, 110
 # By heading, the key of the card and its format.
 _MIXTURE = {
@@ -93,16 +91,14 @@ def _key_figures(tree: Tree) -> tuple[Card, ...]:
 
 def _tokens_figure(sources: Tree) -> go.Figure:
     """Draw what there is of each source, beside what a run draws of it."""
-    names = list(sources)
-    height = _FRAME_PIXELS + 2 * _ROW_PIXELS * len(names)
+    height = _FRAME_PIXELS + 2 * _ROW_PIXELS * len(sources)
     figure = empty_figure("share of the tokens", "", height=height)
     total = max(sum(source["train_tokens"] for source in sources.values()), 1)
     there = [source["train_tokens"] / total for source in sources.values()]
     drawn = [source["mixture"].get("promised_share", 0.0) for source in sources.values()]
     for place, (name, values) in enumerate((("prepared", there), ("drawn by a run", drawn))):
-        figure.add_bar(
-            orientation="h", name=name, y=names, x=values, marker={"color": colour(place)}
-        )
+        marker = {"color": colour(place)}
+        figure.add_bar(orientation="h", name=name, y=list(sources), x=values, marker=marker)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(tickformat=".1%")
     return figure
@@ -111,25 +107,18 @@ def _tokens_figure(sources: Tree) -> go.Figure:
 def _sources(sources: Tree) -> Grid:
     """Lay out what there is of each source, and where it is from."""
     columns = ("source", "tokens", "held out", "documents", "language", "licence", "origin")
-    rows = [
-        (
-            name,
-            f"{source['train_tokens']:,}",
-            f"{source['held_out_tokens']:,}",
-            f"{source['documents']:,}",
-            _language(source),
-            source["licence"] or numbers.ABSENT,
-            source["origin"] or numbers.ABSENT,
+    rows = []
+    for name, source in sources.items():
+        counts = (
+            f"{source[key]:,}" for key in ("train_tokens", "held_out_tokens", "documents")
         )
-        for name, source in sources.items()
-    ]
+        found = ", ".join(
+            f"{lang} {count:,}" for lang, count in _ranked(source["languages"])[:3]
+        )
+        language = " / ".join(filter(None, (source["language"], found)))  # claimed / found
+        said = (language, source["licence"], source["origin"])
+        rows.append((name, *counts, *(text or numbers.ABSENT for text in said)))
     return Grid(columns=columns, rows=rows)
-
-
-def _language(source: Tree) -> str:
-    """Name what the source claims, and what was found in it."""
-    said = ", ".join(f"{name} {count:,}" for name, count in _ranked(source["languages"])[:3])
-    return " / ".join(filter(None, (source["language"], said))) or numbers.ABSENT
 
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -160,49 +149,33 @@ _DRAWN = {
 def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out a row a source; no rows where no run has written its results."""
     drawn: list[Tree] = [(entry.run.results or {}).get("mixture", {}) for entry in entries]
-    heads = (
-        f"{entry.label}: {measure}" if len(entries) > 1 else measure
-        for entry in entries
-        for measure in _DRAWN
-    )
-    rows = []
-    for name in dict.fromkeys(name for one in drawn for name in one):
-        of_runs = [one.get(name, {}) for one in drawn]
-        written = (
-            numbers.written(s.get(k), form) for s in of_runs for k, form in _DRAWN.values()
-        )
-        rows.append((name, *written))
+    labels = [f"{entry.label}: " if len(entries) > 1 else "" for entry in entries]
+    heads = (f"{label}{measure}" for label in labels for measure in _DRAWN)
+    cells = [(one, key, form) for one in drawn for key, form in _DRAWN.values()]
+    rows = [
+        (name, *(numbers.written(one.get(name, {}).get(key), form) for one, key, form in cells))
+        for name in dict.fromkeys(name for one in drawn for name in one)
+    ]
     return Grid(columns=("source", *heads), rows=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataCardSummary:
-    """The prepared data of one run: its key, and the card's figures where there is a card."""
-
-    label: str
-    folder: str
-    key: str
-    cards: tuple[Card, ...]
-    sources: Grid
-
-
-def data_sections(entries: Sequence[ReportEntry]) -> tuple[DataCardSummary, ...]:
-    """Summarize each prepared folder once, however many of the runs read it."""
-    sections: dict[str, DataCardSummary] = {}
+def data_sections(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
+    """Summarize each prepared folder once, with the figures of its card where there is one."""
+    sections: dict[str, dict[str, Any]] = {}
     for entry in entries:
         file = entry.run.folder / "data.json"
         if file.exists():
             said = read_record(file, DataRecord)
             card = _card(file, said)
-            section = DataCardSummary(
-                label=entry.label,
-                folder=Path(said.folder).name,  # not its whole path, which names people
-                key=said.key,
-                cards=_key_figures(card) if card else (),
-                sources=_sources(card["sources"]) if card else Grid(),
-            )
+            section = {
+                "label": entry.label,
+                "folder": Path(said.folder).name,  # not its whole path, which names people
+                "key": said.key,
+                "cards": _key_figures(card) if card else (),
+                "sources": _sources(card["sources"]) if card else Grid(),
+            }
             sections.setdefault(said.key, section)
-    return tuple(sections.values())
+    return list(sections.values())
 
 
 def _card(file: Path, said: DataRecord) -> Tree | None:

@@ -17,7 +17,6 @@ _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#
 _NEUTRAL = "#8b929c"
 # More points than a screen has columns only make the file large.
 _MOST_POINTS = 2000
-_ROW_PIXELS = 22
 
 
 def colour(index: int) -> str:
@@ -71,7 +70,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
     names = sorted(ranking, key=lambda name: (ranking[name], name))
     if not names:
         return None
-    height = 90 + _ROW_PIXELS * len(names)
+    height = 90 + 22 * len(names)
     figure = empty_figure("held-out loss, nats per token", None, height=height)
     labels = {name: html.escape(name) for name in names}
     figure.update_yaxes(

@@ -13,7 +13,7 @@ from components.config.key_groups import (
     without_profile,
 )
 from components.config.recipe_text import recipe_lines
-from components.report import figures, numbers, planned, provenance, tables
+from components.report import figure_tables, figures, numbers, tables
 from components.report.data_card import data_sections, mixture_grid
 from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
@@ -136,7 +136,7 @@ def render(entries: Sequence[ReportEntry]) -> str:
         "single": entries[0] if len(entries) == 1 else None,
         "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
-        "miniatures": [entry.label for entry in entries if provenance.is_miniature(entry)],
+        "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
         "cards": key_figures(entries[0]),
         "colours": [figures.colour(index) for index in range(len(entries))],
         "charts": _charts(entries, sweep),
@@ -166,15 +166,15 @@ def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, st
 
 
 def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
-    plans = [planned.plan_of(entry.run.recipe) for entry in entries]
+    plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
     return {
         "summary": tables.summary_grid(entries),
         "mixture": mixture_grid(entries),
-        "planned": planned.planned_grid(entries, plans),
-        "parts": planned.parts_grid(entries, plans),
-        "energy": grid_by_quantity(entries, planned.energy_quantities),
-        "published": provenance.published_grid(entries),
-        "assumed": provenance.assumed_grid(entries),
+        "planned": figure_tables.planned_grid(entries, plans),
+        "parts": figure_tables.parts_grid(entries, plans),
+        "energy": grid_by_quantity(entries, figure_tables.energy_quantities),
+        "published": figure_tables.published_grid(entries),
+        "assumed": figure_tables.assumed_grid(entries),
         "flops": tables.flops_grid(entries),
         "environment": tables.environment_grid(entries),
         "incidents": grid_by_quantity(entries, tables.incidents),

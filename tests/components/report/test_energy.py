@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from components.report.figure_tables import energy_quantities, published_grid
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.report.planned import energy_quantities
-from components.report.provenance import published_grid
 from components.report.tables import grid_by_quantity
 from tests.components.report.conftest import (
     TOKENS_PER_STEP,

@@ -1,11 +1,13 @@
-"""What the planner says of a run beside what it measured, energy too.
+"""Figures beside each other: planned, published and assumed ones, and those of the run itself.
 
-Only where the cluster's profile has figures of its hardware: a run on any other machine, such
-as the one at hand, has no plan.
+The report never mixes them, and a published figure stands beside the run's own only if it is
+the same quantity, by name. Only where the cluster's profile has figures of its hardware is
+there a plan: not of a run on the machine at hand.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
@@ -13,12 +15,26 @@ from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
 from components.planner.search_result import GIB
 from components.report import numbers
-from components.report.outcome import ReportEntry, Tree
+from components.report.outcome import ReportEntry, Tree, flat
 from components.report.tables import Grid, column_labels, row_labels, run_column
 
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
-Write = Callable[[float], str]
 Cells = tuple[str, str, str, str]  # planned, expected between, measured, the one by the other
+_DAY_SECONDS = 86_400
+# First match wins; a name's suffix is its unit.
+_UNITS = (
+    ("tokens_per_second", "tokens/s"),
+    ("flops_per_second", "FLOP/s"),
+    ("flops_per_token", "FLOP"),
+    ("_seconds", "s"),
+    ("_hours", "h"),
+    ("_kwh", "kWh"),
+    ("days", "d"),
+    ("_bytes", "B"),
+    ("loss", "nats/token"),
+    ("parameters", "parameters"),
+    ("tokens", "tokens"),
+)
 
 
 def plan_of(recipe: Tree) -> Plan | None:
@@ -79,10 +95,9 @@ def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
     measured = None if taken is None or of_cpu else float(taken) / GIB
     yield "memory of the first rank", _cells(peak, measured, "{:.1f} GiB".format)
     if plan.bill is not None:  # of the whole run, so beside one that came to its end
-        ended = entry.outcome.status == "finished"
-        spent = entry.outcome.device_hours if ended else None
-        cells = _cells(plan.bill.device_hours, spent, numbers.measured)
-        yield "device-hours of the whole run", cells
+        spent = entry.outcome.device_hours if entry.outcome.status == "finished" else None
+        hours = plan.bill.device_hours
+        yield "device-hours of the whole run", _cells(hours, spent, numbers.measured)
     yield from _energy(entry, plan)
 
 
@@ -101,7 +116,10 @@ def _energy(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
 
 
 def _cells(
-    planned: float | None, measured: float | None, write: Write, between: str = ""
+    planned: float | None,
+    measured: float | None,
+    write: Callable[[float], str],
+    between: str = "",
 ) -> Cells:
     said = UNKNOWN if planned is None else write(planned)
     if measured is None:
@@ -131,3 +149,97 @@ def energy_quantities(entry: ReportEntry) -> dict[str, str]:
             found["joules per token, devices"] = share
         found[f"{name}, counted by"] = sources.get(name, {}).get("source", numbers.ABSENT)
     return found
+
+
+def is_miniature(entry: ReportEntry) -> bool:
+    """Return whether the run is the recipe made small, so that no figure compares directly."""
+    return isinstance(entry.run.recipe["scale"].get("shrink"), Mapping)
+
+
+def published_grid(entries: Sequence[ReportEntry]) -> Grid:
+    """Lay out every published figure beside what each run measured of the same quantity."""
+    own = [dict.fromkeys(_published(entry.run.recipe["published"])) for entry in entries]
+    measured = [_measured_quantities(entry) for entry in entries]
+    rows = []
+    for key in dict.fromkeys(key for figures in own for key in figures):
+        name, value, unit, source = key
+        cells = (
+            _beside(name, quantities) if key in figures else numbers.ABSENT
+            for figures, quantities in zip(own, measured, strict=True)
+        )
+        title = name.replace("_", " ").replace(".", ": ")
+        rows.append((title, f"{value} {unit}".strip(), source, *cells))
+    labels = zip(column_labels(entries), entries, strict=True)
+    heads = (f"{label}, miniature" if is_miniature(one) else label for label, one in labels)
+    return Grid(columns=("quantity", "published", "source", *heads), rows=rows)
+
+
+def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
+    """Lay out every assumed value with its reason and, of several runs, who assumes it."""
+    holders: dict[tuple[str, str, str], list[str]] = {}
+    for entry in entries:
+        for name, leaf in _named(entry.run.recipe["assumed"], ""):
+            key = (name, numbers.exact(leaf["value"]), str(leaf.get("reason", "")))
+            holders.setdefault(key, []).append(entry.label)
+    if len(entries) == 1:
+        return Grid(columns=("key", "value", "reason"), rows=list(holders))
+    rows = [
+        (*key, "all runs" if len(labels) == len(entries) else ", ".join(labels))
+        for key, labels in holders.items()
+    ]
+    return Grid(columns=("key", "value", "reason", "assumed by"), rows=rows)
+
+
+def _published(tree: Tree) -> Iterator[tuple[str, str, str, str]]:
+    """Give quantity, value, unit and source of every figure, of a mapping of each part."""
+    for name, leaf in _named(tree, ""):
+        value = leaf["value"]
+        parts = flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+        for part, number in parts.items():
+            source = str(leaf.get("source", ""))
+            yield part, numbers.exact(number), str(leaf.get("unit", "")), source
+
+
+def _named(tree: Tree, prefix: str) -> Iterator[tuple[str, Tree]]:
+    """Walk to the mappings that carry a value; what lies above them are groups."""
+    for key, node in tree.items():
+        if "value" in node:
+            yield f"{prefix}{key}", node
+        else:
+            yield from _named(node, f"{prefix}{key}.")
+
+
+def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
+    """Collect what the run itself can state, under the names a recipe would publish it."""
+    run, out = entry.run, entry.outcome
+    named: dict[str, Any] = {
+        **flat(run.derived),
+        "parameters": run.derived["parameters"].get("total"),
+        "devices": run.derived["ranks"],
+        "steps": out.steps,
+        "tokens": out.tokens,
+        "total_tokens": out.tokens,
+        "held_out_loss": out.held_out_final,
+        "training_loss": out.training_loss,
+        "device_hours": out.device_hours,
+        "days": out.seconds and out.seconds / _DAY_SECONDS,
+        "tokens_per_second": out.tokens_per_second,
+        "tokens_per_second_per_device": out.tokens_per_second_per_device,
+        **{f"flops_per_second.{c}": rate for c, rate in out.flops_per_second.items()},
+    }
+    devices, steps = run.journal.energy.get("devices", NOTHING), run.journal.steps
+    if devices.is_whole:
+        named["energy_kwh"] = devices.kwh
+    if steps:
+        named["step_seconds"] = median(step.seconds for step in steps)
+    measured = {name.replace(".", "_"): value for name, value in named.items()}
+    return {name: one for name, one in measured.items() if isinstance(one, int | float)}
+
+
+def _beside(name: str, quantities: Mapping[str, float]) -> str:
+    """Find the quantity by its full name, else by its last part (``time.step_seconds``)."""
+    for candidate in (name.replace(".", "_"), name.rpartition(".")[2]):
+        if candidate in quantities:
+            unit = next((unit for part, unit in _UNITS if part in candidate), "")
+            return f"{numbers.measured(quantities[candidate])} {unit}".strip()
+    return numbers.ABSENT
