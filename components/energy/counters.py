@@ -11,14 +11,10 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyReading:
-    """What counters told of some devices, or hosts.
-
-    Seconds are times their number: an hour of four devices has 14,400. ``counted_seconds`` are
-    those that the joules were taken in, ``passed_seconds`` all.
-    """
+    """What counters told of some devices, or hosts: an hour of four has 14,400 seconds."""
 
     joules: float
-    counted_seconds: float
+    counted_seconds: float  # those that the joules were taken in
     passed_seconds: float
 
     def __add__(self, other: "EnergyReading") -> "EnergyReading":

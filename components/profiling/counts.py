@@ -18,10 +18,7 @@ from components.torch_internals import operators
 
 
 def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
-    """Count a grouped product: (pairs, depth) by (experts, depth, columns).
-
-    For the gradient of the stack (depth, pairs) by (pairs, columns).
-    """
+    """Count (pairs, depth) by (experts, depth, columns); of its gradient (depth, pairs) too."""
     return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
 
 
@@ -72,10 +69,7 @@ def has_formula(event: TraceEvent) -> bool:
 
 
 def count(event: TraceEvent) -> tuple[int, int]:
-    """Count the FLOPs and least bytes of an operator that has a formula.
-
-    The formulas ask for its first tensors alone.
-    """
+    """Count an operator's FLOPs and least bytes; formulas ask for its first tensors alone."""
     dims: list[Any] = event.args["Input Dims"]
     shapes = list(takewhile(lambda shape: shape and isinstance(shape[0], int), dims))
     if "mm" in event.name:  # a product written to a given place has that place, too

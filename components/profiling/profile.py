@@ -32,10 +32,9 @@ Tree = dict[str, Any]
 
 
 def waits_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> list[Tree]:
-    """List the calls that wait in the steps of a trace, or would on a device.
+    """List calls that wait in the steps of a trace, or would on a device, the longest first.
 
-    ``line`` is where Python called it, if the trace has stacks; ``times`` and ``seconds`` are
-    those of a step. The longest is first.
+    ``line`` is where Python called it, if the trace has stacks; ``times`` are those a step.
     """
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     waits = _waits if trace.device else _would_wait
@@ -168,7 +167,4 @@ def _roofline(flops: int, size: int, nanoseconds: int, steps: int, rates: Tree |
     if rates is None or rates["gemm_flops_per_second"] is None or not seconds or not flops:
         return found
     limit = min(rates["gemm_flops_per_second"], rates["memory_bytes_per_second"] * intensity)
-    return found | {
-        "limit_flops_per_second": limit,
-        "limit_fraction": flops / seconds / limit,
-    }
+    return found | {"limit_flops_per_second": limit, "limit_fraction": flops / seconds / limit}

@@ -99,10 +99,7 @@ def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
 def kernels_of(
     trace: Trace, places: Mapping[TraceEvent, CallPlace]
 ) -> Iterator[tuple[TraceEvent, CallPlace]]:
-    """Give what a device did, by its begin, and the place of the call that started it.
-
-    Both have a common number.
-    """
+    """Pair what a device did, by its begin, with the place of the call of the same number."""
     calls = (*trace.main, *trace.others)
     launches = {e.args["correlation"]: places[e] for e in calls if "correlation" in e.args}
     for kernel in sorted(trace.device, key=lambda event: event.begin):

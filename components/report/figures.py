@@ -60,10 +60,7 @@ def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: boo
 
 
 def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
-    """Draw the held-out loss of each source, in the order of the first run's losses.
-
-    ``None`` if no run has such a measurement.
-    """
+    """Draw the held-out loss of each source, by the first run's losses; None without any."""
     finals = [entry.outcome.final_by_source for entry in entries]
     # Later mappings win: the first run that has a source decides its place.
     ranking = {n: x for final in reversed(finals) for n, x in final.items()}

@@ -63,10 +63,7 @@ def load_run(folder: Path) -> Run:
 
 
 def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Name each folder by its last part, or by as many as tell it from the others.
-
-    Not by its whole path: a report is shown to others, and paths name people.
-    """
+    """Name each folder by as many last parts as tell it apart: whole paths name people."""
     parts = [folder.resolve().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         labels = tuple("/".join(p[-depth:]) for p in parts)
@@ -89,10 +86,7 @@ def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """The results of one run; losses in nats per token, ``None`` where nobody knows.
-
-    ``seconds`` are those of all processes of the run together, not of its last one alone.
-    """
+    """The results of one run; losses in nats per token, ``None`` where nobody knows."""
 
     status: str
     steps: int
@@ -105,7 +99,7 @@ class RunOutcome:
     first_by_source: Mapping[str, float]
     final_by_source: Mapping[str, float]
     unigram_by_source: Mapping[str, float]
-    seconds: float | None
+    seconds: float | None  # of all processes of the run together, not of its last one alone
     device_hours: float | None
     tokens_per_second: float | None
     tokens_per_second_per_device: float | None

@@ -90,7 +90,7 @@ def named_by_values(
 def sweep_figure(
     entries: Sequence[ReportEntry], sweep: Sweep, result: tuple[str, str, str]
 ) -> go.Figure | None:
-    """Draw one of `RESULTS` over the swept key, a colour a series; ``None`` if no run has it."""
+    """Draw one of `RESULTS` over the swept key, a colour a series; None if no run has it."""
     title, field, range_mode = result
     results = [getattr(entry.outcome, field) for entry in entries]
     if all(value is None for value in results):

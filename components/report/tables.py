@@ -33,16 +33,12 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table of text cells with a heading for each column.
-
-    The first ``text_columns`` are no numbers; ``differing`` are the places of rows whose runs
-    do not agree.
-    """
+    """A table of text cells with a heading for each column."""
 
     columns: Cells = ()
     rows: Sequence[Cells] = ()
-    text_columns: int = 1
-    differing: Collection[int] = ()
+    text_columns: int = 1  # so many at the left are no numbers
+    differing: Collection[int] = ()  # the places of rows whose runs do not agree
     title: str = ""
 
 
@@ -117,15 +113,10 @@ def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
 
 def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out command, commit and versions of each run, and the recipe's fingerprint."""
-    cells = _side_by_side([
-        flat(entry.run.environment)
-        | {"recipe fingerprint": entry.run.derived.get("fingerprint")}
-        for entry in entries
-    ])
-    rows = [
-        (key.replace("_", " ").removeprefix("versions."), *values)
-        for key, values in cells.items()
-    ]
+    prints = [{"recipe fingerprint": entry.run.derived.get("fingerprint")} for entry in entries]
+    trees = [flat(one.run.environment) | own for one, own in zip(entries, prints, strict=True)]
+    titled = ((key.replace("_", " "), cells) for key, cells in _side_by_side(trees).items())
+    rows = [(title.removeprefix("versions."), *cells) for title, cells in titled]
     differing = [place for place, row in enumerate(rows) if len(set(row[1:])) > 1]
     return Grid(columns=("", *column_labels(entries)), rows=rows, differing=differing)
 

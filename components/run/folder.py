@@ -66,11 +66,8 @@ class RunFolder:
         if not kept.exists():
             return {}
         before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
-        return {
-            key: (before.get(key), value)
-            for key, value in after.items()
-            if before.get(key) != value
-        }
+        pairs = {key: (before.get(key), value) for key, value in after.items()}
+        return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write what the ranks load, and before it the numbers that follow from it."""

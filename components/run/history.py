@@ -111,14 +111,11 @@ def _parsed(raw: bytes, where: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds from the first start to the last record: of steps that count, and of the rest.
-
-    What neither a step nor an event accounts for is under ``elsewhere``.
-    """
+    """Seconds from the first start to the last record: of steps that count, and of the rest."""
 
     wall_seconds: float
     progress_seconds: float
-    lost_seconds: Mapping[str, float]
+    lost_seconds: Mapping[str, float]  # "elsewhere": what no step and no event accounts for
 
     @property
     def held_seconds(self) -> float:
@@ -133,11 +130,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What happened, in the order of the steps; events in the order of time.
-
-    ``energy`` is that of all the run's ``devices`` and ``hosts``, also for steps thrown away;
-    empty before any was noted.
-    """
+    """What happened, in the order of the steps; events in the order of time."""
 
     steps: tuple[StepMetrics, ...]
     held_out: tuple[HeldOutEvaluation, ...]
@@ -145,7 +138,7 @@ class RunHistory:
     repeated_steps: int
     half_written_lines: int
     goodput: Goodput
-    energy: Mapping[str, EnergyReading]
+    energy: Mapping[str, EnergyReading]  # of devices and hosts, of steps thrown away, too
 
     def events_of(self, kind: str) -> tuple[RunEvent, ...]:
         return tuple(event for event in self.events if event.kind == kind)

@@ -221,15 +221,12 @@ class _Energy(_Timed):
 
 
 class RunEvent(_Timed):
-    """What befell the run; ``step`` and ``tokens`` are those of the weights after it.
-
-    ``seconds`` is how long the run stood still for it.
-    """
+    """What befell the run; ``step`` and ``tokens`` are those of the weights after it."""
 
     step: Natural
     tokens: Natural
     cause: str
-    seconds: Finite
+    seconds: Finite  # for which the run stood still
     evidence: Mapping[str, Any]
 
 

@@ -38,16 +38,13 @@ _MOST_BYTES = 65_536  # of names; the file may come from anywhere
 
 
 class Holder(Section):
-    """A process that writes in the folder; ``started`` tells it from a later one of its number.
-
-    ``file`` is the lock file's inode: in a copy of the folder the name stands for nobody.
-    """
+    """A process that writes in the folder; ``started`` tells it from a later of its number."""
 
     host: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=255)]
     process: int
     started: int
     since: Annotated[str, Field(pattern=r"^[\d :+-]+$", max_length=32)]
-    file: int
+    file: int  # its inode: in a copy of the folder the name stands for nobody
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host} since {self.since}"

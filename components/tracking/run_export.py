@@ -40,20 +40,15 @@ class MetricsRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunExport:
-    """A run as trackers know it.
+    """A run as trackers know it."""
 
-    ``id`` is the run's own: the same after a restart, a resume or a copy of its folder.
-    ``facts`` say in words which run this is. ``rows`` are in the order of time, which is that
-    of the steps. ``status`` is ``unfinished`` while it trains and if it was killed.
-    """
-
-    id: str
+    id: str  # the same after a restart, a resume or a copy of its folder
     name: str
     began: float
-    status: str
+    status: str  # "unfinished" while it trains and if it was killed
     recipe: Mapping[str, Any]
-    facts: Mapping[str, str]
-    rows: tuple[MetricsRow, ...]
+    facts: Mapping[str, str]  # in words: which run this is
+    rows: tuple[MetricsRow, ...]  # in the order of time, which is that of the steps
 
 
 def tell(folder: Path) -> RunExport:
