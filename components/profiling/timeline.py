@@ -9,14 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from components.profiling.parts import (
-    COMMUNICATION,
-    DATA,
-    HOST,
-    CallPlace,
-    Direction,
-    is_operator,
-)
+from components.profiling import parts
+from components.profiling.parts import COMMUNICATION, DATA, HOST, CallPlace, Direction
 from components.profiling.trace import Trace, TraceEvent
 
 Interval = tuple[int, int]
@@ -42,7 +36,7 @@ def _on_host(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
         place = places[event]
         if not place.in_step:
             continue
-        if place.part == DATA or is_operator(event):
+        if place.part == DATA or parts.is_operator(event):
             times[place.part, place.direction] += end - begin
         else:
             idle.append((begin, end))

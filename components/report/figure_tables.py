@@ -5,7 +5,7 @@ the same quantity, by name. Only where the cluster's profile has figures of its 
 there a plan: not of a run on the machine at hand.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -85,19 +85,18 @@ def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         between = f"{total / (1 + error):.3g} and {total * (1 + error):.3g} s"
         steps = entry.run.journal.steps
         measured = median(step.seconds for step in steps) if steps else None
-        yield "step, median", _cells(total, measured, "{:.3g} s".format, between)
+        yield "step, median", _cells(total, measured, "s", ".3g", between)
         planned, reached = plan.rates.tokens_per_second, entry.outcome.tokens_per_second
-        yield "tokens per second", _cells(planned, reached, numbers.measured)
+        yield "tokens per second", _cells(planned, reached)
     peak = plan.memory.ranks[0].peak / GIB
     taken = (entry.run.results or {}).get("peak_memory_bytes")
     # What tensors took: of a CPU the run knows only the whole process.
     of_cpu = str(entry.outcome.device).startswith("cpu")
     measured = None if taken is None or of_cpu else float(taken) / GIB
-    yield "memory of the first rank", _cells(peak, measured, "{:.1f} GiB".format)
+    yield "memory of the first rank", _cells(peak, measured, "GiB", ".1f")
     if plan.bill is not None:  # of the whole run, so beside one that came to its end
         spent = entry.outcome.device_hours if entry.outcome.status == "finished" else None
-        hours = plan.bill.device_hours
-        yield "device-hours of the whole run", _cells(hours, spent, numbers.measured)
+        yield "device-hours of the whole run", _cells(plan.bill.device_hours, spent)
     yield from _energy(entry, plan)
 
 
@@ -107,25 +106,34 @@ def _energy(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
     if plan.bill is not None:
         ended = entry.outcome.status == "finished" and devices.is_whole
         planned, measured = plan.bill.energy_kwh, devices.kwh if ended else None
-        yield "energy of the devices, whole run", _cells(planned, measured, numbers.kwh)
+        yield "energy of the devices, whole run", _cells(planned, measured, "kWh")
     rated = plan.hardware.power_watts
     if devices.watts is not None and rated is not None:
         counted = rated * devices.counted_seconds / JOULES_PER_KWH
-        yield "energy of the devices, as counted", _cells(counted, devices.kwh, numbers.kwh)
-        yield "power of a device, mean", _cells(rated, devices.watts, numbers.watts)
+        yield "energy of the devices, as counted", _cells(counted, devices.kwh, "kWh")
+        yield "power of a device, mean", _cells(rated, devices.watts, "W")
 
 
 def _cells(
     planned: float | None,
     measured: float | None,
-    write: Callable[[float], str],
+    unit: str = "",
+    form: str = "",
     between: str = "",
 ) -> Cells:
-    said = UNKNOWN if planned is None else write(planned)
+    said = _said(planned, unit, form, absent=UNKNOWN)
     if measured is None:
         return said, between, NOT_MEASURED, numbers.ABSENT
     deviation = numbers.ABSENT if planned is None else f"{measured / planned - 1:+.1%}"
-    return said, between, write(measured), deviation
+    return said, between, _said(measured, unit, form), deviation
+
+
+def _said(
+    value: float | None, unit: str, form: str = "", *, absent: str = numbers.ABSENT
+) -> str:
+    if value is None:
+        return absent
+    return f"{format(value, form) if form else numbers.measured(value)} {unit}".rstrip()
 
 
 def energy_quantities(entry: ReportEntry) -> dict[str, str]:
@@ -137,8 +145,8 @@ def energy_quantities(entry: ReportEntry) -> dict[str, str]:
         kwh, watts, tokens = counted.kwh, counted.watts, entry.outcome.tokens
         part = counted.fraction if counted.passed_seconds else None
         found |= {
-            f"energy of the {name}": NOT_MEASURED if kwh is None else numbers.kwh(kwh),
-            f"mean power of a {one}": numbers.ABSENT if watts is None else numbers.watts(watts),
+            f"energy of the {name}": _said(kwh, "kWh", absent=NOT_MEASURED),
+            f"mean power of a {one}": _said(watts, "W"),
             f"part of the {name}' time that was counted": numbers.written(part, ".1%"),
         }
         if name == "devices":

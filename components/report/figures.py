@@ -6,7 +6,8 @@ dark and print. Names go through :func:`html.escape`, because plotly reads tags 
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -74,34 +75,27 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
         categoryorder="array", categoryarray=list(labels.values()), autorange="reversed",
         type="category", showgrid=True, dtick=1,
     )  # fmt: skip
-    _add_baselines(figure, entries, labels)
-    for index, entry in enumerate(entries):
-        final = entry.outcome.final_by_source
-        shown = [name for name in names if name in final]
-        figure.add_scatter(
-            x=[final[name] for name in shown], y=[labels[name] for name in shown],
-            mode="markers", name="final" if len(entries) == 1 else html.escape(entry.label),
-            marker={"size": 9, "color": colour(index + (len(entries) == 1))},
-        )  # fmt: skip
-    return figure
 
+    def add_marks(title: str, losses: Mapping[str, float], marker: dict[str, Any]) -> None:
+        shown = [name for name in names if name in losses]
+        x, y = [losses[name] for name in shown], [labels[name] for name in shown]
+        figure.add_scatter(x=x, y=y, mode="markers", name=title, marker=marker)
 
-def _add_baselines(
-    figure: go.Figure, entries: Sequence[ReportEntry], labels: dict[str, str]
-) -> None:
-    """First losses of a run alone (of several they would only crowd), and the unigram's."""
+    # First losses of a run alone (of several they would only crowd), and the unigram's.
+    alone = len(entries) == 1
     unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
-    first = entries[0].outcome.first_by_source if len(entries) == 1 else {}
+    first = entries[0].outcome.first_by_source if alone else {}
     baselines = (("smoothed unigram", unigram, "line-ns"), ("first", first, "circle-open"))
     for title, losses, symbol in baselines:
-        shown = [name for name in labels if name in losses]
-        if shown:
-            figure.add_scatter(
-                x=[losses[name] for name in shown], y=[labels[name] for name in shown],
-                mode="markers", name=title,
-                marker={"symbol": symbol, "size": 10, "color": _NEUTRAL,
-                        "line": {"width": 2, "color": _NEUTRAL}},
-            )  # fmt: skip
+        if any(name in losses for name in names):
+            line = {"width": 2, "color": _NEUTRAL}
+            marker = {"symbol": symbol, "size": 10, "color": _NEUTRAL, "line": line}
+            add_marks(title, losses, marker)
+    for index, entry in enumerate(entries):
+        title = "final" if alone else html.escape(entry.label)
+        marker = {"size": 9, "color": colour(index + alone)}
+        add_marks(title, entry.outcome.final_by_source, marker)
+    return figure
 
 
 def step_figure(

@@ -4,7 +4,6 @@ A finished run says it in ``results.json``. For any other the journal has to do:
 loss, and the median step's throughput. What neither holds is ``None``, never a guess.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +142,7 @@ def outcome_of(run: Run) -> RunOutcome:
     rate = results.get("tokens_per_second", middle)
     per_token = {} if rate is None else run.derived["flops_per_token"]
     flops = {convention: flops * rate for convention, flops in per_token.items()}
+    per_device = rate and rate / ranks
     held_seconds = run.journal.goodput.held_seconds or None  # none before the first record
     return RunOutcome(
         status=results.get("status", "unfinished"),
@@ -159,14 +159,7 @@ def outcome_of(run: Run) -> RunOutcome:
         seconds=held_seconds,
         device_hours=held_seconds and held_seconds * ranks / 3_600,
         tokens_per_second=rate,
-        tokens_per_second_per_device=results.get(
-            "tokens_per_second_per_device", rate and rate / ranks
-        ),
+        tokens_per_second_per_device=results.get("tokens_per_second_per_device", per_device),
         flops_per_second=results.get("flops_per_second", flops),
         device=results.get("device", run.environment.get("device")),
     )
-
-
-def non_finite_steps(journal: RunHistory) -> int:
-    """Count the steps whose loss is no number: the run has diverged."""
-    return sum(not math.isfinite(step.loss) for step in journal.steps)

@@ -5,13 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.config.key_groups import (
-    TITLES,
-    KeyGroup,
-    computing_keys,
-    declared,
-    without_profile,
-)
+from components.config import key_groups
+from components.config.key_groups import TITLES, KeyGroup
 from components.config.recipe_text import recipe_lines
 from components.report import figure_tables, figures, numbers, tables
 from components.report.data_card import data_sections, mixture_grid
@@ -19,15 +14,7 @@ from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
-from components.report.tables import (
-    Cells,
-    Grid,
-    differing_keys,
-    grid_by_quantity,
-    key_figures,
-    row_labels,
-    run_column,
-)
+from components.report.tables import Cells, Grid, grid_by_quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +28,16 @@ class Differences:
 
 def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, ...]:
     """Lay out a table for each group that has differences, the weightiest first."""
-    differing = differing_keys(entries)
-    computing = frozenset[str]().union(*(computing_keys(e.run.recipe) for e in entries))
+    differing = tables.differing_keys(entries)
+    computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
     found: dict[KeyGroup | None, list[str]] = {}
     for key in differing:
-        group = KeyGroup.MATHEMATICS if key in computing else declared(key)
+        group = KeyGroup.MATHEMATICS if key in computing else key_groups.declared(key)
         found.setdefault(group, []).append(key)
     parts = []
     for group, title in (*TITLES.items(), (None, "of another version of the code")):
         if keys := found.get(group):
-            shown = without_profile(keys)
+            shown = key_groups.without_profile(keys)
             rows = [(key, *differing[key]) for key in shown]
             grid = Grid(columns=("key", *(e.label for e in entries)), rows=rows)
             parts.append(Differences(title=title, grid=grid, hidden=len(keys) - len(shown)))
@@ -73,11 +60,11 @@ def story_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row an event, run after run, in the order of time."""
     rows = [
         (*label, *cells)
-        for entry, label in zip(entries, row_labels(entries), strict=True)
+        for entry, label in zip(entries, tables.row_labels(entries), strict=True)
         for cells in _story(entry)
     ]
-    columns = (*run_column(entries), "after", "step", "event", "cause", "took", "evidence")
-    return Grid(columns=columns, rows=rows)
+    heads = ("after", "step", "event", "cause", "took", "evidence")
+    return Grid(columns=(*tables.run_column(entries), *heads), rows=rows)
 
 
 def _story(entry: ReportEntry) -> list[Cells]:
@@ -130,14 +117,14 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
 def render(entries: Sequence[ReportEntry]) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
     differences, sweep = differences_by_group(entries), sweep_of(entries)
-    differing = frozenset(differing_keys(entries))
+    differing = frozenset(tables.differing_keys(entries))
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
         "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
         "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
-        "cards": key_figures(entries[0]),
+        "cards": tables.key_figures(entries[0]),
         "colours": [figures.colour(index) for index in range(len(entries))],
         "charts": _charts(entries, sweep),
         "sweep": sweep,

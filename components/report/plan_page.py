@@ -10,17 +10,10 @@ from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.search_result import GIB
 from components.planner.timeline import Timeline, TimelineBlock
-from components.report import numbers
+from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.plan_tables import (
-    PARTS,
-    Picture,
-    memory_sheet,
-    published_sheet,
-    search_sheet,
-    time_sheet,
-)
+from components.report.plan_tables import PARTS, Picture
 from components.report.tables import Card, Grid
 
 _KINDS = {"forward": "forward", "backward": "backward", "weights": "gradient of the weights"}
@@ -57,10 +50,10 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         },
         "cut": cut_microbatches(timeline) if timeline else None,
         "tables": {
-            "search": search_sheet(plan.search) if plan.search else None,
-            "memory": memory_sheet(plan.memory),
-            "time": time_sheet(plan, now=None),
-            "published": published_sheet(plan.published),
+            "search": plan_tables.search_sheet(plan.search) if plan.search else None,
+            "memory": plan_tables.memory_sheet(plan.memory),
+            "time": plan_tables.time_sheet(plan, now=None),
+            "published": plan_tables.published_sheet(plan.published),
             "assumed": Grid(columns=("assumed", "value", "reason"), rows=assumed),
             "missing": Grid(columns=("missing", "what was done", "the way out"), rows=missing),
             "ranks": _ranks_sheet(timeline) if timeline else None,
@@ -80,7 +73,7 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
     expected = f"expected between {low:.3g} and {high:.3g} s"
     site = f"{numbers.measured(bill.site_units)} {bill.site_unit}"
     energy = bill.energy_kwh
-    power = "energy unknown" if energy is None else f"{numbers.kwh(energy)} of the devices"
+    kwh = None if energy is None else f"{numbers.measured(energy)} kWh of the devices"
     chain = f"{bill.jobs:,} jobs of {bill.queue}" if bill.jobs else "without waiting"
     device = f"{time.tokens_per_second_per_device:,.1f} a device"
     causal = f"{time.mfu_causal:.1%} with causal attention"
@@ -89,7 +82,7 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
         memory,
         Card("tokens per second", numbers.count(time.tokens_per_second), (device,)),
         Card("MFU, full attention", f"{time.mfu_full:.1%}", (causal,)),
-        Card("device-hours", numbers.count(bill.device_hours), (site, power)),
+        Card("device-hours", numbers.count(bill.device_hours), (site, kwh or "energy unknown")),
         Card("days", numbers.count(bill.days), (chain,)),
     )
 

@@ -3,24 +3,17 @@
 A table has a row a quantity and a column a run, except the summary, which has a row a run.
 """
 
+import math
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
 
 from components.config.key_groups import without_profile
 from components.report import numbers
-from components.report.outcome import (
-    ReportEntry,
-    RunOutcome,
-    Tree,
-    flat,
-    load_entries,
-    non_finite_steps,
-)
+from components.report.outcome import ReportEntry, RunOutcome, Tree, flat
 
 # Prose and sources: when they differ, the recipes' names say so already.
 _NOT_OVERRIDES = ("why", "published", "assumed")
@@ -50,15 +43,6 @@ class Card:
     value: str
     notes: tuple[str, ...]
     warning: str = ""
-
-
-def summary_table(runs: Sequence[Path]) -> Table:
-    """Build the terminal's table of several runs, one row each.
-
-    Raises:
-        RecipeError: no folder is given, or one of them is no run.
-    """
-    return terminal_table(summary_grid(load_entries(runs)))
 
 
 def terminal_table(grid: Grid) -> Table:
@@ -162,6 +146,7 @@ def incidents(entry: ReportEntry) -> dict[str, str]:
     """List what befell a run: kills, resumes, losses that are no number."""
     journal = entry.run.journal
     resumes = journal.events_of("resume")
+    diverged = sum(not math.isfinite(step.loss) for step in journal.steps)
     places = ", ".join(f"step {event.step:,}" for event in resumes)
     return {
         "results.json": "written" if entry.run.results else "absent: killed, or still training",
@@ -169,7 +154,7 @@ def incidents(entry: ReportEntry) -> dict[str, str]:
         "resumes": f"{len(resumes)}" + (f", from {places}" if places else ""),
         "steps computed again": numbers.exact(journal.repeated_steps),
         "half-written journal lines, ignored": numbers.exact(journal.half_written_lines),
-        "steps whose loss is no number": numbers.exact(non_finite_steps(journal)),
+        "steps whose loss is no number": numbers.exact(diverged),
     }
 
 

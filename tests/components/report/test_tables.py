@@ -51,7 +51,7 @@ def test_a_key_that_one_recipe_lacks_differs(write_run):
 
 
 def test_summary_has_one_row_a_run(two_runs):
-    table = tables.summary_table(two_runs)
+    table = tables.terminal_table(tables.summary_grid(load_entries(two_runs)))
     assert table.row_count == 2
     columns = {column.header: list(column.cells) for column in table.columns}
     assert columns["differs in"][1] == (
@@ -62,7 +62,7 @@ def test_summary_has_one_row_a_run(two_runs):
 
 
 def test_summary_shows_brackets_as_they_are(write_run):
-    table = tables.summary_table([write_run("[red]run")])
+    table = tables.terminal_table(tables.summary_grid(load_entries([write_run("[red]run")])))
     out = console(width=200)
     with out.capture() as captured:
         out.print(table)
