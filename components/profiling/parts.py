@@ -53,11 +53,8 @@ class Ranges:
 
 
 def _hook(module: nn.Module, name: str) -> tuple[Any, Any]:
-    """Enter before the call and leave after it, also where a recomputation ends in its middle.
-
-    Calls nest, so those that are open are a stack.
-    """
-    opened: list[ExitStack] = []
+    """Enter before the call and leave after it, also where a recomputation ends within it."""
+    opened: list[ExitStack] = []  # a stack, since calls nest
 
     def enter(*_: object) -> None:
         opened.append(ExitStack())

@@ -122,7 +122,6 @@ def _sources(sources: Tree) -> Grid:
 
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Sort counted names, the largest count first."""
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 

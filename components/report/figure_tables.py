@@ -16,9 +16,10 @@ from components.planner.plan import Plan, plan_recipe
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
-from components.report.tables import Grid, column_labels, row_labels, run_column
+from components.report.tables import Grid, column_labels, labelled
 
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
+Number = float | None
 Cells = tuple[str, str, str, str]  # planned, expected between, measured, the one by the other
 _DAY_SECONDS = 86_400
 # First match wins; a name's suffix is its unit.
@@ -49,9 +50,10 @@ def plan_of(recipe: Tree) -> Plan | None:
 
 def planned_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> Grid:
     """Lay out planned beside measured, a row a quantity and run; no rows without a plan."""
+    run, runs = labelled(entries)
     rows = [
         (name, *label, *cells)
-        for entry, plan, label in zip(entries, plans, row_labels(entries), strict=True)
+        for (entry, label), plan in zip(runs, plans, strict=True)
         if plan is not None
         for name, cells in _quantities(entry, plan)
     ]
@@ -59,7 +61,7 @@ def planned_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -
     order = list(dict.fromkeys(name for name, *_ in rows))
     rows.sort(key=lambda row: order.index(row[0]))
     heads = ("planned", "expected between", "measured", "measured against planned")
-    names = ("quantity", *run_column(entries))
+    names = ("quantity", *run)
     return Grid(columns=(*names, *heads), rows=rows, text_columns=len(names))
 
 
@@ -85,7 +87,8 @@ def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         between = f"{total / (1 + error):.3g} and {total * (1 + error):.3g} s"
         steps = entry.run.journal.steps
         measured = median(step.seconds for step in steps) if steps else None
-        yield "step, median", _cells(total, measured, "s", ".3g", between)
+        said, _, *beside = _cells(total, measured, "s", ".3g")
+        yield "step, median", (said, between, beside[0], beside[1])
         planned, reached = plan.rates.tokens_per_second, entry.outcome.tokens_per_second
         yield "tokens per second", _cells(planned, reached)
     peak = plan.memory.ranks[0].peak / GIB
@@ -114,23 +117,15 @@ def _energy(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
         yield "power of a device, mean", _cells(rated, devices.watts, "W")
 
 
-def _cells(
-    planned: float | None,
-    measured: float | None,
-    unit: str = "",
-    form: str = "",
-    between: str = "",
-) -> Cells:
+def _cells(planned: Number, measured: Number, unit: str = "", form: str = "") -> Cells:
     said = _said(planned, unit, form, absent=UNKNOWN)
     if measured is None:
-        return said, between, NOT_MEASURED, numbers.ABSENT
+        return said, "", NOT_MEASURED, numbers.ABSENT
     deviation = numbers.ABSENT if planned is None else f"{measured / planned - 1:+.1%}"
-    return said, between, _said(measured, unit, form), deviation
+    return said, "", _said(measured, unit, form), deviation
 
 
-def _said(
-    value: float | None, unit: str, form: str = "", *, absent: str = numbers.ABSENT
-) -> str:
+def _said(value: Number, unit: str, form: str = "", absent: str = numbers.ABSENT) -> str:
     if value is None:
         return absent
     return f"{format(value, form) if form else numbers.measured(value)} {unit}".rstrip()
@@ -150,11 +145,8 @@ def energy_quantities(entry: ReportEntry) -> dict[str, str]:
             f"part of the {name}' time that was counted": numbers.written(part, ".1%"),
         }
         if name == "devices":
-            whole = counted.is_whole and tokens
-            share = (
-                f"{numbers.measured(counted.joules / tokens)} J" if whole else numbers.ABSENT
-            )
-            found["joules per token, devices"] = share
+            share = counted.joules / tokens if counted.is_whole and tokens else None
+            found["joules per token, devices"] = _said(share, "J")
         found[f"{name}, counted by"] = sources.get(name, {}).get("source", numbers.ABSENT)
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree
-from components.report.tables import Cells, Grid, grid_by_name, row_labels, run_column
+from components.report.tables import Cells, Grid, grid_by_name, labelled
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord, Profile
 
@@ -55,12 +55,9 @@ def _joined(
     tables: Mapping[str, Callable[[Tree], Grid]],
 ) -> dict[str, Grid]:
     """Join each table of all files, every row behind its run and its file's ``key``."""
-    heads = (*run_column(entries), key)
-    found = [
-        ((*label, str(tree[key])), tree)
-        for entry, label in zip(entries, row_labels(entries), strict=True)
-        for tree in read(entry.run.folder)
-    ]
+    run, runs = labelled(entries)
+    heads = (*run, key)
+    found = [((*cell, str(tree[key])), tree) for e, cell in runs for tree in read(e.run.folder)]
     joined = {}
     for name, lay_out in tables.items():
         columns, rows, text_columns = heads, [], len(heads)

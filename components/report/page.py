@@ -1,7 +1,6 @@
 """One self-contained HTML file from one or more run folders."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,11 @@ from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figur
 from components.report.tables import Cells, Grid, grid_by_quantity
 
 
-@dataclass(frozen=True, kw_only=True)
-class Differences:
-    """The keys of one group on which the runs disagree; ``hidden`` ones follow from others."""
+def differences_by_group(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
+    """Lay out the keys of each group that has differences, the weightiest first.
 
-    title: str
-    grid: Grid
-    hidden: int
-
-
-def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, ...]:
-    """Lay out a table for each group that has differences, the weightiest first."""
+    So many as ``hidden`` says follow from others, and have no row.
+    """
     differing = tables.differing_keys(entries)
     computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
     found: dict[KeyGroup | None, list[str]] = {}
@@ -40,13 +33,13 @@ def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, .
             shown = key_groups.without_profile(keys)
             rows = [(key, *differing[key]) for key in shown]
             grid = Grid(columns=("key", *(e.label for e in entries)), rows=rows)
-            parts.append(Differences(title=title, grid=grid, hidden=len(keys) - len(shown)))
-    return tuple(parts)
+            parts.append({"title": title, "grid": grid, "hidden": len(keys) - len(shown)})
+    return parts
 
 
-def verdict(parts: Iterable[Differences]) -> str:
+def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
     """Describe in a line what the runs have in common."""
-    titles = {part.title for part in parts}
+    titles = {part["title"] for part in parts}
     return ", ".join(
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
         for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
@@ -58,13 +51,10 @@ MOST_NAMED = 8  # of a list in one cell of the table
 
 def story_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row an event, run after run, in the order of time."""
-    rows = [
-        (*label, *cells)
-        for entry, label in zip(entries, tables.row_labels(entries), strict=True)
-        for cells in _story(entry)
-    ]
-    heads = ("after", "step", "event", "cause", "took", "evidence")
-    return Grid(columns=(*tables.run_column(entries), *heads), rows=rows)
+    run, labelled = tables.labelled(entries)
+    rows = [(*label, *cells) for entry, label in labelled for cells in _story(entry)]
+    columns = (*run, "after", "step", "event", "cause", "took", "evidence")
+    return Grid(columns=columns, rows=rows)
 
 
 def _story(entry: ReportEntry) -> list[Cells]:

@@ -60,12 +60,10 @@ def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
 def _step_rows(time: PlannedTime) -> list[tuple[str, str]]:
     expected = f"{time.step_seconds_low:.3g} to {time.step_seconds_high:.3g}"
     tokens, device = time.tokens_per_second, time.tokens_per_second_per_device
+    parts = ((name.removesuffix("_seconds"), seconds) for name, seconds in time.parts.items())
     return [
         ("step", f"{time.step_seconds:.3g} s ({expected})"),
-        *(
-            (f"  {name.removesuffix('_seconds')}", f"{seconds:.3g} s")
-            for name, seconds in time.parts.items()
-        ),
+        *((f"  {name}", f"{seconds:.3g} s") for name, seconds in parts),
         ("tokens a second", f"{tokens:,.0f}, {device:,.1f} a device"),
         ("MFU, full attention", f"{time.mfu_full:.1%}"),
         ("MFU, causal attention", f"{time.mfu_causal:.1%}"),

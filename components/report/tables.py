@@ -163,14 +163,11 @@ def column_labels(entries: Sequence[ReportEntry]) -> Cells:
     return tuple(e.label for e in entries) if len(entries) > 1 else ("this run",)
 
 
-def row_labels(entries: Sequence[ReportEntry]) -> tuple[Cells, ...]:
-    """Give the cells that say of which run a row is; one run alone needs no such column."""
-    return tuple((e.label,) if len(entries) > 1 else () for e in entries)
-
-
-def run_column(entries: Sequence[ReportEntry]) -> Cells:
-    """Head the column of `row_labels`, if there is one."""
-    return ("run",) if len(entries) > 1 else ()
+def labelled(entries: Sequence[ReportEntry]) -> tuple[Cells, list[tuple[ReportEntry, Cells]]]:
+    """Head the column that says of which run a row is, and its cell; a run alone needs none."""
+    if len(entries) == 1:
+        return (), [(entries[0], ())]
+    return ("run",), [(entry, (entry.label,)) for entry in entries]
 
 
 def key_figures(entry: ReportEntry) -> tuple[Card, ...]:

@@ -1,10 +1,9 @@
 """Run history: measurements and events in the order of time, and the goodput.
 
-``metrics.jsonl`` and ``journal.jsonl`` have this one reader. A run can be killed at any byte
-and go on later from a checkpoint, or go back to one. A kill leaves one half line in a file at
-most, and it is left out; more of them than kills are damage, and refused where people ask.
-Steps may be computed twice: what was thrown away is not part of the run. This keeps the history
-that led to the last weights, and counts the rest.
+``metrics.jsonl`` and ``journal.jsonl`` have this one reader. A kill leaves one half line in a
+file at most, and it is left out; more of them than kills are damage, and refused where people
+ask. A run goes on from a checkpoint, or goes back to one, and computes steps twice: kept is the
+history that led to the last weights, and the rest is counted.
 """
 
 from collections.abc import Iterable, Mapping

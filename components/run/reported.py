@@ -68,9 +68,6 @@ class _HeldOut(RunRecord):
     all: _Judged
 
 
-_NO_TEXT = _HeldOut.model_construct()
-
-
 class _Task(RunRecord):
     metrics: Mapping[str, float | None]
     samples: Natural
@@ -81,7 +78,7 @@ class EvaluationRecord(RunRecord):
     """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
 
     checkpoint: str
-    held_out: _HeldOut = _NO_TEXT
+    held_out: _HeldOut = _HeldOut.model_construct()
     texts: Mapping[str, _Judged] = {}
     tasks: Mapping[str, _Task] = {}
 

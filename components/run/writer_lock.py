@@ -2,8 +2,7 @@
 
 The lock is the kernel's (`flock`): a killed process leaves none behind, and it is free when the
 last process that shares it has ended. The file names them, for messages; where a file system
-has no locks, that is all there is to go by. Who trains in a run folder holds its lock, with all
-of its ranks.
+has no locks, that is all there is to go by. Who trains in a run folder holds it with all ranks.
 """
 
 import errno
@@ -139,22 +138,19 @@ def _opened(file: Path) -> Iterator[int]:
         RecipeError: something else has its name.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    no_file = RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
     try:
         descriptor = os.open(file, flags)
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}:
             raise
-        raise _no_file(file) from None
+        raise no_file from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(file)
+            raise no_file
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _no_file(file: Path) -> RecipeError:
-    return RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
 
 
 def _take(lock: int) -> Literal["taken", "held", "no locks"]:

@@ -1,7 +1,6 @@
 """Run export: what a tracker is told of a run, read from the run folder.
 
-Of a step that was taken twice, after a restart or a roll-back, the last time counts: what led
-to the last weights is told, as in the report.
+Of a step that was taken twice, after a restart or a roll-back, the last counts, as in reports.
 """
 
 from collections.abc import Iterator, Mapping
