@@ -149,7 +149,6 @@ class Meter:
             return None
 
     def _spent(self, after: list[float] | None) -> float | None:
-        """Return the joules since the last readings, if that is known."""
         if not self._counters or self._before is None or after is None:
             return None
         spent = 0.0

@@ -64,10 +64,8 @@ def _hook(module: nn.Module, name: str) -> tuple[Any, Any]:
         opened.pop().close()
 
     before: Callable[..., None] = enter
-    return (
-        module.register_forward_pre_hook(before),
-        module.register_forward_hook(leave, always_call=True),
-    )
+    first = module.register_forward_pre_hook(before)
+    return first, module.register_forward_hook(leave, always_call=True)
 
 
 ATTENTION, PRODUCTS = "attention", "products"

@@ -78,7 +78,6 @@ def _line(trace: Trace, event: TraceEvent) -> str:
     return ""
 
 
-_FORMAT = 1
 _CONVENTIONS = {
     "seconds": "of one step, the mean over the steps; the parts add up to the step",
     "flops": "of one step; products and attention, the whole of its matrix",
@@ -97,13 +96,13 @@ def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
     rates = _rates(machine, dtype)
 
     def seconds_of(part: str) -> dict[str, float]:
-        """Give seconds a step: in all, and those that are the model's by direction."""
+        # In all, and those that are the model's by direction.
         by_direction = {d: ns / 1e9 / steps for (p, d), ns in times.items() if p == part}
         named = {f"{d}_seconds": s for d, s in sorted(by_direction.items()) if d}
         return {"seconds": sum(by_direction.values()), **named}
 
     return {
-        "format": _FORMAT,
+        "format": 1,
         "conventions": _CONVENTIONS,
         "steps": trace.steps,
         "clock": "device" if trace.device else "main thread",
@@ -118,7 +117,6 @@ def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
 def _products(
     trace: Trace, places: Mapping[TraceEvent, CallPlace], rates: Tree | None
 ) -> dict[str, Tree]:
-    """Add up the operators that are counted, part by part."""
     on_device: Counter[TraceEvent | None] = Counter()  # of the kernels that each one started
     for kernel, place in kernels_of(trace, places):
         on_device[place.counted] += kernel.end - kernel.begin

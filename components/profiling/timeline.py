@@ -15,7 +15,6 @@ from components.profiling.trace import Trace, TraceEvent
 
 Interval = tuple[int, int]
 Times = Counter[tuple[str, Direction]]  # nanoseconds by part and direction
-_COLLECTIVE_KERNELS = ("nccl", "oneccl")
 
 
 def times_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
@@ -75,7 +74,7 @@ def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     computed: list[Interval] = []
     sent: list[Interval] = []
     for kernel, place in kernels_of(trace, places):
-        sends = place.part == COMMUNICATION or kernel.name.startswith(_COLLECTIVE_KERNELS)
+        sends = place.part == COMMUNICATION or kernel.name.startswith(("nccl", "oneccl"))
         before = sent if sends else computed
         begin = max(kernel.begin, before[-1][1] if before else 0)
         if begin < kernel.end:

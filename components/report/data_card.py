@@ -1,7 +1,4 @@
-"""A data set's card as a page of its own, and what a run's report says of its data.
-
-The card lies beside the data, which may be elsewhere by now, or gone.
-"""
+"""A data set's card as a page of its own, and what a run's report says of its data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -105,7 +102,6 @@ def _tokens_figure(sources: Tree) -> go.Figure:
 
 
 def _sources(sources: Tree) -> Grid:
-    """Lay out what there is of each source, and where it is from."""
     columns = ("source", "tokens", "held out", "documents", "language", "licence", "origin")
     rows = []
     for name, source in sources.items():
@@ -184,7 +180,7 @@ def _card(file: Path, said: DataRecord) -> Tree | None:
         return None
     try:
         card = read_checked(folder / "card.json", DataCard)
-    except RecipeError:  # no card, or half of one: the report stands without it
+    except RecipeError:  # gone, or half of one: the report stands without it
         return None
     # A folder can have been prepared again since, under the same name.
     return card if card["key"] == said.key else None

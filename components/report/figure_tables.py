@@ -21,7 +21,6 @@ from components.report.tables import Grid, column_labels, labelled
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
 Number = float | None
 Cells = tuple[str, str, str, str]  # planned, expected between, measured, the one by the other
-_DAY_SECONDS = 86_400
 # First match wins; a name's suffix is its unit.
 _UNITS = (
     ("tokens_per_second", "tokens/s"),
@@ -222,7 +221,7 @@ def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
         "held_out_loss": out.held_out_final,
         "training_loss": out.training_loss,
         "device_hours": out.device_hours,
-        "days": out.seconds and out.seconds / _DAY_SECONDS,
+        "days": out.seconds and out.seconds / 86_400,
         "tokens_per_second": out.tokens_per_second,
         "tokens_per_second_per_device": out.tokens_per_second_per_device,
         **{f"flops_per_second.{c}": rate for c, rate in out.flops_per_second.items()},

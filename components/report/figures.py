@@ -16,8 +16,7 @@ from components.run.records import StepMetrics
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"
-# More points than a screen has columns only make the file large.
-_MOST_POINTS = 2000
+_MOST_POINTS = 2000  # more than a screen has columns only make the file large
 
 
 def colour(index: int) -> str:
@@ -98,9 +97,7 @@ def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
     return figure
 
 
-def step_figure(
-    entries: Sequence[ReportEntry], field: str, *, exponents: str = "e"
-) -> go.Figure:
+def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e") -> go.Figure:
     """Draw one quantity of the steps against tokens; the page's heading names it."""
     figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)

@@ -40,12 +40,8 @@ def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     Raises:
         RecipeError: a profile that cannot be read.
     """
-    tables = {
-        "profile_parts": parts_grid,
-        "profile_products": products_grid,
-        "profile_waits": waits_grid,
-    }
-    return _joined(entries, "rank", read_profiles, tables)
+    tables = {"profile_parts": parts_grid, "profile_products": products_grid}
+    return _joined(entries, "rank", read_profiles, tables | {"profile_waits": waits_grid})
 
 
 def _joined(
@@ -70,10 +66,8 @@ def _joined(
 
 
 def _read_evaluations(run: Path) -> list[Tree]:
-    return [
-        read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
-        for file in sorted((run / "evaluation").glob("*.json"))
-    ]
+    files, kind = sorted((run / "evaluation").glob("*.json")), EvaluationRecord
+    return [read_checked(file, kind, finite=False, remedy=EVALUATE_AGAIN) for file in files]
 
 
 def text_grid(tree: Tree) -> Grid:
@@ -110,10 +104,8 @@ def read_profiles(run: Path) -> list[Tree]:
     Raises:
         RecipeError: one of them cannot be read.
     """
-    files = (run / "profile").glob("rank-*[0-9].json")
-    trees = [
-        read_checked(file, Profile, remedy="delete it and profile again") for file in files
-    ]
+    files, again = (run / "profile").glob("rank-*[0-9].json"), "delete it and profile again"
+    trees = [read_checked(file, Profile, remedy=again) for file in files]
     return sorted(trees, key=lambda tree: int(tree["rank"]))
 
 

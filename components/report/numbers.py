@@ -57,7 +57,6 @@ def rate(value: float | None, unit: str) -> str:
 
 
 def _scaled(value: float, prefixes: Sequence[str]) -> tuple[str, str]:
-    """Write three digits and the prefix that goes with them."""
     if not math.isfinite(value):
         return str(value), ""
     power = 0

@@ -17,10 +17,7 @@ from components.report.tables import Cells, Grid, grid_by_quantity
 
 
 def differences_by_group(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
-    """Lay out the keys of each group that has differences, the weightiest first.
-
-    So many as ``hidden`` says follow from others, and have no row.
-    """
+    """Lay out the keys that differ, the weightiest group first; `hidden` ones have no row."""
     differing = tables.differing_keys(entries)
     computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
     found: dict[KeyGroup | None, list[str]] = {}
@@ -84,7 +81,6 @@ def _brief(value: object) -> str:
 
 
 def _goodput(entry: ReportEntry) -> dict[str, str]:
-    """Say what part of a run's time made progress, and what the rest was."""
     account = entry.run.journal.goodput
     whole, progress = account.wall_seconds, "steps that led to the last weights: goodput"
     parts = {progress: account.progress_seconds, **account.lost_seconds}

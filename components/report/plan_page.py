@@ -97,7 +97,6 @@ def _memory_card(memory: PlannedMemory) -> Card:
 
 
 def _ranks_sheet(timeline: Timeline) -> Grid:
-    """Lay out how long each pipeline rank computes and waits, and what it keeps."""
     rows = []
     for rank, line in enumerate(timeline.ranks):
         waits = f"{timeline.waiting_fraction(rank):.1%}"

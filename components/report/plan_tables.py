@@ -36,8 +36,7 @@ def memory_sheet(memory: PlannedMemory) -> Grid:
     for number, stage in enumerate(memory.by_stage):
         parts = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*PARTS, "peak"))
         rows.append((str(number), *parts))
-    limit = memory.usable_bytes / GIB
-    title = f"memory, GiB a device of {limit:.1f} usable: {memory.verdict}"
+    title = f"memory, GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
     return Grid(title=title, columns=("stage", *PARTS, "peak"), rows=rows)
 
 

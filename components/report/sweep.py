@@ -36,10 +36,7 @@ class Sweep:
     key: str
     values: tuple[Any, ...]
     series: tuple[str, ...]
-
-    @property
-    def is_numeric(self) -> bool:
-        return _numeric(self.values)
+    is_numeric: bool
 
 
 def sweep_of(entries: Sequence[ReportEntry]) -> Sweep | None:
@@ -53,7 +50,8 @@ def sweep_of(entries: Sequence[ReportEntry]) -> Sweep | None:
     key = max(swept, key=lambda one: (_numeric(swept[one]), len(set(map(str, swept[one])))))
     others = [[f"{k}={numbers.exact(v)}" for v in vs] for k, vs in swept.items() if k != key]
     series = tuple(map(", ".join, zip(*others, strict=True))) or ("",) * len(entries)
-    return Sweep(key=key, values=swept[key], series=series)
+    values = swept[key]
+    return Sweep(key=key, values=values, series=series, is_numeric=_numeric(values))
 
 
 def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
@@ -78,10 +76,9 @@ def named_by_values(
     """Label each run of a sweep by its values, where these tell all runs apart."""
     if sweep is None:
         return entries
-    labels = [
-        ", ".join(filter(None, (f"{sweep.key}={numbers.exact(value)}", series)))
-        for value, series in zip(sweep.values, sweep.series, strict=True)
-    ]
+    named = [f"{sweep.key}={numbers.exact(value)}" for value in sweep.values]
+    pairs = zip(named, sweep.series, strict=True)
+    labels = [", ".join(filter(None, pair)) for pair in pairs]
     if len(set(labels)) < len(labels):
         return entries
     return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]

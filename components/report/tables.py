@@ -1,7 +1,4 @@
-"""Tables and key figures of a report, as plain text: the page and the terminal only set them.
-
-A table has a row a quantity and a column a run, except the summary, which has a row a run.
-"""
+"""Tables and key figures of a report, as plain text; the page and the terminal set them."""
 
 import math
 import shlex
@@ -84,8 +81,6 @@ def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
 
 
 def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
-    """Write the value of each key in every one of the flat trees."""
-
     def text(key: str, value: object) -> str:
         if key.rpartition(".")[2] == "command" and isinstance(value, list):
             return shlex.join(str(part) for part in value)

@@ -35,7 +35,6 @@ REMEDIES = {
 }
 LOOK_SECONDS = 0.25
 UNSAVED = "; the run was asked to stop, so nobody waits for it, and nothing more is saved"
-RESUME = "then resume the run: the checkpoint before is whole"
 
 _log = logging.getLogger(__name__)
 
@@ -104,8 +103,8 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _cannot_be_written(path: Path, error: OSError, more: str = "") -> RecipeError:
     remedy = REMEDIES.get(error.errno or 0, "mend the file system")
-    problem = f"cannot be written: {error.strerror}{more}"
-    return RecipeError(str(path), problem, f"{remedy}, {RESUME}")
+    remedy += ", then resume the run: the checkpoint before is whole"
+    return RecipeError(str(path), f"cannot be written: {error.strerror}{more}", remedy)
 
 
 def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:

@@ -136,9 +136,8 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
             raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
         folder.checkpoints.mkdir(parents=True)
     except OSError as error:
-        raise RecipeError(
-            "run", f"cannot make {folder.path}: {error}", "choose another"
-        ) from None
+        problem = f"cannot make {folder.path}: {error}"
+        raise RecipeError("run", problem, "choose another") from None
     folder.write_recipe(recipe)
     return folder
 

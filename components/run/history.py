@@ -63,12 +63,9 @@ def read_run_lines(run: Path) -> tuple[list[Line], int]:
     begins = sum(record["kind"] in _BEGINS for _, record in whole)
     for _, broken in files:
         if len(broken) > max(1, begins):
-            raise RecipeError(
-                broken[-1],
-                f"is not JSON, and no kill explains it: {len(broken)} such lines of a run that "
-                f"began {begins} times",
-                "repair or delete the line",
-            )
+            such = f"{len(broken)} such lines of a run that began {begins} times"
+            problem = f"is not JSON, and no kill explains it: {such}"
+            raise RecipeError(broken[-1], problem, "repair or delete the line")
     whole.sort(key=lambda line: float(line[1]["time"]))
     return whole, sum(len(broken) for _, broken in files)
 

@@ -22,11 +22,8 @@ def check_installed(package: str) -> None:
         RecipeError: ``package``, a key of ``tracking`` too, cannot be imported.
     """
     if find_spec(package) is None:
-        raise RecipeError(
-            f"tracking.{package}",
-            f"{package} is not installed",
-            "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock",
-        )
+        way = "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock"
+        raise RecipeError(f"tracking.{package}", f"{package} is not installed", way)
 
 
 class MetricsRow(NamedTuple):
@@ -85,9 +82,8 @@ def tell(folder: Path) -> RunExport:
 
 def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
-        yield MetricsRow(
-            step.step, step.time, step.model_dump(exclude={"kind", "step", "time"})
-        )
+        figures = step.model_dump(exclude={"kind", "step", "time"})
+        yield MetricsRow(step.step, step.time, figures)
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
         yield MetricsRow(one.step, one.time, {"held_out": one.loss, **losses})

@@ -39,9 +39,8 @@ def send(told: RunExport, section: Mlflow, server: str) -> str:
     except MlflowException as error:
         problem = f"{server}: {str(error).strip().splitlines()[0]}"
         remedy = "name a server that answers with to=URL, with the user and password or the "
-        raise RecipeError(
-            "to", problem, f"{remedy}token that it wants (MLFLOW_TRACKING_USERNAME, ...)"
-        ) from None
+        remedy += "token that it wants (MLFLOW_TRACKING_USERNAME, ...)"
+        raise RecipeError("to", problem, remedy) from None
 
 
 def _send(client: Any, told: RunExport, section: Mlflow) -> str:
@@ -66,16 +65,14 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
 
 def _find(client: Any, told: RunExport, section: Mlflow) -> Any:
     """Find the run in the experiment, or make both."""
-    experiment = client.get_experiment_by_name(section.experiment)
-    place = (
-        experiment.experiment_id if experiment else client.create_experiment(section.experiment)
-    )
+    name = section.experiment
+    there = client.get_experiment_by_name(name)
+    place = there.experiment_id if there else client.create_experiment(name)
     found = client.search_runs([place], filter_string=f"tags.`{ID}` = '{told.id}'")
     if found:
         return found[0]
-    return client.create_run(
-        place, start_time=_milliseconds(told.began), tags={ID: told.id}, run_name=told.name
-    )
+    began, tags = _milliseconds(told.began), {ID: told.id}
+    return client.create_run(place, start_time=began, tags=tags, run_name=told.name)
 
 
 def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
