@@ -60,5 +60,5 @@ def test_of_another_machine_the_profile_is_counted_not_listed(write_run: WriteRu
 def test_equal_recipes_have_no_table(write_run: WriteRun, count: int) -> None:
     runs = [write_run(str(place)) for place in range(count)]
     assert load_run(runs[0]).recipe["name"] == "walnut7b"
-    assert differences_by_group(load_entries(runs)) == ()
+    assert differences_by_group(load_entries(runs)) == []
     assert verdict(()) == "mathematics: the same, layout: the same, machine: the same"
