@@ -87,9 +87,10 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
         if outcomes[-1].status >= Status.INTERRUPTED:
             break
     if runs := [outcome.run for outcome in outcomes if outcome.run is not None]:
-        from components.report.tables import summary_table
+        from components.report.outcome import load_entries
+        from components.report.tables import summary_grid, terminal_table
 
-        console(width=160).print(summary_table(runs))
+        console(width=160).print(terminal_table(summary_grid(load_entries(runs))))
     return max(outcome.status for outcome in outcomes)
 
 

@@ -16,12 +16,12 @@ from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline
 from components.report.plan_tables import (
     Picture,
-    Sheet,
     memory_sheet,
     published_sheet,
     search_sheet,
     time_sheet,
 )
+from components.report.tables import Grid
 from components.terminal import console
 
 _LINES = {"forward": "─", "backward": "═", "weights": "~"}
@@ -160,7 +160,7 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
         out.print(f"missing: {missing.figure}: {missing.problem}; {missing.remedy}")
 
 
-def _table(sheet: Sheet) -> Table:
+def _table(sheet: Grid) -> Table:
     table = Table(*sheet.columns, box=None, title=sheet.title or None, title_justify="left")
     for row in sheet.rows:
         table.add_row(*row)

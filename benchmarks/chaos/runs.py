@@ -22,7 +22,7 @@ from command.actions.prepare import prepare_data
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.run.folder import create_run_folder
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.train.agent import run_ranks
 from tests.life.conftest import TINY
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from benchmarks.kept import ROOT
 from benchmarks.versions.environments import TorchEnvironment
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.terminal import say
 
 STEPS, SAVED_STEPS, STEP_TOKENS = 12, 6, 1_024

@@ -20,7 +20,7 @@ from components.planner.plan import plan_recipe
 from components.run.folder import RunFolder, create_run_folder
 from components.run.ownership import check_links
 from components.run.provenance import write_provenance
-from components.run.single_writer import check_not_trained
+from components.run.writer_lock import check_not_trained
 from components.terminal import say, tell
 from components.train.launch import check_builds
 

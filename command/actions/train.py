@@ -22,7 +22,7 @@ from components.run.disk import explained
 from components.run.folder import RunFolder, create_run_folder, open_run_folder, replace_recipe
 from components.run.provenance import write_provenance
 from components.run.records import Results
-from components.run.single_writer import train_alone
+from components.run.writer_lock import train_alone
 from components.sharing.lock import Lock
 from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable, launch

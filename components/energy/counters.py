@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,14 +11,10 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyReading:
-    """What counters told of some devices, or hosts.
-
-    Seconds are times their number: an hour of four devices has 14,400. ``counted_seconds`` are
-    those that the joules were taken in, ``passed_seconds`` all.
-    """
+    """What counters told of some devices, or hosts: an hour of four has 14,400 seconds."""
 
     joules: float
-    counted_seconds: float
+    counted_seconds: float  # those that the joules were taken in
     passed_seconds: float
 
     def __add__(self, other: "EnergyReading") -> "EnergyReading":
@@ -31,9 +27,8 @@ class EnergyReading:
     @property
     def is_whole(self) -> bool:
         """Whether every device was counted all the time."""
-        return self.counted_seconds > 0 and math.isclose(
-            self.counted_seconds, self.passed_seconds, rel_tol=1e-6
-        )
+        counted, passed = self.counted_seconds, self.passed_seconds
+        return counted > 0 and math.isclose(counted, passed, rel_tol=1e-6)
 
     @property
     def watts(self) -> float | None:
@@ -51,29 +46,18 @@ class EnergyReading:
 
     def as_json(self) -> dict[str, float | None]:
         """Return the tree for JSON; joules that nothing counted are null, not 0."""
-        return {
-            "joules": self.joules if self.counted_seconds else None,
-            "counted_seconds": self.counted_seconds,
-            "passed_seconds": self.passed_seconds,
-        }
+        return asdict(self) | ({} if self.counted_seconds else {"joules": None})
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> "EnergyReading":
         """Read what `as_json` gave."""
-        return cls(
-            joules=float(tree["joules"] or 0.0),
-            counted_seconds=float(tree["counted_seconds"]),
-            passed_seconds=float(tree["passed_seconds"]),
-        )
+        return cls(**{one.name: float(tree[one.name] or 0.0) for one in fields(cls)})
 
 
 NOTHING = EnergyReading(joules=0.0, counted_seconds=0.0, passed_seconds=0.0)
-
-
 # A bound for what one counter counts: at this power the kernel reckons how soon a register
 # begins again (drivers/gpu/drm/i915/i915_hwmon.c: 32 bits of 2**-14 J in 4.36 minutes).
 MOST_WATTS = 1_000.0
-MICRO = 1e-6
 
 
 class NoCounterError(Exception):
@@ -87,11 +71,8 @@ class EnergyCounter(Protocol):
     begun again between them. Infinite where it never does.
     """
 
-    @property
-    def range_joules(self) -> float: ...
-
-    @property
-    def longest_seconds(self) -> float: ...
+    range_joules: float
+    longest_seconds: float
 
     def read(self) -> float:
         """Return the joules that are on the counter.
@@ -101,7 +82,7 @@ class EnergyCounter(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class FileCounter:
     """A file of the kernel's that holds microjoules."""
 
@@ -120,7 +101,7 @@ def read_joules(file: Path) -> float:
         NoCounterError: the file cannot be read, or holds no number.
     """
     try:
-        return int(file.read_text("ascii")) * MICRO
+        return int(file.read_text("ascii")) * 1e-6
     except OSError as error:
         raise NoCounterError(f"{file}: {error.strerror}") from None
     except ValueError:
@@ -168,7 +149,6 @@ class Meter:
             return None
 
     def _spent(self, after: list[float] | None) -> float | None:
-        """Return the joules since the last readings, if that is known."""
         if not self._counters or self._before is None or after is None:
             return None
         spent = 0.0

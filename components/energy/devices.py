@@ -24,8 +24,6 @@ try:
 except ImportError:  # a site's own packages may lack it
     pynvml = None
 
-MILLI = 1e-3
-
 
 class NvidiaCounter:
     """Ask NVML for the energy of the GPU that has this ``uuid``, as CUDA tells it.
@@ -51,7 +49,7 @@ class NvidiaCounter:
 
     def read(self) -> float:
         try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * MILLI
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
         except pynvml.NVMLError as error:
             raise NoCounterError(f"NVML: {error}") from None
 
@@ -85,11 +83,7 @@ def card_counters(sysfs: Path) -> list[FileCounter]:
         for name in names
         if name.read_text("ascii").strip() in _DRIVERS
     ]
-    if not cards:
-        raise NoCounterError(f"no card of {' or '.join(_DRIVERS)} below {sysfs}/class/drm")
-    for card in cards:
-        card.read()
-    return cards
+    return _tried(cards, f"no card of {' or '.join(_DRIVERS)} below {sysfs}/class/drm")
 
 
 def host_counters(sysfs: Path) -> list[FileCounter]:
@@ -100,19 +94,20 @@ def host_counters(sysfs: Path) -> list[FileCounter]:
     Raises:
         NoCounterError: there is none, or one does not tell.
     """
-    zones = [
-        name.parent
-        for name in sorted(sysfs.glob("class/powercap/intel-rapl:*/name"))
-        if name.read_text("ascii").startswith(("package-", "dram"))
+    names = sorted(sysfs.glob("class/powercap/intel-rapl:*/name"))
+    kinds = ("package-", "dram")
+    zones = [name.parent for name in names if name.read_text("ascii").startswith(kinds)]
+    ranges = {zone / "energy_uj": read_joules(zone / "max_energy_range_uj") for zone in zones}
+    counters = [
+        FileCounter(file=file, range_joules=joules, longest_seconds=joules / MOST_WATTS)
+        for file, joules in ranges.items()
     ]
-    if not zones:
-        raise NoCounterError(f"no RAPL below {sysfs}/class/powercap")
-    counters = []
-    for zone in zones:
-        joules = read_joules(zone / "max_energy_range_uj")
-        counter = FileCounter(
-            file=zone / "energy_uj", range_joules=joules, longest_seconds=joules / MOST_WATTS
-        )
+    return _tried(counters, f"no RAPL below {sysfs}/class/powercap")
+
+
+def _tried(counters: list[FileCounter], none: str) -> list[FileCounter]:
+    if not counters:
+        raise NoCounterError(none)
+    for counter in counters:
         counter.read()
-        counters.append(counter)
     return counters

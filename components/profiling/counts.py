@@ -7,7 +7,7 @@ The least traffic reads each input once and writes each output once.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,7 @@ from components.torch_internals import operators
 
 
 def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
-    """Count a grouped product: (pairs, depth) by (experts, depth, columns).
-
-    For the gradient of the stack (depth, pairs) by (pairs, columns).
-    """
+    """Count (pairs, depth) by (experts, depth, columns); of its gradient (depth, pairs) too."""
     return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
 
 
@@ -62,23 +59,8 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
     operators.CPU_ATTENTION_BACKWARD: _attended_backward,
 }
 _BY_NAME = {str(packet).replace(".", "::", 1): formula for packet, formula in FORMULAS.items()}
-_ITEM_BYTES = {
-    "double": 8,
-    "float": 4,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "long int": 8,
-    "int": 4,
-    "bool": 1,
-    "unsigned char": 1,
-}
-
-
-class OperatorCounts(NamedTuple):
-    """What one operator computes, and what it moves at least."""
-
-    flops: int
-    bytes: int
+_ITEM_BYTES = {"double": 8, "long int": 8, "float": 4, "int": 4}
+_ITEM_BYTES |= {"c10::BFloat16": 2, "c10::Half": 2}  # an item of any other has one: float8
 
 
 def has_formula(event: TraceEvent) -> bool:
@@ -86,16 +68,16 @@ def has_formula(event: TraceEvent) -> bool:
     return event.name in _BY_NAME and "Input Dims" in event.args
 
 
-def count(event: TraceEvent) -> OperatorCounts:
-    """Count an operator that has a formula; the formulas ask for its first tensors alone."""
+def count(event: TraceEvent) -> tuple[int, int]:
+    """Count an operator's FLOPs and least bytes; formulas ask for its first tensors alone."""
     dims: list[Any] = event.args["Input Dims"]
     shapes = list(takewhile(lambda shape: shape and isinstance(shape[0], int), dims))
     if "mm" in event.name:  # a product written to a given place has that place, too
         shapes = shapes[: 3 if "add" in event.name else 2]
     flops = _BY_NAME[event.name](*(torch.empty(shape, device="meta") for shape in shapes))
-    item_bytes = [_ITEM_BYTES.get(kind, 1) for kind in event.args["Input type"]]  # 1: float8
+    item_bytes = [_ITEM_BYTES.get(kind, 1) for kind in event.args["Input type"]]
     read = sum(prod(shape) * item for shape, item in zip(shapes, item_bytes, strict=False))
-    return OperatorCounts(flops, read + _outputs(event.name, shapes, flops) * item_bytes[0])
+    return flops, read + _outputs(event.name, shapes, flops) * item_bytes[0]
 
 
 def _outputs(name: str, shapes: Sequence[Sequence[int]], flops: int) -> int:

@@ -53,11 +53,8 @@ class Ranges:
 
 
 def _hook(module: nn.Module, name: str) -> tuple[Any, Any]:
-    """Enter before the call and leave after it, also where a recomputation ends in its middle.
-
-    Calls nest, so those that are open are a stack.
-    """
-    opened: list[ExitStack] = []
+    """Enter before the call and leave after it, also where a recomputation ends within it."""
+    opened: list[ExitStack] = []  # a stack, since calls nest
 
     def enter(*_: object) -> None:
         opened.append(ExitStack())
@@ -67,10 +64,8 @@ def _hook(module: nn.Module, name: str) -> tuple[Any, Any]:
         opened.pop().close()
 
     before: Callable[..., None] = enter
-    return (
-        module.register_forward_pre_hook(before),
-        module.register_forward_hook(leave, always_call=True),
-    )
+    first = module.register_forward_pre_hook(before)
+    return first, module.register_forward_hook(leave, always_call=True)
 
 
 ATTENTION, PRODUCTS = "attention", "products"

@@ -8,19 +8,12 @@ what copies to the host without one (``tolist``, ``cpu()``) shows on a device al
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.config.schema.cluster import Hardware, Machine
 from components.profiling.counts import count
 from components.profiling.parts import PARTS, CallPlace, places_of
-from components.profiling.timeline import (
-    Times,
-    launches_of,
-    place_of_kernel,
-    times_of,
-    total_of,
-)
+from components.profiling.timeline import kernels_of, times_of, total_of
 from components.profiling.trace import Trace, TraceEvent
 
 ON_PURPOSE = "profile waits"  # the name of the range in which a profile waits for the device
@@ -35,23 +28,14 @@ _RUNTIME = re.compile(
 _OURS = re.compile(r"((?:components|command)/\S+\.py\(\d+\): .*)")
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A call that waits, how often a step makes it, and its seconds a step.
+Tree = dict[str, Any]
 
-    ``line`` is where Python called it, if the trace has stacks.
+
+def waits_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> list[Tree]:
+    """List calls that wait in the steps of a trace, or would on a device, the longest first.
+
+    ``line`` is where Python called it, if the trace has stacks; ``times`` are those a step.
     """
-
-    call: str
-    part: str
-    direction: str
-    line: str
-    times: float
-    seconds: float
-
-
-def waits_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> list[Wait]:
-    """List what waits in the steps of a trace, or would on a device, the longest first."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     waits = _waits if trace.device else _would_wait
     for event in trace.main:
@@ -60,13 +44,12 @@ def waits_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> list[Wait]
             key = (_call(event), place.part, place.direction, _line(trace, event))
             found[key].append(event.end - event.begin)
     steps = len(trace.steps)
-    return sorted(
-        (
-            Wait(*key, times=len(lengths) / steps, seconds=sum(lengths) / 1e9 / steps)
-            for key, lengths in found.items()
-        ),
-        key=lambda wait: -wait.seconds,
-    )
+    waiting = [
+        dict(zip(("call", "part", "direction", "line"), key, strict=True))
+        | {"times": len(lengths) / steps, "seconds": sum(lengths) / 1e9 / steps}
+        for key, lengths in found.items()
+    ]
+    return sorted(waiting, key=lambda wait: -wait["seconds"])
 
 
 def _waits(event: TraceEvent) -> bool:
@@ -95,7 +78,6 @@ def _line(trace: Trace, event: TraceEvent) -> str:
     return ""
 
 
-_FORMAT = 1
 _CONVENTIONS = {
     "seconds": "of one step, the mean over the steps; the parts add up to the step",
     "flops": "of one step; products and attention, the whole of its matrix",
@@ -104,7 +86,6 @@ _CONVENTIONS = {
     "limit_flops_per_second": "the lower of the profile's gemm_teraflops (peak_teraflops "
     "where it has none) and its memory bandwidth times the intensity",
 }
-Tree = dict[str, Any]
 
 
 def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
@@ -113,42 +94,38 @@ def profile_of(trace: Trace, *, machine: Machine, dtype: str) -> Tree:
     steps = len(trace.steps)
     times = times_of(trace, places)
     rates = _rates(machine, dtype)
+
+    def seconds_of(part: str) -> dict[str, float]:
+        # In all, and those that are the model's by direction.
+        by_direction = {d: ns / 1e9 / steps for (p, d), ns in times.items() if p == part}
+        named = {f"{d}_seconds": s for d, s in sorted(by_direction.items()) if d}
+        return {"seconds": sum(by_direction.values()), **named}
+
     return {
-        "format": _FORMAT,
+        "format": 1,
         "conventions": _CONVENTIONS,
         "steps": trace.steps,
         "clock": "device" if trace.device else "main thread",
         "step_seconds": total_of(trace, places) / 1e9 / steps,
-        "parts": {part: _directions(times, part, steps) for part in PARTS},
+        "parts": {part: seconds_of(part) for part in PARTS},
         "machine": rates,
         "products": _products(trace, places, rates),
-        "waits": [asdict(wait) for wait in waits_of(trace, places)],
+        "waits": waits_of(trace, places),
     }
-
-
-def _directions(times: Times, part: str, steps: int) -> dict[str, float]:
-    """Give seconds a step: in all, and those that are the model's by direction."""
-    by_direction = {d: ns / 1e9 / steps for (p, d), ns in times.items() if p == part}
-    named = {f"{d}_seconds": s for d, s in sorted(by_direction.items()) if d}
-    return {"seconds": sum(by_direction.values()), **named}
 
 
 def _products(
     trace: Trace, places: Mapping[TraceEvent, CallPlace], rates: Tree | None
 ) -> dict[str, Tree]:
-    """Add up the operators that are counted, part by part."""
-    on_device: Counter[TraceEvent] = Counter()  # of the kernels that each operator started
-    launches = launches_of(trace)
-    for kernel in trace.device:
-        counted = place_of_kernel(kernel, launches, places).counted
-        if counted is not None:
-            on_device[counted] += kernel.end - kernel.begin
+    on_device: Counter[TraceEvent | None] = Counter()  # of the kernels that each one started
+    for kernel, place in kernels_of(trace, places):
+        on_device[place.counted] += kernel.end - kernel.begin
     flops, size, nanoseconds = Counter[str](), Counter[str](), Counter[str]()
     for event, place in places.items():
         if place.counted is event and place.in_step:
-            one = count(event)
-            flops[place.part] += one.flops
-            size[place.part] += one.bytes
+            computed, moved = count(event)
+            flops[place.part] += computed
+            size[place.part] += moved
             lasted = on_device[event] if trace.device else event.end - event.begin
             nanoseconds[place.part] += lasted
     steps = len(trace.steps)
@@ -188,7 +165,4 @@ def _roofline(flops: int, size: int, nanoseconds: int, steps: int, rates: Tree |
     if rates is None or rates["gemm_flops_per_second"] is None or not seconds or not flops:
         return found
     limit = min(rates["gemm_flops_per_second"], rates["memory_bytes_per_second"] * intensity)
-    return found | {
-        "limit_flops_per_second": limit,
-        "limit_fraction": flops / seconds / limit,
-    }
+    return found | {"limit_flops_per_second": limit, "limit_fraction": flops / seconds / limit}

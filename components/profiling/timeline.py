@@ -9,19 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from components.profiling.parts import (
-    COMMUNICATION,
-    DATA,
-    HOST,
-    CallPlace,
-    Direction,
-    is_operator,
-)
+from components.profiling import parts
+from components.profiling.parts import COMMUNICATION, DATA, HOST, CallPlace, Direction
 from components.profiling.trace import Trace, TraceEvent
 
 Interval = tuple[int, int]
 Times = Counter[tuple[str, Direction]]  # nanoseconds by part and direction
-_COLLECTIVE_KERNELS = ("nccl", "oneccl")
 
 
 def times_of(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
@@ -42,7 +35,7 @@ def _on_host(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
         place = places[event]
         if not place.in_step:
             continue
-        if place.part == DATA or is_operator(event):
+        if place.part == DATA or parts.is_operator(event):
             times[place.part, place.direction] += end - begin
         else:
             idle.append((begin, end))
@@ -77,12 +70,11 @@ def own_times(calls: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, int, in
 
 def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     times: Times = Counter()
-    steps, launches = _steps(trace), launches_of(trace)
+    steps = _steps(trace)
     computed: list[Interval] = []
     sent: list[Interval] = []
-    for kernel in sorted(trace.device, key=lambda event: event.begin):
-        place = place_of_kernel(kernel, launches, places)
-        sends = place.part == COMMUNICATION or kernel.name.startswith(_COLLECTIVE_KERNELS)
+    for kernel, place in kernels_of(trace, places):
+        sends = place.part == COMMUNICATION or kernel.name.startswith(("nccl", "oneccl"))
         before = sent if sends else computed
         begin = max(kernel.begin, before[-1][1] if before else 0)
         if begin < kernel.end:
@@ -97,20 +89,14 @@ def _on_device(trace: Trace, places: Mapping[TraceEvent, CallPlace]) -> Times:
     return times
 
 
-def launches_of(trace: Trace) -> dict[int, TraceEvent]:
-    """Find the call that started what a device did, by their common number."""
+def kernels_of(
+    trace: Trace, places: Mapping[TraceEvent, CallPlace]
+) -> Iterator[tuple[TraceEvent, CallPlace]]:
+    """Pair what a device did, by its begin, with the place of the call of the same number."""
     calls = (*trace.main, *trace.others)
-    return {e.args["correlation"]: e for e in calls if "correlation" in e.args}
-
-
-def place_of_kernel(
-    kernel: TraceEvent,
-    launches: Mapping[int, TraceEvent],
-    places: Mapping[TraceEvent, CallPlace],
-) -> CallPlace:
-    """Stand where the call does that started the kernel."""
-    launch = launches.get(kernel.args.get("correlation", -1))
-    return CallPlace() if launch is None else places[launch]
+    launches = {e.args["correlation"]: places[e] for e in calls if "correlation" in e.args}
+    for kernel in sorted(trace.device, key=lambda event: event.begin):
+        yield kernel, launches.get(kernel.args.get("correlation", -1), CallPlace())
 
 
 def _steps(trace: Trace) -> list[Interval]:

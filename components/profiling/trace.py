@@ -52,14 +52,11 @@ class TraceEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Calls by their begin, of the main thread and others; what ran beside them.
-
-    Python's ``frames`` are a tree of their own: a range outlasts the frame that opens it.
-    """
+    """Calls by their begin, of the main thread and others; what ran beside them."""
 
     main: list[TraceEvent]
     others: list[TraceEvent]
-    frames: list[TraceEvent]
+    frames: list[TraceEvent]  # Python's, a tree apart: a range outlasts what opens it
     device: list[TraceEvent]
     collectives: list[TraceEvent]
 

@@ -1,11 +1,7 @@
-"""A data set's card as a page of its own, and what a run's report says of its data.
-
-The card lies beside the data, which may be elsewhere by now, or gone.
-"""
+"""A data set's card as a page of its own, and what a run's report says of its data."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +10,26 @@ import plotly.graph_objects as go
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.figures import colour, empty_figure
-from components.report.outcome import ReportEntry
+from components.report.outcome import ReportEntry, Tree
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.tables import Card, Grid
+from components.report.tables import Card, Grid, grid_by_name
 from components.run.ownership import is_own
 from components.run.records import DataRecord, read_checked, read_record
 from components.run.reported import DataCard
 
-Tree = Mapping[str, Any]
 _ROW_PIXELS, _FRAME_PIXELS = 22, 110
+# By heading, the key of the card and its format.
+_MIXTURE = {
+    "promised": ("promised_share", ".4%"),
+    "drawn": ("share", ".4%"),
+    "samples": ("samples", ","),
+    "times read": ("epochs", ".2f"),
+}
+_FERTILITY = {
+    "tokens a word": ("tokens_per_word", ".3f"),
+    "bytes a token": ("bytes_per_token", ".3f"),
+    "documents measured": ("documents", ","),
+}
 
 
 def write_card(tree: Tree, destination: Path) -> Path:
@@ -32,18 +39,30 @@ def write_card(tree: Tree, destination: Path) -> Path:
         RecipeError: the destination is a folder.
     """
     check_destination(destination)
+    sources = tree["sources"].items()
+    mixed = [(name, source["mixture"]) for name, source in sources if source["mixture"]]
+    inputs = [
+        (name, one["name"], f"{one['bytes']:,}", one["sha256"])
+        for name, source in sources
+        for one in source["inputs"]
+    ]
     parts = {
         "card": tree,
         "cards": _key_figures(tree),
         "charts": {"tokens": embedded("tokens", _tokens_figure(tree["sources"]))},
         "tables": {
             "sources": _sources(tree["sources"]),
-            "mixture": _mixture(tree["sources"]),
+            "mixture": grid_by_name("source", mixed, _MIXTURE),
             "stages": _stages(tree["stages"]),
-            "fertility": _fertility(tree["fertility"]),
-            "inputs": _inputs(tree["sources"]),
+            "fertility": grid_by_name("language", tree["fertility"].items(), _FERTILITY),
+            "inputs": Grid(columns=("source", "input", "bytes", "sha256"), rows=inputs),
         },
-        "examples": list(_examples(tree["stages"])),
+        "examples": [  # of what was removed: stage, reason, and the text's beginning
+            (stage, one["why"], one["text"])
+            for stage, record in tree["stages"].items()
+            for examples in record["examples"].values()
+            for one in examples
+        ],
         "exact": json.dumps(tree, indent=2, ensure_ascii=False),
     }
     return write_page(set_page("data_page.html.j2", parts), destination)
@@ -52,9 +71,8 @@ def write_card(tree: Tree, destination: Path) -> Path:
 def _key_figures(tree: Tree) -> tuple[Card, ...]:
     """Choose what a reader of a card asks first: how much, of what, in which vocabulary."""
     totals, stages, tokenizer = tree["totals"], tree["stages"], tree["tokenizer"]
-    removed = 0
-    for record in stages.values():
-        removed += sum(sum(one["removed"].values()) for one in record["sources"].values())
+    treated = [one for record in stages.values() for one in record["sources"].values()]
+    removed = sum(sum(one["removed"].values()) for one in treated)
     held_out = f"{totals['held_out_tokens']:,} held out"
     unprepared = () if stages else ("no preparation: texts as they came",)
     size = f"{numbers.count(totals['input_bytes'])} bytes of input"
@@ -70,63 +88,37 @@ def _key_figures(tree: Tree) -> tuple[Card, ...]:
 
 def _tokens_figure(sources: Tree) -> go.Figure:
     """Draw what there is of each source, beside what a run draws of it."""
-    names = list(sources)
-    height = _FRAME_PIXELS + 2 * _ROW_PIXELS * len(names)
+    height = _FRAME_PIXELS + 2 * _ROW_PIXELS * len(sources)
     figure = empty_figure("share of the tokens", "", height=height)
     total = max(sum(source["train_tokens"] for source in sources.values()), 1)
     there = [source["train_tokens"] / total for source in sources.values()]
     drawn = [source["mixture"].get("promised_share", 0.0) for source in sources.values()]
     for place, (name, values) in enumerate((("prepared", there), ("drawn by a run", drawn))):
-        figure.add_bar(
-            orientation="h", name=name, y=names, x=values, marker={"color": colour(place)}
-        )
+        marker = {"color": colour(place)}
+        figure.add_bar(orientation="h", name=name, y=list(sources), x=values, marker=marker)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(tickformat=".1%")
     return figure
 
 
 def _sources(sources: Tree) -> Grid:
-    """Lay out what there is of each source, and where it is from."""
     columns = ("source", "tokens", "held out", "documents", "language", "licence", "origin")
-    rows = [
-        (
-            name,
-            f"{source['train_tokens']:,}",
-            f"{source['held_out_tokens']:,}",
-            f"{source['documents']:,}",
-            _language(source),
-            source["licence"] or numbers.ABSENT,
-            source["origin"] or numbers.ABSENT,
+    rows = []
+    for name, source in sources.items():
+        counts = (
+            f"{source[key]:,}" for key in ("train_tokens", "held_out_tokens", "documents")
         )
-        for name, source in sources.items()
-    ]
+        found = ", ".join(
+            f"{lang} {count:,}" for lang, count in _ranked(source["languages"])[:3]
+        )
+        language = " / ".join(filter(None, (source["language"], found)))  # claimed / found
+        said = (language, source["licence"], source["origin"])
+        rows.append((name, *counts, *(text or numbers.ABSENT for text in said)))
     return Grid(columns=columns, rows=rows)
 
 
-def _language(source: Tree) -> str:
-    """Name what the source claims, and what was found in it."""
-    said = ", ".join(f"{name} {count:,}" for name, count in _ranked(source["languages"])[:3])
-    return " / ".join(filter(None, (source["language"], said))) or numbers.ABSENT
-
-
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Sort counted names, the largest count first."""
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-
-
-def _mixture(sources: Tree) -> Grid:
-    rows = [
-        (
-            name,
-            f"{mixture['promised_share']:.4%}",
-            f"{mixture['share']:.4%}",
-            f"{mixture['samples']:,}",
-            f"{mixture['epochs']:.2f}",
-        )
-        for name, source in sources.items()
-        if (mixture := source["mixture"])
-    ]
-    return Grid(columns=("source", "promised", "drawn", "samples", "times read"), rows=rows)
 
 
 def _stages(stages: Tree) -> Grid:
@@ -142,90 +134,43 @@ def _stages(stages: Tree) -> Grid:
     return Grid(columns=columns, rows=rows)
 
 
-def _fertility(fertility: Tree) -> Grid:
-    rows = [
-        (
-            language,
-            f"{one['tokens_per_word']:.3f}",
-            f"{one['bytes_per_token']:.3f}",
-            f"{one['documents']:,}",
-        )
-        for language, one in fertility.items()
-    ]
-    columns = ("language", "tokens a word", "bytes a token", "documents measured")
-    return Grid(columns=columns, rows=rows)
-
-
-def _inputs(sources: Tree) -> Grid:
-    rows = [
-        (name, one["name"], f"{one['bytes']:,}", one["sha256"])
-        for name, source in sources.items()
-        for one in source["inputs"]
-    ]
-    return Grid(columns=("source", "input", "bytes", "sha256"), rows=rows)
-
-
-def _examples(stages: Tree) -> Iterator[tuple[str, str, str]]:
-    """List what was removed: stage, reason, and the text's beginning."""
-    for stage, record in stages.items():
-        for examples in record["examples"].values():
-            for one in examples:
-                yield stage, one["why"], one["text"]
-
-
-_MEASURES = ("promised", "drawn", "times read")
+_DRAWN = {
+    "promised": ("promised_share", ".3%"),
+    "drawn": ("share", ".3%"),
+    "times read": ("epochs", ".2f"),
+}
 
 
 def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out a row a source; no rows where no run has written its results."""
     drawn: list[Tree] = [(entry.run.results or {}).get("mixture", {}) for entry in entries]
-    heads = (
-        f"{entry.label}: {measure}" if len(entries) > 1 else measure
-        for entry in entries
-        for measure in _MEASURES
-    )
-    rows = []
-    for name in dict.fromkeys(name for one in drawn for name in one):
-        cells = [cell for one in drawn for cell in _drawn(one.get(name))]
-        rows.append((name, *cells))
+    labels = [f"{entry.label}: " if len(entries) > 1 else "" for entry in entries]
+    heads = (f"{label}{measure}" for label in labels for measure in _DRAWN)
+    cells = [(one, key, form) for one in drawn for key, form in _DRAWN.values()]
+    rows = [
+        (name, *(numbers.written(one.get(name, {}).get(key), form) for one, key, form in cells))
+        for name in dict.fromkeys(name for one in drawn for name in one)
+    ]
     return Grid(columns=("source", *heads), rows=rows)
 
 
-def _drawn(source: Tree | None) -> tuple[str, ...]:
-    if source is None:
-        return (numbers.ABSENT,) * len(_MEASURES)
-    promised, share = f"{source['promised_share']:.3%}", f"{source['share']:.3%}"
-    return promised, share, f"{source['epochs']:.2f}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCardSummary:
-    """The prepared data of one run: its key, and the card's figures where there is a card."""
-
-    label: str
-    folder: str
-    key: str
-    cards: tuple[Card, ...]
-    sources: Grid
-
-
-def data_sections(entries: Sequence[ReportEntry]) -> tuple[DataCardSummary, ...]:
-    """Summarize each prepared folder once, however many of the runs read it."""
-    sections: dict[str, DataCardSummary] = {}
+def data_sections(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
+    """Summarize each prepared folder once, with the figures of its card where there is one."""
+    sections: dict[str, dict[str, Any]] = {}
     for entry in entries:
         file = entry.run.folder / "data.json"
         if file.exists():
             said = read_record(file, DataRecord)
             card = _card(file, said)
-            section = DataCardSummary(
-                label=entry.label,
-                folder=Path(said.folder).name,  # not its whole path, which names people
-                key=said.key,
-                cards=_key_figures(card) if card else (),
-                sources=_sources(card["sources"]) if card else Grid(columns=(), rows=()),
-            )
+            section = {
+                "label": entry.label,
+                "folder": Path(said.folder).name,  # not its whole path, which names people
+                "key": said.key,
+                "cards": _key_figures(card) if card else (),
+                "sources": _sources(card["sources"]) if card else Grid(),
+            }
             sections.setdefault(said.key, section)
-    return tuple(sections.values())
+    return list(sections.values())
 
 
 def _card(file: Path, said: DataRecord) -> Tree | None:
@@ -235,7 +180,7 @@ def _card(file: Path, said: DataRecord) -> Tree | None:
         return None
     try:
         card = read_checked(folder / "card.json", DataCard)
-    except RecipeError:  # no card, or half of one: the report stands without it
+    except RecipeError:  # gone, or half of one: the report stands without it
         return None
     # A folder can have been prepared again since, under the same name.
     return card if card["key"] == said.key else None

@@ -6,18 +6,17 @@ dark and print. Names go through :func:`html.escape`, because plotly reads tags 
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
 from components.report.outcome import ReportEntry
-from components.run.history import StepMetrics
+from components.run.records import StepMetrics
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"
-# More points than a screen has columns only make the file large.
-_MOST_POINTS = 2000
-_ROW_PIXELS = 22
+_MOST_POINTS = 2000  # more than a screen has columns only make the file large
 
 
 def colour(index: int) -> str:
@@ -61,56 +60,44 @@ def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: boo
 
 
 def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
-    """Draw the held-out loss of each source, in the order of the first run's losses.
-
-    ``None`` if no run has such a measurement.
-    """
+    """Draw the held-out loss of each source, by the first run's losses; None without any."""
     finals = [entry.outcome.final_by_source for entry in entries]
     # Later mappings win: the first run that has a source decides its place.
     ranking = {n: x for final in reversed(finals) for n, x in final.items()}
     names = sorted(ranking, key=lambda name: (ranking[name], name))
     if not names:
         return None
-    height = 90 + _ROW_PIXELS * len(names)
+    height = 90 + 22 * len(names)
     figure = empty_figure("held-out loss, nats per token", None, height=height)
     labels = {name: html.escape(name) for name in names}
     figure.update_yaxes(
         categoryorder="array", categoryarray=list(labels.values()), autorange="reversed",
         type="category", showgrid=True, dtick=1,
     )  # fmt: skip
-    _add_baselines(figure, entries, labels)
+
+    def add_marks(title: str, losses: Mapping[str, float], marker: dict[str, Any]) -> None:
+        shown = [name for name in names if name in losses]
+        x, y = [losses[name] for name in shown], [labels[name] for name in shown]
+        figure.add_scatter(x=x, y=y, mode="markers", name=title, marker=marker)
+
+    # First losses of a run alone (of several they would only crowd), and the unigram's.
+    alone = len(entries) == 1
+    unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
+    first = entries[0].outcome.first_by_source if alone else {}
+    baselines = (("smoothed unigram", unigram, "line-ns"), ("first", first, "circle-open"))
+    for title, losses, symbol in baselines:
+        if any(name in losses for name in names):
+            line = {"width": 2, "color": _NEUTRAL}
+            marker = {"symbol": symbol, "size": 10, "color": _NEUTRAL, "line": line}
+            add_marks(title, losses, marker)
     for index, entry in enumerate(entries):
-        final = entry.outcome.final_by_source
-        shown = [name for name in names if name in final]
-        figure.add_scatter(
-            x=[final[name] for name in shown], y=[labels[name] for name in shown],
-            mode="markers", name="final" if len(entries) == 1 else html.escape(entry.label),
-            marker={"size": 9, "color": colour(index + (len(entries) == 1))},
-        )  # fmt: skip
+        title = "final" if alone else html.escape(entry.label)
+        marker = {"size": 9, "color": colour(index + alone)}
+        add_marks(title, entry.outcome.final_by_source, marker)
     return figure
 
 
-def _add_baselines(
-    figure: go.Figure, entries: Sequence[ReportEntry], labels: dict[str, str]
-) -> None:
-    """First losses of a run alone (of several they would only crowd), and the unigram's."""
-    unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
-    first = entries[0].outcome.first_by_source if len(entries) == 1 else {}
-    baselines = (("smoothed unigram", unigram, "line-ns"), ("first", first, "circle-open"))
-    for title, losses, symbol in baselines:
-        shown = [name for name in labels if name in losses]
-        if shown:
-            figure.add_scatter(
-                x=[losses[name] for name in shown], y=[labels[name] for name in shown],
-                mode="markers", name=title,
-                marker={"symbol": symbol, "size": 10, "color": _NEUTRAL,
-                        "line": {"width": 2, "color": _NEUTRAL}},
-            )  # fmt: skip
-
-
-def step_figure(
-    entries: Sequence[ReportEntry], field: str, *, exponents: str = "e"
-) -> go.Figure:
+def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e") -> go.Figure:
     """Draw one quantity of the steps against tokens; the page's heading names it."""
     figure = empty_figure("tokens", None, height=230)
     figure.update_layout(showlegend=False)

@@ -1,15 +1,21 @@
 """Tables of what was measured beside training: checkpoints evaluated, steps profiled."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree
-from components.report.tables import Cells, Grid, row_labels, run_column
+from components.report.tables import Cells, Grid, grid_by_name, labelled
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord, Profile
 
-_TEXTS = ("text", "loss", "perplexity", "bits/byte", "tokens", "documents")
+_TEXTS = {  # by heading, the key of the figures and its format
+    "loss": ("loss", ".3f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "bits/byte": ("bits_per_byte", ",.3f"),
+    "tokens": ("tokens", ","),
+    "documents": ("documents", ","),
+}
 _TASKS = ("task", "metric", "value", "standard error", "samples", "shots")
 _DIRECTIONS = ("forward", "backward", "recomputed")
 _PARTS = ("part", "a step", "share", *_DIRECTIONS)
@@ -34,12 +40,8 @@ def profile_grids(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     Raises:
         RecipeError: a profile that cannot be read.
     """
-    tables = {
-        "profile_parts": parts_grid,
-        "profile_products": products_grid,
-        "profile_waits": waits_grid,
-    }
-    return _joined(entries, "rank", read_profiles, tables)
+    tables = {"profile_parts": parts_grid, "profile_products": products_grid}
+    return _joined(entries, "rank", read_profiles, tables | {"profile_waits": waits_grid})
 
 
 def _joined(
@@ -49,12 +51,9 @@ def _joined(
     tables: Mapping[str, Callable[[Tree], Grid]],
 ) -> dict[str, Grid]:
     """Join each table of all files, every row behind its run and its file's ``key``."""
-    heads = (*run_column(entries), key)
-    found = [
-        ((*label, str(tree[key])), tree)
-        for entry, label in zip(entries, row_labels(entries), strict=True)
-        for tree in read(entry.run.folder)
-    ]
+    run, runs = labelled(entries)
+    heads = (*run, key)
+    found = [((*cell, str(tree[key])), tree) for e, cell in runs for tree in read(e.run.folder)]
     joined = {}
     for name, lay_out in tables.items():
         columns, rows, text_columns = heads, [], len(heads)
@@ -67,36 +66,21 @@ def _joined(
 
 
 def _read_evaluations(run: Path) -> list[Tree]:
-    return [
-        read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
-        for file in sorted((run / "evaluation").glob("*.json"))
-    ]
+    files, kind = sorted((run / "evaluation").glob("*.json")), EvaluationRecord
+    return [read_checked(file, kind, finite=False, remedy=EVALUATE_AGAIN) for file in files]
 
 
 def text_grid(tree: Tree) -> Grid:
     """Lay out the losses of one checkpoint, a row a source, language or text."""
-    rows = [
-        (
-            name,
-            numbers.loss(figures["loss"]),
-            numbers.written(figures["perplexity"], ",.2f"),
-            numbers.written(figures["bits_per_byte"], ",.3f"),
-            numbers.exact(figures["tokens"]),
-            numbers.exact(figures["documents"]),
-        )
-        for name, figures in _texts(tree)
-    ]
-    return Grid(columns=_TEXTS, rows=rows)
-
-
-def _texts(tree: Tree) -> Iterator[tuple[str, Tree]]:
     held_out: Tree = tree.get("held_out", {})
-    yield from held_out.get("by_source", {}).items()
-    for language, figures in held_out.get("by_language", {}).items():
-        yield f"language {language}", figures
-    if held_out:
-        yield "all held-out tokens", held_out["all"]
-    yield from tree.get("texts", {}).items()
+    languages = held_out.get("by_language", {}).items()
+    items = [
+        *held_out.get("by_source", {}).items(),
+        *((f"language {language}", figures) for language, figures in languages),
+        *([("all held-out tokens", held_out["all"])] if held_out else []),
+        *tree.get("texts", {}).items(),
+    ]
+    return grid_by_name("text", items, _TEXTS)
 
 
 def task_grid(tree: Tree) -> Grid:
@@ -120,10 +104,8 @@ def read_profiles(run: Path) -> list[Tree]:
     Raises:
         RecipeError: one of them cannot be read.
     """
-    files = (run / "profile").glob("rank-*[0-9].json")
-    trees = [
-        read_checked(file, Profile, remedy="delete it and profile again") for file in files
-    ]
+    files, again = (run / "profile").glob("rank-*[0-9].json"), "delete it and profile again"
+    trees = [read_checked(file, Profile, remedy=again) for file in files]
     return sorted(trees, key=lambda tree: int(tree["rank"]))
 
 
@@ -158,15 +140,10 @@ def products_grid(tree: Tree) -> Grid:
 
 def waits_grid(tree: Tree) -> Grid:
     """Lay out what makes the host wait for its device, or would on a device."""
-    rows = [
-        (
-            *(wait["call"], wait["part"], wait["direction"]),
-            f"{wait['times']:.3g}",
-            _span(wait["seconds"]),
-            wait["line"],
-        )
-        for wait in tree["waits"]
-    ]
+    rows = []
+    for wait in tree["waits"]:
+        place, times = (wait["call"], wait["part"], wait["direction"]), f"{wait['times']:.3g}"
+        rows.append((*place, times, _span(wait["seconds"]), wait["line"]))
     return Grid(columns=_WAITS, rows=rows, text_columns=3)
 
 

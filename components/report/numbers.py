@@ -56,18 +56,7 @@ def rate(value: float | None, unit: str) -> str:
     return f"{number} {prefix}{unit}"
 
 
-def kwh(value: float) -> str:
-    """Write an energy, such as 1.2 kWh."""
-    return f"{measured(value)} kWh"
-
-
-def watts(value: float) -> str:
-    """Write a power, such as 300 W."""
-    return f"{measured(value)} W"
-
-
 def _scaled(value: float, prefixes: Sequence[str]) -> tuple[str, str]:
-    """Write three digits and the prefix that goes with them."""
     if not math.isfinite(value):
         return str(value), ""
     power = 0

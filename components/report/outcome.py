@@ -4,7 +4,6 @@ A finished run says it in ``results.json``. For any other the journal has to do:
 loss, and the median step's throughput. What neither holds is ``None``, never a guess.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from components.run.records import DerivedRecord, StatedResults, read_checked
 from components.run.reported import RecipeRecord, Surroundings
 
 Tree = Mapping[str, Any]
-_HOUR_SECONDS = 3_600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,31 +43,26 @@ def load_run(folder: Path) -> Run:
         raise RecipeError(str(folder), problem, "name a folder that a run wrote")
     results = folder / "results.json"
     stated = read_checked(results, StatedResults, finite=False) if results.exists() else None
+
+    def tree(name: str, kind: type[BaseModel]) -> Tree:
+        file, same = folder / name, "the run and this report must be of the same version"
+        if not file.exists():
+            remedy = "every run writes it at its start: was the folder copied whole?"
+            raise RecipeError(str(file), "is missing", remedy)
+        return read_checked(file, kind, remedy=same)
+
     return Run(
         folder=folder,
-        recipe=_tree(folder / "recipe.json", RecipeRecord),
-        derived=_tree(folder / "derived.json", DerivedRecord),
-        environment=_tree(folder / "environment.json", Surroundings),
+        recipe=tree("recipe.json", RecipeRecord),
+        derived=tree("derived.json", DerivedRecord),
+        environment=tree("environment.json", Surroundings),
         journal=read_journal(folder),
         results=stated,
     )
 
 
-def _tree(file: Path, kind: type[BaseModel]) -> Tree:
-    """Read a file that heads the page or a table, with all that these need."""
-    if not file.exists():
-        remedy = "every run writes it at its start: was the folder copied whole?"
-        raise RecipeError(str(file), "is missing", remedy)
-    return read_checked(
-        file, kind, remedy="the run and this report must be of the same version"
-    )
-
-
 def short_labels(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Name each folder by its last part, or by as many as tell it from the others.
-
-    Not by its whole path: a report is shown to others, and paths name people.
-    """
+    """Name each folder by as many last parts as tell it apart: whole paths name people."""
     parts = [folder.resolve().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         labels = tuple("/".join(p[-depth:]) for p in parts)
@@ -92,10 +85,7 @@ def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """The results of one run; losses in nats per token, ``None`` where nobody knows.
-
-    ``seconds`` are those of all processes of the run together, not of its last one alone.
-    """
+    """The results of one run; losses in nats per token, ``None`` where nobody knows."""
 
     status: str
     steps: int
@@ -108,7 +98,7 @@ class RunOutcome:
     first_by_source: Mapping[str, float]
     final_by_source: Mapping[str, float]
     unigram_by_source: Mapping[str, float]
-    seconds: float | None
+    seconds: float | None  # of all processes of the run together, not of its last one alone
     device_hours: float | None
     tokens_per_second: float | None
     tokens_per_second_per_device: float | None
@@ -137,10 +127,9 @@ def load_entries(folders: Sequence[Path]) -> tuple[ReportEntry, ...]:
     for folder in resolved:
         if resolved.count(folder) > 1:
             raise RecipeError("runs", f"names {folder} twice", "name each run folder once")
-    runs = [load_run(folder) for folder in folders]
+    runs = zip(short_labels(folders), map(load_run, folders), strict=True)
     return tuple(
-        ReportEntry(label=label, run=run, outcome=outcome_of(run))
-        for label, run in zip(short_labels(folders), runs, strict=True)
+        ReportEntry(label=name, run=run, outcome=outcome_of(run)) for name, run in runs
     )
 
 
@@ -149,10 +138,11 @@ def outcome_of(run: Run) -> RunOutcome:
     results: Tree = run.results or {}
     held_out: Tree = results.get("held_out") or {}
     steps, measured, ranks = run.journal.steps, run.journal.held_out, run.derived["ranks"]
-    rates = [step.tokens_per_second for step in steps]
-    rate = results.get("tokens_per_second", median(rates) if rates else None)
+    middle = median(step.tokens_per_second for step in steps) if steps else None
+    rate = results.get("tokens_per_second", middle)
     per_token = {} if rate is None else run.derived["flops_per_token"]
     flops = {convention: flops * rate for convention, flops in per_token.items()}
+    per_device = rate and rate / ranks
     held_seconds = run.journal.goodput.held_seconds or None  # none before the first record
     return RunOutcome(
         status=results.get("status", "unfinished"),
@@ -167,16 +157,9 @@ def outcome_of(run: Run) -> RunOutcome:
         final_by_source=held_out.get("by_source", measured[-1].by_source if measured else {}),
         unigram_by_source=held_out.get("unigram_by_source") or {},
         seconds=held_seconds,
-        device_hours=held_seconds and held_seconds * ranks / _HOUR_SECONDS,
+        device_hours=held_seconds and held_seconds * ranks / 3_600,
         tokens_per_second=rate,
-        tokens_per_second_per_device=results.get(
-            "tokens_per_second_per_device", rate and rate / ranks
-        ),
+        tokens_per_second_per_device=results.get("tokens_per_second_per_device", per_device),
         flops_per_second=results.get("flops_per_second", flops),
         device=results.get("device", run.environment.get("device")),
     )
-
-
-def non_finite_steps(journal: RunHistory) -> int:
-    """Count the steps whose loss is no number: the run has diverged."""
-    return sum(not math.isfinite(step.loss) for step in journal.steps)

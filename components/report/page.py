@@ -1,69 +1,45 @@
 """One self-contained HTML file from one or more run folders."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.config.key_groups import (
-    TITLES,
-    KeyGroup,
-    computing_keys,
-    declared,
-    without_profile,
-)
+from components.config import key_groups
+from components.config.key_groups import TITLES, KeyGroup
 from components.config.recipe_text import recipe_lines
-from components.report import figures, numbers, planned, provenance, tables
+from components.report import figure_tables, figures, numbers, tables
 from components.report.data_card import data_sections, mixture_grid
 from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
-from components.report.tables import (
-    Cells,
-    Grid,
-    column_labels,
-    differing_keys,
-    key_figures,
-    row_labels,
-    run_column,
-)
+from components.report.tables import Cells, Grid, grid_by_quantity
 
 
-@dataclass(frozen=True, kw_only=True)
-class Differences:
-    """The keys of one group on which the runs disagree; ``hidden`` ones follow from others."""
-
-    title: str
-    grid: Grid
-    hidden: int
-
-
-def differences_by_group(entries: Sequence[ReportEntry]) -> tuple[Differences, ...]:
-    """Lay out a table for each group that has differences, the weightiest first."""
-    differing = differing_keys(entries)
-    computing = frozenset[str]().union(*(computing_keys(e.run.recipe) for e in entries))
+def differences_by_group(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
+    """Lay out the keys that differ, the weightiest group first; `hidden` ones have no row."""
+    differing = tables.differing_keys(entries)
+    computing = {key for e in entries for key in key_groups.computing_keys(e.run.recipe)}
     found: dict[KeyGroup | None, list[str]] = {}
     for key in differing:
-        group = KeyGroup.MATHEMATICS if key in computing else declared(key)
+        group = KeyGroup.MATHEMATICS if key in computing else key_groups.declared(key)
         found.setdefault(group, []).append(key)
     parts = []
     for group, title in (*TITLES.items(), (None, "of another version of the code")):
         if keys := found.get(group):
-            shown = without_profile(keys)
+            shown = key_groups.without_profile(keys)
             rows = [(key, *differing[key]) for key in shown]
             grid = Grid(columns=("key", *(e.label for e in entries)), rows=rows)
-            parts.append(Differences(title=title, grid=grid, hidden=len(keys) - len(shown)))
-    return tuple(parts)
+            parts.append({"title": title, "grid": grid, "hidden": len(keys) - len(shown)})
+    return parts
 
 
-def verdict(parts: Iterable[Differences]) -> str:
+def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
     """Describe in a line what the runs have in common."""
-    titles = {part.title for part in parts}
-    groups = (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
+    titles = {part["title"] for part in parts}
     return ", ".join(
         f"{group.value}: {'differs' if TITLES[group] in titles else 'the same'}"
-        for group in groups
+        for group in (KeyGroup.MATHEMATICS, KeyGroup.LAYOUT, KeyGroup.MACHINE)
     )
 
 
@@ -72,12 +48,9 @@ MOST_NAMED = 8  # of a list in one cell of the table
 
 def story_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row an event, run after run, in the order of time."""
-    rows = [
-        (*label, *cells)
-        for entry, label in zip(entries, row_labels(entries), strict=True)
-        for cells in _story(entry)
-    ]
-    columns = (*run_column(entries), "after", "step", "event", "cause", "took", "evidence")
+    run, labelled = tables.labelled(entries)
+    rows = [(*label, *cells) for entry, label in labelled for cells in _story(entry)]
+    columns = (*run, "after", "step", "event", "cause", "took", "evidence")
     return Grid(columns=columns, rows=rows)
 
 
@@ -107,24 +80,14 @@ def _brief(value: object) -> str:
     return numbers.exact(value)
 
 
-def goodput_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out what part of each run's time made progress, and what the rest was."""
-    accounts = [entry.run.journal.goodput for entry in entries]
-    progress = [_part(one.progress_seconds, one.wall_seconds) for one in accounts]
-    rows = [
-        ("wall time", *(numbers.duration(one.wall_seconds) for one in accounts)),
-        ("steps that led to the last weights: goodput", *progress),
-    ]
-    for name in accounts[0].lost_seconds:
-        parts = (_part(one.lost_seconds[name], one.wall_seconds) for one in accounts)
-        rows.append((name, *parts))
-    return Grid(columns=("", *column_labels(entries)), rows=rows)
-
-
-def _part(seconds: float, whole: float) -> str:
-    if not whole:
-        return numbers.ABSENT
-    return f"{seconds / whole:.1%} ({numbers.duration(seconds)})"
+def _goodput(entry: ReportEntry) -> dict[str, str]:
+    account = entry.run.journal.goodput
+    whole, progress = account.wall_seconds, "steps that led to the last weights: goodput"
+    parts = {progress: account.progress_seconds, **account.lost_seconds}
+    return {"wall time": numbers.duration(whole)} | {
+        name: f"{part / whole:.1%} ({numbers.duration(part)})" if whole else numbers.ABSENT
+        for name, part in parts.items()
+    }
 
 
 def write_report(runs: Sequence[Path], destination: Path) -> Path:
@@ -140,14 +103,14 @@ def write_report(runs: Sequence[Path], destination: Path) -> Path:
 def render(entries: Sequence[ReportEntry]) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
     differences, sweep = differences_by_group(entries), sweep_of(entries)
-    differing = frozenset(differing_keys(entries))
+    differing = frozenset(tables.differing_keys(entries))
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
         "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
-        "miniatures": [entry.label for entry in entries if provenance.is_miniature(entry)],
-        "cards": key_figures(entries[0]),
+        "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
+        "cards": tables.key_figures(entries[0]),
         "colours": [figures.colour(index) for index in range(len(entries))],
         "charts": _charts(entries, sweep),
         "sweep": sweep,
@@ -176,19 +139,19 @@ def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, st
 
 
 def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
-    plans = [planned.plan_of(entry.run.recipe) for entry in entries]
+    plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
     return {
         "summary": tables.summary_grid(entries),
         "mixture": mixture_grid(entries),
-        "planned": planned.planned_grid(entries, plans),
-        "parts": planned.parts_grid(entries, plans),
-        "energy": planned.energy_grid(entries),
-        "published": provenance.published_grid(entries),
-        "assumed": provenance.assumed_grid(entries),
+        "planned": figure_tables.planned_grid(entries, plans),
+        "parts": figure_tables.parts_grid(entries, plans),
+        "energy": grid_by_quantity(entries, figure_tables.energy_quantities),
+        "published": figure_tables.published_grid(entries),
+        "assumed": figure_tables.assumed_grid(entries),
         "flops": tables.flops_grid(entries),
         "environment": tables.environment_grid(entries),
-        "incidents": tables.incidents_grid(entries),
-        "goodput": goodput_grid(entries),
+        "incidents": grid_by_quantity(entries, tables.incidents),
+        "goodput": grid_by_quantity(entries, _goodput),
         "story": story_grid(entries),
         **evaluation_grids(entries),
         **profile_grids(entries),

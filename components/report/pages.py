@@ -65,11 +65,8 @@ def set_page(template: str, parts: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render({
-        **parts,
-        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
-        "plotly": get_plotlyjs(),
-    })
+    inlined = {"style": (_HERE / "page.css").read_text("utf-8"), "plotly": get_plotlyjs()}
+    return environment.get_template(template).render({**parts, **inlined})
 
 
 def embedded(name: str, figure: "go.Figure | None") -> str | None:

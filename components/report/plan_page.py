@@ -10,25 +10,13 @@ from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.search_result import GIB
 from components.planner.timeline import Timeline, TimelineBlock
-from components.report import numbers
+from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.plan_tables import (
-    PARTS,
-    Picture,
-    Sheet,
-    memory_sheet,
-    published_sheet,
-    search_sheet,
-    time_sheet,
-)
-from components.report.tables import Card
+from components.report.plan_tables import PARTS, Picture
+from components.report.tables import Card, Grid
 
-_KINDS = (
-    ("forward", "forward"),
-    ("backward", "backward"),
-    ("weights", "gradient of the weights"),
-)
+_KINDS = {"forward": "forward", "backward": "backward", "weights": "gradient of the weights"}
 # A browser still zooms smoothly over so many bars, and reads so many numbers on them.
 MOST_BLOCKS, _MOST_NUMBERED = 10_000, 2_000
 # Those of the other charts, and three more: a legend needs one for each part.
@@ -44,12 +32,17 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
     """
     check_destination(destination)
     timeline = picture.timeline
-    empty = Sheet(columns=(), rows=())
+    assumed = [(name, str(thaw(one.value)), one.reason) for name, one in plan.assumed.items()]
+    missing = [(one.figure, one.problem, one.remedy) for one in plan.missing]
     parts = {
         "plan": plan,
         "why": why,
         "picture": picture,
-        "nodes": _nodes(picture),
+        # Of each device: its coordinates, and whether the first copy has it.
+        "nodes": [
+            (node.number, [(label(d, picture.layout, " "), d.first_copy) for d in node.devices])
+            for node in picture.nodes
+        ],
         "cards": _cards(plan),
         "charts": {
             "memory": embedded("memory", memory_figure(plan.memory)),
@@ -57,13 +50,13 @@ def write_plan(plan: PlanResult, picture: Picture, *, why: str, destination: Pat
         },
         "cut": cut_microbatches(timeline) if timeline else None,
         "tables": {
-            "search": search_sheet(plan.search) if plan.search else empty,
-            "memory": memory_sheet(plan.memory),
-            "time": time_sheet(plan, now=None),
-            "published": published_sheet(plan.published),
-            "assumed": _assumed_sheet(plan),
-            "missing": _missing_sheet(plan),
-            "ranks": _ranks_sheet(timeline) if timeline else empty,
+            "search": plan_tables.search_sheet(plan.search) if plan.search else None,
+            "memory": plan_tables.memory_sheet(plan.memory),
+            "time": plan_tables.time_sheet(plan, now=None),
+            "published": plan_tables.published_sheet(plan.published),
+            "assumed": Grid(columns=("assumed", "value", "reason"), rows=assumed),
+            "missing": Grid(columns=("missing", "what was done", "the way out"), rows=missing),
+            "ranks": _ranks_sheet(timeline) if timeline else None,
         },
         "exact": json.dumps(plan.as_json(), indent=2, ensure_ascii=False),
     }
@@ -80,7 +73,7 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
     expected = f"expected between {low:.3g} and {high:.3g} s"
     site = f"{numbers.measured(bill.site_units)} {bill.site_unit}"
     energy = bill.energy_kwh
-    power = "energy unknown" if energy is None else f"{numbers.kwh(energy)} of the devices"
+    kwh = None if energy is None else f"{numbers.measured(energy)} kWh of the devices"
     chain = f"{bill.jobs:,} jobs of {bill.queue}" if bill.jobs else "without waiting"
     device = f"{time.tokens_per_second_per_device:,.1f} a device"
     causal = f"{time.mfu_causal:.1%} with causal attention"
@@ -89,54 +82,27 @@ def _cards(plan: PlanResult) -> tuple[Card, ...]:
         memory,
         Card("tokens per second", numbers.count(time.tokens_per_second), (device,)),
         Card("MFU, full attention", f"{time.mfu_full:.1%}", (causal,)),
-        Card("device-hours", numbers.count(bill.device_hours), (site, power)),
+        Card("device-hours", numbers.count(bill.device_hours), (site, kwh or "energy unknown")),
         Card("days", numbers.count(bill.days), (chain,)),
     )
 
 
 def _memory_card(memory: PlannedMemory) -> Card:
-    fits = memory.verdict != "does_not_fit"
+    title, value = "memory of the fullest rank", f"{memory.peak_bytes / GIB:.1f} GiB"
     said = memory.verdict.replace("_", " ")
     usable = f"of {memory.usable_bytes / GIB:.1f} GiB usable"
-    return Card(
-        title="memory of the fullest rank",
-        value=f"{memory.peak_bytes / GIB:.1f} GiB",
-        notes=(usable, said) if fits else (usable,),
-        warning="" if fits else said,
-    )
+    if memory.verdict == "does_not_fit":
+        return Card(title, value, (usable,), warning=said)
+    return Card(title, value, (usable, said))
 
 
-def _assumed_sheet(plan: PlanResult) -> Sheet:
-    rows = [(name, str(thaw(one.value)), one.reason) for name, one in plan.assumed.items()]
-    return Sheet(columns=("assumed", "value", "reason"), rows=rows)
-
-
-def _missing_sheet(plan: PlanResult) -> Sheet:
-    rows = tuple((one.figure, one.problem, one.remedy) for one in plan.missing)
-    return Sheet(columns=("missing", "what was done", "the way out"), rows=rows)
-
-
-def _ranks_sheet(timeline: Timeline) -> Sheet:
-    """Lay out how long each pipeline rank computes and waits, and what it keeps."""
-    rows = tuple(
-        (
-            str(rank),
-            f"{line.busy_seconds:.4g} s",
-            f"{timeline.waiting_fraction(rank):.1%}",
-            f"{line.in_flight:.3g}",
-        )
-        for rank, line in enumerate(timeline.ranks)
-    )
+def _ranks_sheet(timeline: Timeline) -> Grid:
+    rows = []
+    for rank, line in enumerate(timeline.ranks):
+        waits = f"{timeline.waiting_fraction(rank):.1%}"
+        rows.append((str(rank), f"{line.busy_seconds:.4g} s", waits, f"{line.in_flight:.3g}"))
     columns = ("pipeline rank", "computes", "waits", "microbatches kept at most")
-    return Sheet(columns=columns, rows=rows)
-
-
-def _nodes(picture: Picture) -> list[tuple[int, list[tuple[str, bool]]]]:
-    """Write each node's devices: their coordinates, and whether the first copy has them."""
-    return [
-        (node.number, [(label(d, picture.layout, " "), d.first_copy) for d in node.devices])
-        for node in picture.nodes
-    ]
+    return Grid(columns=columns, rows=rows)
 
 
 def timeline_figure(timeline: Timeline) -> go.Figure:
@@ -146,7 +112,7 @@ def timeline_figure(timeline: Timeline) -> go.Figure:
     figure.update_xaxes(range=[0, timeline.seconds], exponentformat="none")
     drawn = drawn_blocks(timeline)
     numbered = len(drawn) <= _MOST_NUMBERED
-    for index, (kind, name) in enumerate(_KINDS):
+    for index, (kind, name) in enumerate(_KINDS.items()):
         chosen = [(rank, block) for rank, block in drawn if block.kind == kind]
         if not chosen:
             continue
@@ -187,9 +153,7 @@ def drawn_blocks(timeline: Timeline) -> list[tuple[int, TimelineBlock]]:
 def cut_microbatches(timeline: Timeline) -> tuple[int, int] | None:
     """Return the first and last microbatch that the chart leaves out, if it does."""
     shown = {block.microbatch for _, block in drawn_blocks(timeline)}
-    left = [
-        block.microbatch for block in timeline.ranks[0].blocks if block.microbatch not in shown
-    ]
+    left = {block.microbatch for block in timeline.ranks[0].blocks} - shown
     return (min(left), max(left)) if left else None
 
 

@@ -17,13 +17,11 @@ from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.timeline import Timeline, timeline_of
 from components.report.tables import Grid
 
-_GROUPED = 1_000
-
 
 def significant(value: float, digits: int = 4) -> str:
     """Write so many digits: 1,110,000, 46.5 or 0.406; an exponent only where it is tiny."""
     number = float(f"{value:.{digits}g}")
-    return f"{number:,.0f}" if abs(number) >= _GROUPED else f"{number:.{digits}g}"
+    return f"{number:,.0f}" if abs(number) >= 1_000 else f"{number:.{digits}g}"
 
 
 PARTS = (
@@ -32,30 +30,20 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheet(Grid):
-    """A table and what it is about."""
-
-    title: str = ""
-
-
-def memory_sheet(memory: PlannedMemory) -> Sheet:
+def memory_sheet(memory: PlannedMemory) -> Grid:
     """Lay out the parts of each pipeline rank's memory, in GiB."""
     rows = []
     for number, stage in enumerate(memory.by_stage):
         parts = (f"{stage[f'{part}_bytes'] / GIB:.2f}" for part in (*PARTS, "peak"))
         rows.append((str(number), *parts))
-    limit = memory.usable_bytes / GIB
-    title = f"memory, GiB a device of {limit:.1f} usable: {memory.verdict}"
-    return Sheet(title=title, columns=("stage", *PARTS, "peak"), rows=rows)
+    title = f"memory, GiB a device of {memory.usable_bytes / GIB:.1f} usable: {memory.verdict}"
+    return Grid(title=title, columns=("stage", *PARTS, "peak"), rows=rows)
 
 
-def time_sheet(plan: PlanResult, *, now: datetime | None) -> Sheet:
+def time_sheet(plan: PlanResult, *, now: datetime | None) -> Grid:
     """Lay out the step, its parts and rates, and what the run costs; ``now`` dates its end."""
-    degrees = " x ".join(
-        f"{name} {getattr(plan.layout, name)}"
-        for name in ("data", "expert", "context", "tensor", "pipeline")
-    )
+    axes = ("data", "expert", "context", "tensor", "pipeline")
+    degrees = " x ".join(f"{name} {getattr(plan.layout, name)}" for name in axes)
     rows = [("layout", f"{plan.layout.nodes:,} nodes: {degrees}")]
     if plan.time is None or plan.bill is None:
         rows.append(("step", "not predicted: see what is missing"))
@@ -65,18 +53,16 @@ def time_sheet(plan: PlanResult, *, now: datetime | None) -> Sheet:
             said = f"{found.layouts} layouts, {found.fitted_on}; others are off by a median of "
             rows.append(("  calibrated on", f"{said}{found.median_error:.1%}"))
         rows += bill_rows(plan.bill, now)
-    return Sheet(columns=("time and bill", ""), rows=rows)
+    return Grid(columns=("time and bill", ""), rows=rows)
 
 
 def _step_rows(time: PlannedTime) -> list[tuple[str, str]]:
     expected = f"{time.step_seconds_low:.3g} to {time.step_seconds_high:.3g}"
     tokens, device = time.tokens_per_second, time.tokens_per_second_per_device
+    parts = ((name.removesuffix("_seconds"), seconds) for name, seconds in time.parts.items())
     return [
         ("step", f"{time.step_seconds:.3g} s ({expected})"),
-        *(
-            (f"  {name.removesuffix('_seconds')}", f"{seconds:.3g} s")
-            for name, seconds in time.parts.items()
-        ),
+        *((f"  {name}", f"{seconds:.3g} s") for name, seconds in parts),
         ("tokens a second", f"{tokens:,.0f}, {device:,.1f} a device"),
         ("MFU, full attention", f"{time.mfu_full:.1%}"),
         ("MFU, causal attention", f"{time.mfu_causal:.1%}"),
@@ -95,14 +81,11 @@ def bill_rows(bill: Bill, now: datetime | None) -> list[tuple[str, str]]:
     jobs = f", {bill.jobs:,} jobs of {bill.queue}" if bill.jobs else ""
     failures = f"{bill.failures.count:.3g} failures" if bill.failures.count is not None else ""
     rows.append(("days, without waiting", f"{bill.days:.3g}{jobs}"))
+    saved, evaluated = bill.checkpoints.count, bill.evaluations.count
     for days, label, count in (
         (bill.useful_days, "steps", f", {bill.steps:,} steps"),
-        (
-            bill.checkpoint_days,
-            "checkpoints, which stop the run",
-            f", {bill.checkpoints.count:,} of them",
-        ),
-        (bill.evaluation_days, "evaluations", f", {bill.evaluations.count:,} of them"),
+        (bill.checkpoint_days, "checkpoints, which stop the run", f", {saved:,} of them"),
+        (bill.evaluation_days, "evaluations", f", {evaluated:,} of them"),
         (bill.failure_days, "failures", f", {failures}"),
         (bill.chain_days, "starting jobs and handing over", ""),
     ):
@@ -133,7 +116,7 @@ def _end(now: datetime, days: float) -> str:
         return f"after the year {MAXYEAR}"
 
 
-def published_sheet(published: Mapping[str, PublishedFigure]) -> Sheet:
+def published_sheet(published: Mapping[str, PublishedFigure]) -> Grid:
     """Lay out every published figure beside the prediction of the same quantity."""
     rows = []
     for name, item in published.items():
@@ -144,10 +127,10 @@ def published_sheet(published: Mapping[str, PublishedFigure]) -> Sheet:
         value = f"{item.value:,}" if isinstance(item.value, int) else str(item.value)
         rows.append((name, value, item.unit, predicted, deviation))
     columns = ("published", "value", "unit", "predicted", "deviation")
-    return Sheet(columns=columns, rows=rows)
+    return Grid(columns=columns, rows=rows)
 
 
-def search_sheet(found: LayoutsFound) -> Sheet:
+def search_sheet(found: LayoutsFound) -> Grid:
     """Lay out the best layouts and the published one: what they hold, how long they take."""
     rows = [_layout_row(str(place), one) for place, one in enumerate(found.best, 1)]
     if isinstance(found.paper, FoundLayout):
@@ -158,7 +141,7 @@ def search_sheet(found: LayoutsFound) -> Sheet:
     )
     settings = ("ZeRO", "sequences", "schedule", "recomputes")
     columns = ("", *AXES, *settings, "GiB", "", "step, s", "days")
-    return Sheet(title=title, columns=columns, rows=rows)
+    return Grid(title=title, columns=columns, rows=rows)
 
 
 def _layout_row(place: str, found: FoundLayout) -> tuple[str, ...]:
@@ -194,12 +177,10 @@ class Picture:
         ranks, nodes = layout.ranks // layout.data, layout.ranks // layout.devices_per_node
         size = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
         where = f"{len(self.nodes):,} of {nodes:,} nodes"
-        if layout.data == 1:
-            said = f"one copy of the model, of {size} on {where}"
-        else:
-            said = (
-                f"{layout.data:,} copies of the model, each of {size}; the first is on {where}"
-            )
+        said = f"one copy of the model, of {size} on {where}"
+        if layout.data > 1:
+            copies = f"{layout.data:,} copies of the model"
+            said = f"{copies}, each of {size}; the first is on {where}"
         return "; ".join(filter(None, (said, meaning(layout))))
 
 

@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -21,18 +21,11 @@ _NOT_SWEPT = frozenset({"run", "resume", "action", "file", "output", "again", "f
 _OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, and who is told
 
 
-class Result(NamedTuple):
-    """A number that came out of a run: its axis, its field, and plotly's mode of the axis."""
-
-    title: str
-    field: str
-    range_mode: str
-
-
+# What came out of a run: the title of its axis, its field, and plotly's mode of the axis.
 RESULTS = {
-    "swept_loss": Result("held-out loss, nats per token", "held_out_final", "normal"),
-    "swept_training": Result("training loss, nats per token", "training_loss", "normal"),
-    "swept_rate": Result("tokens per second", "tokens_per_second", "tozero"),
+    "swept_loss": ("held-out loss, nats per token", "held_out_final", "normal"),
+    "swept_training": ("training loss, nats per token", "training_loss", "normal"),
+    "swept_rate": ("tokens per second", "tokens_per_second", "tozero"),
 }
 
 
@@ -43,36 +36,28 @@ class Sweep:
     key: str
     values: tuple[Any, ...]
     series: tuple[str, ...]
-
-    @property
-    def is_numeric(self) -> bool:
-        return _numeric(self.values)
+    is_numeric: bool
 
 
 def sweep_of(entries: Sequence[ReportEntry]) -> Sweep | None:
     """Find what the runs sweep over; ``None`` where fewer than three runs differ by words.
 
-    The key with the most values is the axis, numbers before names; the others tell series
-    apart.
+    The axis is the key with the most values, numbers before names; others tell series apart.
     """
     swept = _swept_values(entries)
     if len(entries) < 3 or not swept:
         return None
     key = max(swept, key=lambda one: (_numeric(swept[one]), len(set(map(str, swept[one])))))
-    others = {one: values for one, values in swept.items() if one != key}
-    series = tuple(
-        ", ".join(f"{one}={numbers.exact(values[place])}" for one, values in others.items())
-        for place in range(len(entries))
-    )
-    return Sweep(key=key, values=swept[key], series=series)
+    others = [[f"{k}={numbers.exact(v)}" for v in vs] for k, vs in swept.items() if k != key]
+    series = tuple(map(", ".join, zip(*others, strict=True))) or ("",) * len(entries)
+    values = swept[key]
+    return Sweep(key=key, values=values, series=series, is_numeric=_numeric(values))
 
 
 def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
-    words = []
-    for entry in entries:
-        command = entry.run.environment.get("command", [])
-        pairs = (str(word).partition("=") for word in command)
-        words.append({key: value for key, equals, value in pairs if equals})
+    commands = [entry.run.environment.get("command", []) for entry in entries]
+    pairs = [[str(word).partition("=") for word in command] for command in commands]
+    words = [{key: value for key, equals, value in one if equals} for one in pairs]
     differing = [
         key
         for key in dict.fromkeys(key for one in words for key in one)
@@ -81,13 +66,8 @@ def _swept_values(entries: Sequence[ReportEntry]) -> dict[str, tuple[Any, ...]]:
         and len({one.get(key) for one in words}) > 1
     ]
     # As the recipe has it: one point may name what is another's default.
-    trees = [flat(entry.run.recipe) for entry in entries]
-    return {
-        key: tuple(
-            tree.get(key, one.get(key, "")) for tree, one in zip(trees, words, strict=True)
-        )
-        for key in differing
-    }
+    found = [one | flat(entry.run.recipe) for entry, one in zip(entries, words, strict=True)]
+    return {key: tuple(one.get(key, "") for one in found) for key in differing}
 
 
 def named_by_values(
@@ -96,24 +76,24 @@ def named_by_values(
     """Label each run of a sweep by its values, where these tell all runs apart."""
     if sweep is None:
         return entries
-    labels = [
-        ", ".join(filter(None, (f"{sweep.key}={numbers.exact(value)}", series)))
-        for value, series in zip(sweep.values, sweep.series, strict=True)
-    ]
+    named = [f"{sweep.key}={numbers.exact(value)}" for value in sweep.values]
+    pairs = zip(named, sweep.series, strict=True)
+    labels = [", ".join(filter(None, pair)) for pair in pairs]
     if len(set(labels)) < len(labels):
         return entries
     return [replace(entry, label=label) for entry, label in zip(entries, labels, strict=True)]
 
 
 def sweep_figure(
-    entries: Sequence[ReportEntry], sweep: Sweep, result: Result
+    entries: Sequence[ReportEntry], sweep: Sweep, result: tuple[str, str, str]
 ) -> go.Figure | None:
-    """Draw one result over the swept key, a colour a series; ``None`` if no run has it."""
-    results = [getattr(entry.outcome, result.field) for entry in entries]
+    """Draw one of `RESULTS` over the swept key, a colour a series; None if no run has it."""
+    title, field, range_mode = result
+    results = [getattr(entry.outcome, field) for entry in entries]
     if all(value is None for value in results):
         return None
-    figure = empty_figure(html.escape(sweep.key), result.title, height=320)
-    figure.update_yaxes(exponentformat="B", rangemode=result.range_mode)
+    figure = empty_figure(html.escape(sweep.key), title, height=320)
+    figure.update_yaxes(exponentformat="B", rangemode=range_mode)
     _set_axis(figure, sweep)
     for index, name in enumerate(dict.fromkeys(sweep.series)):
         points = [

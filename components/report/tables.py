@@ -1,26 +1,16 @@
-"""Tables and key figures of a report, as plain text: the page and the terminal only set them.
+"""Tables and key figures of a report, as plain text; the page and the terminal set them."""
 
-A table has a row a quantity and a column a run, except the summary, which has a row a run.
-"""
-
+import math
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
 
 from components.config.key_groups import without_profile
 from components.report import numbers
-from components.report.outcome import (
-    ReportEntry,
-    RunOutcome,
-    Tree,
-    flat,
-    load_entries,
-    non_finite_steps,
-)
+from components.report.outcome import ReportEntry, RunOutcome, Tree, flat
 
 # Prose and sources: when they differ, the recipes' names say so already.
 _NOT_OVERRIDES = ("why", "published", "assumed")
@@ -33,16 +23,13 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table of text cells with a heading for each column.
+    """A table of text cells with a heading for each column."""
 
-    The first ``text_columns`` are no numbers; ``differing`` are the places of rows whose runs
-    do not agree.
-    """
-
-    columns: Cells
-    rows: Sequence[Cells]
-    text_columns: int = 1
-    differing: Collection[int] = ()
+    columns: Cells = ()
+    rows: Sequence[Cells] = ()
+    text_columns: int = 1  # so many at the left are no numbers
+    differing: Collection[int] = ()  # the places of rows whose runs do not agree
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,15 +40,6 @@ class Card:
     value: str
     notes: tuple[str, ...]
     warning: str = ""
-
-
-def summary_table(runs: Sequence[Path]) -> Table:
-    """Build the terminal's table of several runs, one row each.
-
-    Raises:
-        RecipeError: no folder is given, or one of them is no run.
-    """
-    return terminal_table(summary_grid(load_entries(runs)))
 
 
 def terminal_table(grid: Grid) -> Table:
@@ -97,44 +75,34 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
 
 def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
     """Map each dotted key on which the runs' recipes disagree to its value in each run."""
-    trees = [
-        flat({k: v for k, v in entry.run.recipe.items() if k not in _NOT_OVERRIDES})
-        for entry in entries
-    ]
+    recipes = [entry.run.recipe.items() for entry in entries]
+    trees = [flat({k: v for k, v in one if k not in _NOT_OVERRIDES}) for one in recipes]
     return {key: cells for key, cells in _side_by_side(trees).items() if len(set(cells)) > 1}
 
 
 def _side_by_side(trees: Sequence[Tree]) -> dict[str, Cells]:
-    """Write the value of each key in every one of the flat trees."""
+    def text(key: str, value: object) -> str:
+        if key.rpartition(".")[2] == "command" and isinstance(value, list):
+            return shlex.join(str(part) for part in value)
+        return "{}" if isinstance(value, Mapping) else numbers.exact(value)
+
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    return {key: tuple(_text(key, tree.get(key)) for tree in trees) for key in keys}
-
-
-def _text(key: str, value: object) -> str:
-    if key.rpartition(".")[2] == "command" and isinstance(value, list):
-        return shlex.join(str(part) for part in value)
-    return "{}" if isinstance(value, Mapping) else numbers.exact(value)
+    return {key: tuple(text(key, tree.get(key)) for tree in trees) for key in keys}
 
 
 def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out command, commit and versions of each run, and the recipe's fingerprint."""
-    cells = _side_by_side([
-        flat(entry.run.environment)
-        | {"recipe fingerprint": entry.run.derived.get("fingerprint")}
-        for entry in entries
-    ])
-    rows = [
-        (key.replace("_", " ").removeprefix("versions."), *values)
-        for key, values in cells.items()
-    ]
+    prints = [{"recipe fingerprint": entry.run.derived.get("fingerprint")} for entry in entries]
+    trees = [flat(one.run.environment) | own for one, own in zip(entries, prints, strict=True)]
+    titled = ((key.replace("_", " "), cells) for key, cells in _side_by_side(trees).items())
+    rows = [(title.removeprefix("versions."), *cells) for title, cells in titled]
     differing = [place for place, row in enumerate(rows) if len(set(row[1:])) > 1]
     return Grid(columns=("", *column_labels(entries)), rows=rows, differing=differing)
 
 
 def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out the FLOP of a token and the rates, each under every convention of attention."""
-    named = (convention for e in entries for convention in e.run.derived["flops_per_token"])
-    conventions = tuple(dict.fromkeys(named))
+    conventions = dict.fromkeys(c for e in entries for c in e.run.derived["flops_per_token"])
     rows = []
     for entry in entries:
         name = f"{entry.label}: " if len(entries) > 1 else ""
@@ -149,16 +117,31 @@ def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
     return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=rows)
 
 
-def incidents_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out what befell each run: kills, resumes, losses that are no number."""
-    columns = [_incidents(entry) for entry in entries]
-    rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
+def grid_by_quantity(
+    entries: Sequence[ReportEntry], quantities: Callable[[ReportEntry], dict[str, str]]
+) -> Grid:
+    """Lay out a row a quantity, a column a run; all runs have the same quantities."""
+    columns = [quantities(entry) for entry in entries]
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
     return Grid(columns=("", *column_labels(entries)), rows=rows)
 
 
-def _incidents(entry: ReportEntry) -> dict[str, str]:
+def grid_by_name(
+    head: str, items: Iterable[tuple[str, Tree]], columns: Mapping[str, tuple[str, str]]
+) -> Grid:
+    """Lay out a row an item: its name, and by the heading of a column a key and its format."""
+    rows = [
+        (name, *(numbers.written(item[key], form) for key, form in columns.values()))
+        for name, item in items
+    ]
+    return Grid(columns=(head, *columns), rows=rows)
+
+
+def incidents(entry: ReportEntry) -> dict[str, str]:
+    """List what befell a run: kills, resumes, losses that are no number."""
     journal = entry.run.journal
     resumes = journal.events_of("resume")
+    diverged = sum(not math.isfinite(step.loss) for step in journal.steps)
     places = ", ".join(f"step {event.step:,}" for event in resumes)
     return {
         "results.json": "written" if entry.run.results else "absent: killed, or still training",
@@ -166,7 +149,7 @@ def _incidents(entry: ReportEntry) -> dict[str, str]:
         "resumes": f"{len(resumes)}" + (f", from {places}" if places else ""),
         "steps computed again": numbers.exact(journal.repeated_steps),
         "half-written journal lines, ignored": numbers.exact(journal.half_written_lines),
-        "steps whose loss is no number": numbers.exact(non_finite_steps(journal)),
+        "steps whose loss is no number": numbers.exact(diverged),
     }
 
 
@@ -175,14 +158,11 @@ def column_labels(entries: Sequence[ReportEntry]) -> Cells:
     return tuple(e.label for e in entries) if len(entries) > 1 else ("this run",)
 
 
-def row_labels(entries: Sequence[ReportEntry]) -> tuple[Cells, ...]:
-    """Give the cells that say of which run a row is; one run alone needs no such column."""
-    return tuple((e.label,) if len(entries) > 1 else () for e in entries)
-
-
-def run_column(entries: Sequence[ReportEntry]) -> Cells:
-    """Head the column of `row_labels`, if there is one."""
-    return ("run",) if len(entries) > 1 else ()
+def labelled(entries: Sequence[ReportEntry]) -> tuple[Cells, list[tuple[ReportEntry, Cells]]]:
+    """Head the column that says of which run a row is, and its cell; a run alone needs none."""
+    if len(entries) == 1:
+        return (), [(entries[0], ())]
+    return ("run",), [(entry, (entry.label,)) for entry in entries]
 
 
 def key_figures(entry: ReportEntry) -> tuple[Card, ...]:

@@ -35,7 +35,6 @@ REMEDIES = {
 }
 LOOK_SECONDS = 0.25
 UNSAVED = "; the run was asked to stop, so nobody waits for it, and nothing more is saved"
-RESUME = "then resume the run: the checkpoint before is whole"
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +66,9 @@ class Patience:
                 left = end - time.monotonic()
                 if error.errno not in GONE | FULL or left <= 0:
                     raise _cannot_be_written(path, error) from error
-                self._say(path, str(error.strerror), left)
+                if (reason := str(error.strerror)) not in self._reasons:
+                    self._reasons.append(reason)
+                    _log.warning("%s: %s; trying again for %.0f s", path, reason, left)
                 if self._is_stopped_within(min(pause, left)):
                     raise _cannot_be_written(path, error, UNSAVED) from error
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -83,11 +84,6 @@ class Patience:
         while not (stopped := self._stopped()) and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
         return stopped
-
-    def _say(self, path: Path, reason: str, left: float) -> None:
-        if reason not in self._reasons:
-            self._reasons.append(reason)
-            _log.warning("%s: %s; trying again for %.0f s", path, reason, left)
 
 
 @contextmanager
@@ -107,8 +103,8 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _cannot_be_written(path: Path, error: OSError, more: str = "") -> RecipeError:
     remedy = REMEDIES.get(error.errno or 0, "mend the file system")
-    problem = f"cannot be written: {error.strerror}{more}"
-    return RecipeError(str(path), problem, f"{remedy}, {RESUME}")
+    remedy += ", then resume the run: the checkpoint before is whole"
+    return RecipeError(str(path), f"cannot be written: {error.strerror}{more}", remedy)
 
 
 def check_room(folder: Path, *, needed_bytes: int, files: int) -> None:

@@ -80,15 +80,8 @@ class EventLog:
         """
         if not self.writes:
             return
-        event = {
-            "kind": kind,
-            "time": time.time(),
-            "step": at.step,
-            "tokens": at.tokens,
-            "cause": cause,
-            "seconds": seconds,
-            "evidence": dict(evidence),
-        }
+        place = {"kind": kind, "time": time.time(), "step": at.step, "tokens": at.tokens}
+        event = {**place, "cause": cause, "seconds": seconds, "evidence": dict(evidence)}
         self._patience(self.file, lambda: append_line(self.file, event, sync=True))
 
 

@@ -26,7 +26,6 @@ report.html        all of the above for a person
 
 import json
 import os
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,45 +42,19 @@ SEALED = frozenset({"recipe.json", "data.json"})
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Paths inside one run's folder."""
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def hangs(self) -> Path:
-        """What ranks left that made no progress."""
-        return self.path / "hangs"
-
-    @property
-    def profiles(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def stop(self) -> Path:
-        """While this file exists the run saves and stops after the step it is in."""
-        return self.path / "stop"
-
-    @property
-    def results(self) -> Path:
-        return self.path / "results.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.json"
+        self.metrics = path / "metrics.jsonl"
+        self.journal = path / "journal.jsonl"
+        self.results = path / "results.json"
+        self.checkpoints = path / "checkpoints"
+        self.profiles = path / "profile"
+        self.hangs = path / "hangs"  # what ranks left that made no progress
+        self.stop = path / "stop"  # while it exists the run saves and stops after its step
 
     def recipe_before(self, step: int) -> Path:
         """Where the recipe of the steps up to ``step`` is, if the run went on by another."""
@@ -93,11 +66,8 @@ class RunFolder:
         if not kept.exists():
             return {}
         before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
-        return {
-            key: (before.get(key), value)
-            for key, value in after.items()
-            if before.get(key) != value
-        }
+        pairs = {key: (before.get(key), value) for key, value in after.items()}
+        return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write what the ranks load, and before it the numbers that follow from it."""
@@ -166,9 +136,8 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
             raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
         folder.checkpoints.mkdir(parents=True)
     except OSError as error:
-        raise RecipeError(
-            "run", f"cannot make {folder.path}: {error}", "choose another"
-        ) from None
+        problem = f"cannot make {folder.path}: {error}"
+        raise RecipeError("run", problem, "choose another") from None
     folder.write_recipe(recipe)
     return folder
 

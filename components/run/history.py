@@ -1,8 +1,9 @@
 """Run history: measurements and events in the order of time, and the goodput.
 
-A run can be killed at any byte and go on later from a checkpoint, or go back to one. So a line
-may be half written, and steps may be computed twice. What was thrown away is not part of the
-run: this keeps the history that led to the last weights, and counts the rest.
+``metrics.jsonl`` and ``journal.jsonl`` have this one reader. A kill leaves one half line in a
+file at most, and it is left out; more of them than kills are damage, and refused where people
+ask. A run goes on from a checkpoint, or goes back to one, and computes steps twice: kept is the
+history that led to the last weights, and the rest is counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,62 +12,106 @@ from pathlib import Path
 from typing import Any
 
 from components.energy.counters import EnergyReading
-from components.run.lines import (
-    BEGINS,
-    VERSIONS,
+from components.errors import RecipeError
+from components.json_file import COPY_AGAIN, open_regular, parse_json
+from components.run.records import (
+    LINE_KINDS,
     HeldOutEvaluation,
     RunEvent,
-    StepLine,
-    read_run_lines,
+    StepMetrics,
+    check_record,
 )
-from components.run.records import check_record
 
+MOST_LINE_BYTES, MOST_BYTES = 4 << 20, 2 << 30
+_FILES = ("metrics.jsonl", "journal.jsonl")
+_VERSIONS = "the journal and this program must be of the same version"
 _PREFLIGHT = "preflight"  # with it a job begins, and its ranks start after it
-_GO_BACK = (*BEGINS, "roll_back")
-_BETWEEN = "between processes"
+_BEGINS = ("start", "resume")
+_GO_BACK = (*_BEGINS, "roll_back")
 _OF_JOBS = ("job_end", "exclusion")  # no process tells them: of a lost job, much later
 _ENERGY = "energy"  # a sum so far, which took no time of its own
 _CAUSES = {
-    "start": "starting",
-    "resume": "starting",
-    _PREFLIGHT: "starting",
+    **dict.fromkeys((*_BEGINS, _PREFLIGHT), "starting"),
     "held_out": "held-out losses",
     "checkpoint": "checkpoints",
-    "skip": "guards",
-    "lower_lr": "guards",
-    "roll_back": "guards",
+    **dict.fromkeys(("skip", "lower_lr", "roll_back"), "guards"),
 }
-_AGAIN = "steps computed again"
-_LOST = (
-    "starting",
-    _BETWEEN,
-    _AGAIN,
-    "checkpoints",
-    "held-out losses",
-    "guards",
-)
+_BETWEEN, _AGAIN = "between processes", "steps computed again"
+_LOST = ("starting", _BETWEEN, _AGAIN, "checkpoints", "held-out losses", "guards")
 
 
-class StepMetrics(StepLine):
-    """One optimizer step, as this version writes it; the loss is in nats."""
+Line = tuple[str, dict[str, Any]]  # file and number, and the record
 
-    auxiliary_loss: float
-    expert_load: float
-    lr: float
-    gradient_norm: float
-    loss_scale: float
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Read the whole lines of a file, in their order; a file that is not there has none.
+
+    Raises:
+        RecipeError: it is no file of lines, or a line is no record of a run.
+    """
+    return [record for _, record in _lines(file)[0]]
+
+
+def read_run_lines(run: Path) -> tuple[list[Line], int]:
+    """Read all whole lines of a run in the order of time, and how many were half written.
+
+    Raises:
+        RecipeError: more broken lines than kills, or a line that is no record.
+    """
+    files = [_lines(run / name) for name in _FILES]
+    whole = [line for lines, _ in files for line in lines]
+    begins = sum(record["kind"] in _BEGINS for _, record in whole)
+    for _, broken in files:
+        if len(broken) > max(1, begins):
+            such = f"{len(broken)} such lines of a run that began {begins} times"
+            problem = f"is not JSON, and no kill explains it: {such}"
+            raise RecipeError(broken[-1], problem, "repair or delete the line")
+    whole.sort(key=lambda line: float(line[1]["time"]))
+    return whole, sum(len(broken) for _, broken in files)
+
+
+def _lines(file: Path) -> tuple[list[Line], list[str]]:
+    """Read each whole line, and of the broken ones their places."""
+    whole: list[Line] = []
+    broken: list[str] = []
+    if not file.exists() and not file.is_symlink():
+        return whole, broken
+    try:
+        with open_regular(file) as stream:
+            read = iter(lambda: stream.readline(MOST_LINE_BYTES + 1), b"")
+            for number, raw in enumerate(read, 1):
+                where = f"{file}:{number}"
+                if len(raw) > MOST_LINE_BYTES or stream.tell() > MOST_BYTES:
+                    raise RecipeError(where, "is longer than any line of a run", COPY_AGAIN)
+                if (record := _parsed(raw, where)) is not None:
+                    whole.append((where, record))
+                elif raw.strip():
+                    broken.append(where)
+    except RecipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RecipeError(str(file), f"cannot be read: {error}", COPY_AGAIN) from None
+    return whole, broken
+
+
+def _parsed(raw: bytes, where: str) -> dict[str, Any] | None:
+    try:
+        record = parse_json(raw, finite=False)
+    except ValueError:  # maybe half a character
+        return None
+    if not isinstance(record, dict):
+        return None
+    check_record(record, LINE_KINDS.get(str(record.get("kind")), RunEvent), where, _VERSIONS)
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Seconds from the first start to the last record: of steps that count, and of the rest.
-
-    What neither a step nor an event accounts for is under ``elsewhere``.
-    """
+    """Seconds from the first start to the last record: of steps that count, and of the rest."""
 
     wall_seconds: float
     progress_seconds: float
-    lost_seconds: Mapping[str, float]
+    lost_seconds: Mapping[str, float]  # "elsewhere": what no step and no event accounts for
 
     @property
     def held_seconds(self) -> float:
@@ -81,11 +126,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What happened, in the order of the steps; events in the order of time.
-
-    ``energy`` is that of all the run's ``devices`` and ``hosts``, also for steps thrown away;
-    empty before any was noted.
-    """
+    """What happened, in the order of the steps; events in the order of time."""
 
     steps: tuple[StepMetrics, ...]
     held_out: tuple[HeldOutEvaluation, ...]
@@ -93,38 +134,37 @@ class RunHistory:
     repeated_steps: int
     half_written_lines: int
     goodput: Goodput
-    energy: Mapping[str, EnergyReading]
+    energy: Mapping[str, EnergyReading]  # of devices and hosts, of steps thrown away, too
 
     def events_of(self, kind: str) -> tuple[RunEvent, ...]:
         return tuple(event for event in self.events if event.kind == kind)
 
 
 def read_journal(folder: Path) -> RunHistory:
-    """Read what the run in ``folder`` wrote, without lines that a kill left half written.
-
-    A missing file is an empty one: the run died before its first step.
+    """Read what the run in ``folder`` wrote; a missing file is an empty one.
 
     Raises:
         RecipeError: more broken lines than kills, or a line that is no record.
     """
-    found, account = read_run_lines(folder), _Account()
+    lines, half_written = read_run_lines(folder)
+    account = _Account()
     steps: dict[int, StepMetrics] = {}  # by step: one that is repeated replaces itself
     held_out: dict[int, HeldOutEvaluation] = {}
     events: list[RunEvent] = []
     energy: dict[str, EnergyReading] = {}
     repeated = 0
-    for line in found.lines:
-        record = line.record
+    for where, record in lines:
+        kind = record["kind"]
         account.book(record)
-        if line.kind == _ENERGY:
+        if kind == _ENERGY:
             energy = {key: EnergyReading.from_json(record[key]) for key in ("devices", "hosts")}
-        elif line.kind == "step":
-            steps[record["step"]] = check_record(record, StepMetrics, line.where, VERSIONS)
-        elif line.kind == "held_out":
+        elif kind == "step":
+            steps[record["step"]] = check_record(record, StepMetrics, where, _VERSIONS)
+        elif kind == "held_out":
             held_out[record["step"]] = HeldOutEvaluation.model_validate(record)
         else:
             events.append(RunEvent.model_validate(record))
-        if line.kind in _GO_BACK:  # what was computed after these weights is forgotten
+        if kind in _GO_BACK:  # what was computed after these weights is forgotten
             lost = [steps.pop(one) for one in list(steps) if one > record["step"]]
             for step in lost:
                 account.lost[_AGAIN] += step.seconds
@@ -136,7 +176,7 @@ def read_journal(folder: Path) -> RunHistory:
         held_out=tuple(held_out[step] for step in sorted(held_out)),
         events=tuple(events),
         repeated_steps=repeated,
-        half_written_lines=found.half_written,
+        half_written_lines=half_written,
         goodput=account.close(sum(step.seconds for step in kept)),
         energy=energy,
     )
@@ -173,7 +213,7 @@ class _Account:
         time, seconds = record["time"], record["seconds"]
         if self.began is None:
             self.began = time - seconds
-        elif kind in BEGINS or kind == _PREFLIGHT:
+        elif kind in _BEGINS or kind == _PREFLIGHT:
             in_one_job = self.last_kind == _PREFLIGHT and kind != _PREFLIGHT
             gap = max(0.0, time - seconds - self.last)
             self.lost["starting" if in_one_job else _BETWEEN] += gap

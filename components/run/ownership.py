@@ -81,9 +81,6 @@ def _made_key() -> bytes:
     return _read(file, KEY_BYTES)
 
 
-_WAY = "remove the link, or put what it leads to in its place"
-
-
 def check_links(run: Path, key: str) -> None:
     """Refuse a run folder in which a link leads out of it, or something waits to be opened.
 
@@ -106,7 +103,8 @@ def check_links(run: Path, key: str) -> None:
         target = Path(os.path.realpath(entry.path))
         if not target.is_relative_to(inside):
             problem = f"{shown} is a link that leads out of the run, to {target}"
-            raise RecipeError(key, problem, _WAY)
+            remedy = "remove the link, or put what it leads to in its place"
+            raise RecipeError(key, problem, remedy)
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

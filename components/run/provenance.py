@@ -140,12 +140,9 @@ def files_changed(commit: str, room: str) -> list[str]:
 
 def parts_of(recipe: Recipe) -> list[str]:
     """Name the files of ``requirements/`` that have what the recipe's ranks import."""
-    parts = ["run"]
-    if recipe.parallelism.engine == "deepspeed":
-        parts.append("deepspeed")
-    if recipe.precision.compute == FLOAT8:
-        parts.append("fp8")
-    return parts
+    deepspeed = recipe.parallelism.engine == "deepspeed"
+    asked = {"run": True, "deepspeed": deepspeed, "fp8": recipe.precision.compute == FLOAT8}
+    return [part for part, needed in asked.items() if needed]
 
 
 def required(parts: Sequence[str]) -> list[str]:

@@ -48,9 +48,7 @@ class EnvironmentRecord(RunRecord):
     commit: str | None = None
 
 
-class Parameters(RunRecord):
-    """Counts of parameters."""
-
+class _Parameters(RunRecord):
     total: Annotated[int, Field(gt=0)]
     active: int | None = None
 
@@ -58,7 +56,7 @@ class Parameters(RunRecord):
 class DerivedRecord(RunRecord):
     """``derived.json``: numbers that follow from the recipe."""
 
-    parameters: Parameters
+    parameters: _Parameters
     tokens_per_step: Natural
     steps: Natural
     ranks: Annotated[int, Field(gt=0)]
@@ -83,22 +81,16 @@ class Ending(RunRecord):
     status: Literal["finished", "stopped"]
 
 
-class EnergyCounterRecord(RunRecord):
-    """Who counted the energy of devices, or of hosts."""
-
+class _CountedBy(RunRecord):
     source: str
 
 
-class Energy(RunRecord):
-    """Who counted what."""
-
-    devices: EnergyCounterRecord = EnergyCounterRecord(source="")
-    hosts: EnergyCounterRecord = EnergyCounterRecord(source="")
+class _EnergySources(RunRecord):
+    devices: _CountedBy = _CountedBy(source="")
+    hosts: _CountedBy = _CountedBy(source="")
 
 
-class DrawnRecord(RunRecord):
-    """What a run drew of a source."""
-
+class _Drawn(RunRecord):
     promised_share: Finite
     share: Finite
     epochs: Finite
@@ -117,8 +109,8 @@ class StatedResults(Ending):
     device: str = ""
     peak_memory_bytes: Finite | None = None
     held_out: HeldOutRecord = HeldOutRecord()
-    energy: Energy | None = None
-    mixture: Mapping[str, DrawnRecord] = {}
+    energy: _EnergySources | None = None
+    mixture: Mapping[str, _Drawn] = {}
     compiler: Mapping[str, Natural] = {}  # graphs and recompiles, since they are counted
 
 
@@ -182,6 +174,78 @@ class Packages(RunRecord):
     packages: Mapping[str, str]
 
 
+class _Timed(RunRecord):
+    kind: str
+    time: Finite  # seconds since the epoch, when it was over
+
+
+class StepLine(_Timed):
+    """What every version says of a step; ``tokens`` are those seen when it is done."""
+
+    step: Natural
+    tokens: Natural
+    loss: float
+    seconds: Finite
+    tokens_per_second: Finite
+
+
+class StepMetrics(StepLine):
+    """One optimizer step, as this version writes it; the loss is in nats."""
+
+    auxiliary_loss: float
+    expert_load: float
+    lr: float
+    gradient_norm: float
+    loss_scale: float
+
+
+class HeldOutEvaluation(_Timed):
+    """One evaluation on the held-out text, in nats per token."""
+
+    step: Natural
+    tokens: Natural
+    loss: float
+    by_source: Mapping[str, float]
+    seconds: Finite
+
+
+class _Counted(RunRecord):
+    joules: Finite | None
+    counted_seconds: Finite
+    passed_seconds: Finite
+
+
+class _Energy(_Timed):
+    devices: _Counted
+    hosts: _Counted
+
+
+class RunEvent(_Timed):
+    """What befell the run; ``step`` and ``tokens`` are those of the weights after it."""
+
+    step: Natural
+    tokens: Natural
+    cause: str
+    seconds: Finite  # for which the run stood still
+    evidence: Mapping[str, Any]
+
+
+class _Restarted(RunRecord):
+    restart: Natural
+
+
+class _Restart(RunEvent):
+    evidence: _Restarted  # type: ignore[assignment]  # read as a mapping: this only checks it
+
+
+LINE_KINDS: Mapping[str, type[_Timed]] = {
+    "step": StepLine,
+    "held_out": HeldOutEvaluation,
+    "energy": _Energy,
+    "restart": _Restart,
+}
+
+
 def read_record(
     file: Path, kind: type[R], *, finite: bool = True, remedy: str = COPY_AGAIN
 ) -> R:
@@ -190,9 +254,8 @@ def read_record(
     Raises:
         RecipeError: it cannot be read, or lacks a field, or has one of another type.
     """
-    return check_record(
-        read_mapping(file, finite=finite, remedy=remedy), kind, str(file), remedy
-    )
+    tree = read_mapping(file, finite=finite, remedy=remedy)
+    return check_record(tree, kind, str(file), remedy)
 
 
 def read_checked(
@@ -215,8 +278,8 @@ def check_record(tree: Mapping[str, Any], kind: type[R], where: str, remedy: str
     except ValidationError as failure:
         errors = failure.errors()
     said = [_sentence(error) for error in errors[:_SHOWN_ERRORS]]
-    if more := len(errors) - _SHOWN_ERRORS:
-        said += [f"and {more} more"] * (more > 0)
+    if (more := len(errors) - _SHOWN_ERRORS) > 0:
+        said.append(f"and {more} more")
     raise RecipeError(where, "; ".join(said), remedy)
 
 

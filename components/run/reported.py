@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from components.run.records import Finite, Natural, RunRecord, Texts
+from components.run.records import EnvironmentRecord, Finite, Natural, RunRecord, Texts
 
 
 def _figures(tree: dict[str, Any]) -> dict[str, Any]:
@@ -47,11 +47,10 @@ class RecipeRecord(RunRecord):
     assumed: Figures
 
 
-class Surroundings(RunRecord):
+class Surroundings(EnvironmentRecord):
     """``environment.json``: what made the run; older versions said less."""
 
     command: Texts = ()
-    commit: str | None = None
     device: str | None = None
 
 
@@ -69,9 +68,6 @@ class _HeldOut(RunRecord):
     all: _Judged
 
 
-_NO_TEXT = _HeldOut.model_construct()
-
-
 class _Task(RunRecord):
     metrics: Mapping[str, float | None]
     samples: Natural
@@ -82,7 +78,7 @@ class EvaluationRecord(RunRecord):
     """``evaluation/CHECKPOINT.json``: what a checkpoint was found to be worth."""
 
     checkpoint: str
-    held_out: _HeldOut = _NO_TEXT
+    held_out: _HeldOut = _HeldOut.model_construct()
     texts: Mapping[str, _Judged] = {}
     tasks: Mapping[str, _Task] = {}
 

@@ -2,7 +2,7 @@
 
 The lock is the kernel's (`flock`): a killed process leaves none behind, and it is free when the
 last process that shares it has ended. The file names them, for messages; where a file system
-has no locks, that is all there is to go by.
+has no locks, that is all there is to go by. Who trains in a run folder holds it with all ranks.
 """
 
 import errno
@@ -12,9 +12,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,25 +23,27 @@ from pydantic import Field, ValidationError
 
 from components.config.schema.types import Section
 from components.errors import RecipeError
+from components.run.disk import explained
 
 LOCK = "writer.lock"
 DYING_SECONDS = 5.0  # what killed processes may take to end
+# A server takes back the lock of a node that died: NFS 4 after 90 s, if nobody chose otherwise.
+DEAD_NODE_SECONDS = 100.0
+# Set for ranks whose launcher holds the lock: they share it. A job's first rank takes it.
+SHARES = "KOCHBUCH_SHARES_WRITER_LOCK"
 LOCKLESS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _PAUSE_SECONDS = 0.1
 _MOST_BYTES = 65_536  # of names; the file may come from anywhere
 
 
 class Holder(Section):
-    """A process that writes in the folder; ``started`` tells it from a later one of its number.
-
-    ``file`` is the lock file's inode: in a copy of the folder the name stands for nobody.
-    """
+    """A process that writes in the folder; ``started`` tells it from a later of its number."""
 
     host: Annotated[str, Field(pattern=r"^[\w.-]+$", max_length=255)]
     process: int
     started: int
     since: Annotated[str, Field(pattern=r"^[\d :+-]+$", max_length=32)]
-    file: int
+    file: int  # its inode: in a copy of the folder the name stands for nobody
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host} since {self.since}"
@@ -73,7 +76,7 @@ def alone(
         end = time.monotonic() + seconds
         while (found := _take(lock)) == "held":
             if time.monotonic() > end:
-                raise occupied(_likely(_named(lock)))
+                raise occupied(_likely(lock))
             time.sleep(_PAUSE_SECONDS)
         if found == "taken":
             os.ftruncate(lock, 0)
@@ -97,7 +100,7 @@ def share(folder: Path, *, occupied: Occupied) -> None:
         kept = os.dup(lock)  # of the same lock, and closed by nobody
         if _flock(kept, fcntl.LOCK_SH) == "held":
             os.close(kept)
-            raise occupied(_likely(_named(lock)))
+            raise occupied(_likely(lock))
         sign(kept, os.getpid())
 
 
@@ -124,7 +127,7 @@ def check_free(folder: Path, *, occupied: Occupied) -> None:
         return
     with _opened(folder / LOCK) as lock:
         if _take(lock) == "held":
-            raise occupied(_likely(_named(lock)))
+            raise occupied(_likely(lock))
 
 
 @contextmanager
@@ -135,22 +138,19 @@ def _opened(file: Path) -> Iterator[int]:
         RecipeError: something else has its name.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    no_file = RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
     try:
         descriptor = os.open(file, flags)
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}:
             raise
-        raise _no_file(file) from None
+        raise no_file from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(file)
+            raise no_file
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _no_file(file: Path) -> RecipeError:
-    return RecipeError(str(file), "is no plain file, and cannot be a lock", "remove it")
 
 
 def _take(lock: int) -> Literal["taken", "held", "no locks"]:
@@ -196,27 +196,21 @@ def _sign_without_locks(
 
 def _named(lock: int) -> list[Holder]:
     """Read who is named; what is no name of this very file is left out."""
-    inode = os.fstat(lock).st_ino
-    lines = os.pread(lock, _MOST_BYTES, 0).splitlines()
-    found = (_holder(line) for line in lines)
-    return [one for one in found if one is not None and one.file == inode]
+    found = []
+    for line in os.pread(lock, _MOST_BYTES, 0).splitlines():
+        with suppress(ValidationError):  # half a name, of a killed process, or anything
+            found.append(Holder.model_validate_json(line))
+    return [one for one in found if one.file == os.fstat(lock).st_ino]
 
 
 def _others(lock: int) -> list[Holder]:
     return [one for one in _named(lock) if one.process != os.getpid() or not one.is_here]
 
 
-def _likely(named: Sequence[Holder]) -> Holder | None:
+def _likely(lock: int) -> Holder | None:
     """Choose whom to name: one that is seen to live, else the first."""
+    named = _named(lock)
     return next((one for one in named if one.is_alive), named[0] if named else None)
-
-
-def _holder(line: bytes) -> Holder | None:
-    """Read a name; a killed process may have left half of one, and anybody anything."""
-    try:
-        return Holder.model_validate_json(line)
-    except ValidationError:
-        return None
 
 
 def _started(process: int) -> int | None:
@@ -227,3 +221,53 @@ def _started(process: int) -> int | None:
         return None
     fields = state.rpartition(") ")[2].split()  # a program's name may have spaces
     return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+@contextmanager
+def train_alone(
+    path: Path, key: str, say: Callable[[str], None], *, seconds: float = DYING_SECONDS
+) -> Iterator[int]:
+    """Hold the run folder for who named it by ``key``; see `alone`.
+
+    Raises:
+        RecipeError: the run is trained by somebody else.
+    """
+    occupied = partial(_trained, path, key)
+    with explained(path), alone(path, seconds=seconds, occupied=occupied, say=say) as lock:
+        yield lock
+
+
+@contextmanager
+def rank_holds(
+    path: Path, seen: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Hold the run folder as a rank: with its launcher, or in a job by the first for all.
+
+    A job that is queued again may begin before its predecessor is gone.
+
+    Raises:
+        RecipeError: the run is trained by somebody else.
+    """
+    if SHARES not in seen and int(seen.get("RANK", "0")) == 0:
+        with train_alone(path, "run", say, seconds=DEAD_NODE_SECONDS):
+            yield
+        return
+    if SHARES in seen:
+        share(path, occupied=partial(_trained, path, "run"))
+    yield
+
+
+def check_not_trained(path: Path, key: str) -> None:
+    """Refuse a run that is trained now.
+
+    Raises:
+        RecipeError: so is this one.
+    """
+    with explained(path):
+        check_free(path, occupied=partial(_trained, path, key))
+
+
+def _trained(path: Path, key: str, holder: Holder | None) -> RecipeError:
+    who = holder or "a process that left no name"
+    way = f"wait until it ends, or let it save and stop: touch {path / 'stop'}"
+    return RecipeError(key, f"{path} is being trained by {who}", way)

@@ -1,7 +1,6 @@
 """Run export: what a tracker is told of a run, read from the run folder.
 
-Of a step that was taken twice, after a restart or a roll-back, the last time counts: what led
-to the last weights is told, as in the report.
+Of a step that was taken twice, after a restart or a roll-back, the last counts, as in reports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.errors import RecipeError
 from components.report.outcome import load_run
@@ -23,18 +22,11 @@ def check_installed(package: str) -> None:
         RecipeError: ``package``, a key of ``tracking`` too, cannot be imported.
     """
     if find_spec(package) is None:
-        raise RecipeError(
-            f"tracking.{package}",
-            f"{package} is not installed",
-            "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock",
-        )
+        way = "python -m pip install --require-hashes --no-deps -r requirements/tracking.lock"
+        raise RecipeError(f"tracking.{package}", f"{package} is not installed", way)
 
 
-ID_DIGITS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricsRow:
+class MetricsRow(NamedTuple):
     """What was measured at once; ``time`` is in seconds since the epoch."""
 
     step: int
@@ -44,20 +36,15 @@ class MetricsRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunExport:
-    """A run as trackers know it.
+    """A run as trackers know it."""
 
-    ``id`` is the run's own: the same after a restart, a resume or a copy of its folder.
-    ``facts`` say in words which run this is. ``rows`` are in the order of time, which is that
-    of the steps. ``status`` is ``unfinished`` while it trains and if it was killed.
-    """
-
-    id: str
+    id: str  # the same after a restart, a resume or a copy of its folder
     name: str
     began: float
-    status: str
+    status: str  # "unfinished" while it trains and if it was killed
     recipe: Mapping[str, Any]
-    facts: Mapping[str, str]
-    rows: tuple[MetricsRow, ...]
+    facts: Mapping[str, str]  # in words: which run this is
+    rows: tuple[MetricsRow, ...]  # in the order of time, which is that of the steps
 
 
 def tell(folder: Path) -> RunExport:
@@ -67,12 +54,12 @@ def tell(folder: Path) -> RunExport:
         RecipeError: it is no run folder, a file of it cannot be read, or it has not begun.
     """
     run = load_run(folder)
-    journal, recipe = run.journal, run.recipe
-    rows = tuple(sorted(_rows(journal), key=lambda row: row.time))
-    if not rows or not journal.events:
+    recipe, events = run.recipe, run.journal.events
+    rows = tuple(sorted(_rows(run.journal), key=lambda row: row.time))
+    if not rows or not events:
         remedy = f"let it take a step: python run.py resume={folder}"
         raise RecipeError("run", f"{folder} has measured nothing yet", remedy)
-    began, fingerprint = journal.events[0].time, str(run.derived.get("fingerprint"))
+    began, fingerprint = events[0].time, str(run.derived.get("fingerprint"))
     status = run.results["status"] if run.results else "unfinished"
     facts = {
         "recipe": recipe["name"],
@@ -83,7 +70,7 @@ def tell(folder: Path) -> RunExport:
         "status": status,
     }
     return RunExport(
-        id=sha256(f"{fingerprint} {began!r}".encode()).hexdigest()[:ID_DIGITS],
+        id=sha256(f"{fingerprint} {began!r}".encode()).hexdigest()[:16],
         name=folder.resolve().name,
         began=began,
         status=status,
@@ -96,7 +83,7 @@ def tell(folder: Path) -> RunExport:
 def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
     for step in journal.steps:
         figures = step.model_dump(exclude={"kind", "step", "time"})
-        yield MetricsRow(step=step.step, time=step.time, values=figures)
+        yield MetricsRow(step.step, step.time, figures)
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
-        yield MetricsRow(step=one.step, time=one.time, values={"held_out": one.loss, **losses})
+        yield MetricsRow(one.step, one.time, {"held_out": one.loss, **losses})

@@ -22,7 +22,6 @@ ID, SENT = f"{PREFIX}run", f"{PREFIX}sent_until"
 MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1_000, 100, 6_000
 _REFUSED = re.compile(r"[^\w\-. /]")  # in the name of a figure or a parameter
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "unfinished": "RUNNING"}
-Batch = list[tuple[MetricsRow, list[Any]]]
 
 
 def send(told: RunExport, section: Mlflow, server: str) -> str:
@@ -40,9 +39,8 @@ def send(told: RunExport, section: Mlflow, server: str) -> str:
     except MlflowException as error:
         problem = f"{server}: {str(error).strip().splitlines()[0]}"
         remedy = "name a server that answers with to=URL, with the user and password or the "
-        raise RecipeError(
-            "to", problem, f"{remedy}token that it wants (MLFLOW_TRACKING_USERNAME, ...)"
-        ) from None
+        remedy += "token that it wants (MLFLOW_TRACKING_USERNAME, ...)"
+        raise RecipeError("to", problem, remedy) from None
 
 
 def _send(client: Any, told: RunExport, section: Mlflow) -> str:
@@ -52,11 +50,9 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
     key = run.info.run_id
     _send_recipe(client, run, told)
     until = float(run.data.tags.get(SENT, "-inf"))
-    for batch in _batches([row for row in told.rows if row.time > until]):
+    for metrics, last in _batches([row for row in told.rows if row.time > until]):
         # In the same request: where it breaks off, it is sent again, and MLflow knows it.
-        sent = RunTag(SENT, repr(batch[-1][0].time))
-        metrics = [metric for _, of_row in batch for metric in of_row]
-        client.log_batch(key, metrics=metrics, tags=[sent])
+        client.log_batch(key, metrics=metrics, tags=[RunTag(SENT, repr(last))])
     for name, text in told.facts.items():
         client.set_tag(key, f"{PREFIX}{name}", text)
     state = STATES[told.status]
@@ -69,16 +65,14 @@ def _send(client: Any, told: RunExport, section: Mlflow) -> str:
 
 def _find(client: Any, told: RunExport, section: Mlflow) -> Any:
     """Find the run in the experiment, or make both."""
-    experiment = client.get_experiment_by_name(section.experiment)
-    place = (
-        experiment.experiment_id if experiment else client.create_experiment(section.experiment)
-    )
+    name = section.experiment
+    there = client.get_experiment_by_name(name)
+    place = there.experiment_id if there else client.create_experiment(name)
     found = client.search_runs([place], filter_string=f"tags.`{ID}` = '{told.id}'")
     if found:
         return found[0]
-    return client.create_run(
-        place, start_time=_milliseconds(told.began), tags={ID: told.id}, run_name=told.name
-    )
+    began, tags = _milliseconds(told.began), {ID: told.id}
+    return client.create_run(place, start_time=began, tags=tags, run_name=told.name)
 
 
 def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
@@ -87,10 +81,9 @@ def _send_recipe(client: Any, run: Any, told: RunExport) -> None:
 
     there = run.data.params
     texts = {
-        _name(key): (value if isinstance(value, str) else json.dumps(value))
+        _name(key): (value if isinstance(value, str) else json.dumps(value))[:MOST_CHARACTERS]
         for key, value in flat(told.recipe).items()
     }
-    texts = {key: text[:MOST_CHARACTERS] for key, text in texts.items()}
     new = [Param(key, text) for key, text in texts.items() if key not in there]
     for start in range(0, len(new), MOST_PARAMS):
         client.log_batch(run.info.run_id, params=new[start : start + MOST_PARAMS])
@@ -103,24 +96,21 @@ def _name(key: str) -> str:
     return _REFUSED.sub("_", key)
 
 
-def _batches(rows: Sequence[MetricsRow]) -> Iterator[Batch]:
-    """Group rows into requests; none is parted, so that what was sent ends with a row."""
+def _batches(rows: Sequence[MetricsRow]) -> Iterator[tuple[list[Any], float]]:
+    """Group rows into requests, with the time of their last row; no row is parted."""
     from mlflow.entities import Metric
 
-    batch: Batch = []
-    count = 0
+    batch: list[Any] = []
+    last = 0.0
     for row in rows:
-        time = _milliseconds(row.time)
-        metrics = [
-            Metric(_name(key), value, time, row.step) for key, value in row.values.items()
-        ]
-        if batch and count + len(metrics) > MOST_METRICS:
-            yield batch
-            batch, count = [], 0
-        batch.append((row, metrics))
-        count += len(metrics)
+        time, values = _milliseconds(row.time), row.values.items()
+        metrics = [Metric(_name(key), value, time, row.step) for key, value in values]
+        if batch and len(batch) + len(metrics) > MOST_METRICS:
+            yield batch, last
+            batch = []
+        batch, last = [*batch, *metrics], row.time
     if batch:
-        yield batch
+        yield batch, last
 
 
 def _milliseconds(seconds: float) -> int:

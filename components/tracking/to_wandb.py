@@ -67,9 +67,9 @@ def upload(written: Path) -> None:
         stdout=sys.stderr,
     )
     if not any(written.glob(SYNCED)):
-        raise RecipeError(
-            "tracking.wandb",
-            f"W&B has not got {written}; wandb sync has said above why",
+        problem = f"W&B has not got {written}; wandb sync has said above why"
+        remedy = (
             "log in (wandb login, or WANDB_API_KEY), or copy that folder to where there is a "
-            "network and wandb sync it there",
         )
+        remedy += "network and wandb sync it there"
+        raise RecipeError("tracking.wandb", problem, remedy)

@@ -15,7 +15,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.fault_tolerance.failures import AGENT_BEGAN, MENDABLE, error_file, raise_again
 from components.run.folder import RunFolder
-from components.run.single_writer import rank_holds
+from components.run.writer_lock import rank_holds
 from components.terminal import say
 from components.train.fit import fit
 from components.train.ranks import make_cache_folders, rank_variables

@@ -19,8 +19,7 @@ from components.errors import RecipeError
 from components.fault_tolerance.failures import FIRST_FAILURE, MENDABLE, recipe_error
 from components.run.folder import RunFolder
 from components.run.records import FirstFailure
-from components.run.single_writer import SHARES
-from components.run.writer_lock import sign
+from components.run.writer_lock import SHARES, sign
 from components.terminal import say
 
 OPEN_FILES = 128  # two ranks of a miniature fail with 64 and train with 100

@@ -12,8 +12,7 @@ import numpy as np
 from components.distributed.devices import peak_memory_bytes
 from components.energy.counters import EnergyReading
 from components.run.folder import RunFolder
-from components.run.history import held_until
-from components.run.lines import read_lines
+from components.run.history import held_until, read_lines
 from components.torch_internals.operators import count_graphs
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics

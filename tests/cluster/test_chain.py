@@ -11,7 +11,7 @@ from cluster.begin import OVER, begin, stuck
 from cluster.end import end
 from cluster.records import WITHOUT_A_WORD, Jobs, chain_of, now
 from components.config.schema.recipe import read_recipe
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.run.records import JobLifeRecord
 from tests.cluster.programs import Programs, queued
 

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from command.arguments import ROOT
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.run.provenance import required
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_preflight_life import SHORT

@@ -8,7 +8,7 @@ import pytest
 
 from command.main import main
 from components.report.outcome import load_run
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import (
     TWO_RANKS,

@@ -23,7 +23,7 @@ from components.preflight.verdict import (
     write_verdict,
 )
 from components.run.folder import RunFolder
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from tests.cluster.jobs import job_of, recipe_of
 from tests.cluster.programs import Programs, queued
 from tests.cluster.slurm import free_ports

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from command.arguments import ROOT
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from tests.cluster.planting import CLOCK, plant
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import HERE, SMALL, Submit, finish, home, submit

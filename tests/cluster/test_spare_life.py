@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from tests.cluster.slurm import LocalSlurm
 from tests.cluster.test_slurm_life import (
     TWO_RANKS,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from command.main import main
-from components.run.lines import read_lines
+from components.run.history import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (

@@ -19,7 +19,7 @@ from components.distributed.mesh import sum_over_ranks
 from components.energy.counters import NOTHING, EnergyReading
 from components.run.disk import Patience
 from components.run.event_log import ClockReading, append_line
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
 

@@ -24,7 +24,7 @@ from components.config.schema.monitoring import (
 from components.errors import RecipeError
 from components.fault_tolerance import faults
 from components.fault_tolerance.faults import FaultInjector, Reach
-from components.run.lines import read_lines
+from components.run.history import read_lines
 
 KINDS = get_args(get_args(Injection)[0])
 

@@ -34,7 +34,7 @@ def flops_by_direction(made) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for event, place in places_of(made.trace).items():
         if place.counted is event:
-            found[place.part, place.direction] += count(event).flops
+            found[place.part, place.direction] += count(event)[0]
     return found
 
 
@@ -139,10 +139,10 @@ def test_what_would_wait_for_a_device_is_listed_with_its_line(profiled: MakeProf
     plain, traced = (profiled(DENSE, stacks=stacks).trace for stacks in (False, True))
     assert (plain.frames == [], traced.frames == []) == (True, False)
     found = [
-        [wait for wait in waits_of(trace, places_of(trace)) if wait.part == GRADIENTS]
+        [wait for wait in waits_of(trace, places_of(trace)) if wait["part"] == GRADIENTS]
         for trace in (plain, traced)
     ]
     for (wait,) in found:  # the loss of the step, once
-        assert (wait.call, wait.times) == ("aten::_local_scalar_dense", 1.0)
-    assert found[0][0].line == ""
-    assert re.fullmatch(r"components/profiling/conftest\.py\(\d+\): _step", found[1][0].line)
+        assert (wait["call"], wait["times"]) == ("aten::_local_scalar_dense", 1.0)
+    assert found[0][0]["line"] == ""
+    assert re.fullmatch(r"components/profiling/conftest\.py\(\d+\): _step", found[1][0]["line"])

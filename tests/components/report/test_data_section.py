@@ -48,10 +48,10 @@ def test_the_card_that_another_s_run_points_to_is_not_opened(
     run = trained_on(write_run(), prepare(tmp_path / "theirs"))
     seal_of(run / "data.json").unlink()
     [section] = data_sections(load_entries([run]))
-    assert (section.key, section.cards) == (KEY, ())
+    assert (section["key"], section["cards"]) == (KEY, ())
     inside = trained_on(run, prepare(tmp_path / "here" / "prepared"))
     seal_of(run / "data.json").unlink()
-    assert data_sections(load_entries([inside]))[0].cards
+    assert data_sections(load_entries([inside]))[0]["cards"]
 
 
 def test_the_page_has_the_card_s_figures_and_sources(
@@ -59,8 +59,8 @@ def test_the_page_has_the_card_s_figures_and_sources(
 ) -> None:
     run = trained_on(write_run(), prepare(tmp_path / "walnut-mini-abc"))
     [section] = data_sections(load_entries([run]))
-    assert (section.folder, section.key) == ("walnut-mini-abc", KEY)
-    assert section.sources.rows[0][:4] == ("village", "4,321", "77", "12")
+    assert (section["folder"], section["key"]) == ("walnut-mini-abc", KEY)
+    assert section["sources"].rows[0][:4] == ("village", "4,321", "77", "12")
     html = write_report([run], tmp_path / "report.html").read_text("utf-8")
     assert "the mill" in html
     assert str(tmp_path) not in html  # paths name people
@@ -81,10 +81,10 @@ def test_data_that_moved_or_changed_leave_their_key_alone(
     (half / "card.json").write_text('{"key": "abc')
     for run in (gone, other, trained_on(write_run("half_run"), half)):
         [section] = data_sections(load_entries([run]))
-        assert (section.key, section.cards, section.sources.rows) == (KEY, (), ())
+        assert (section["key"], section["cards"], section["sources"].rows) == (KEY, (), ())
     html = write_report([gone], tmp_path / "report.html").read_text("utf-8")
     assert "Its card is not there any more." in html
 
 
 def test_a_run_of_an_older_version_has_no_section(write_run: WriteRun) -> None:
-    assert data_sections(load_entries([write_run()])) == ()
+    assert data_sections(load_entries([write_run()])) == []

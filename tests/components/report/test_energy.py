@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from components.report.figure_tables import energy_quantities, published_grid
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.report.planned import energy_grid
-from components.report.provenance import published_grid
+from components.report.tables import grid_by_quantity
 from tests.components.report.conftest import (
     TOKENS_PER_STEP,
     WriteRun,
@@ -22,7 +22,7 @@ SOURCES = {"energy": {"devices": {"source": "NVML"}, "hosts": {"source": "RAPL <
 
 
 def columns(*runs: Path) -> list[dict[str, str]]:
-    rows = energy_grid(load_entries(runs)).rows
+    rows = grid_by_quantity(load_entries(runs), energy_quantities).rows
     return [{cells[0]: cells[place] for cells in rows} for place in range(1, len(runs) + 1)]
 
 

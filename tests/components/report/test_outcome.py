@@ -7,14 +7,8 @@ from statistics import median
 import pytest
 
 from components.errors import RecipeError
-from components.report.outcome import (
-    flat,
-    load_entries,
-    load_run,
-    non_finite_steps,
-    outcome_of,
-    short_labels,
-)
+from components.report.outcome import flat, load_entries, load_run, outcome_of, short_labels
+from components.report.tables import incidents
 
 
 def test_a_finished_run_speaks_through_its_results(write_run):
@@ -58,7 +52,8 @@ def test_losses_that_are_no_number_are_counted(write_run):
         ' "seconds": 1, "tokens_per_second": 1, "time": 1}\n'
     )
     (folder / "metrics.jsonl").write_text(line)
-    assert non_finite_steps(load_run(folder).journal) == 1
+    (entry,) = load_entries([folder])
+    assert incidents(entry)["steps whose loss is no number"] == "1"
 
 
 def test_refuses_a_folder_that_is_no_run(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 
 from components.errors import RecipeError
 from components.report import pages
-from components.report.outcome import load_run
+from components.report.outcome import load_entries, load_run
 from components.report.page import write_report
-from components.report.tables import summary_table
+from components.report.tables import summary_grid, terminal_table
 from tests.components.report.conftest import mark_line, results_tree
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -166,7 +166,7 @@ def test_refuses_a_folder_as_destination(write_run, tmp_path):
 
 
 def test_the_package_offers_its_three_functions(write_run):
-    assert summary_table([write_run()]).row_count == 1
+    assert terminal_table(summary_grid(load_entries([write_run()]))).row_count == 1
 
 
 def test_headings_skip_no_level_and_there_is_one_first(write_run, tmp_path):

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from components.report.figure_tables import parts_grid, plan_of, planned_grid
 from components.report.outcome import load_entries
 from components.report.page import write_report
-from components.report.planned import parts_grid, plan_of, planned_grid
 from tests.components.report.conftest import (
     WriteRun,
     energy_line,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from components.report import provenance, tables
+from components.report import figure_tables, tables
 from components.report.outcome import load_entries
 from components.report.tables import key_figures
 from components.terminal import console
@@ -51,7 +51,7 @@ def test_a_key_that_one_recipe_lacks_differs(write_run):
 
 
 def test_summary_has_one_row_a_run(two_runs):
-    table = tables.summary_table(two_runs)
+    table = tables.terminal_table(tables.summary_grid(load_entries(two_runs)))
     assert table.row_count == 2
     columns = {column.header: list(column.cells) for column in table.columns}
     assert columns["differs in"][1] == (
@@ -62,7 +62,7 @@ def test_summary_has_one_row_a_run(two_runs):
 
 
 def test_summary_shows_brackets_as_they_are(write_run):
-    table = tables.summary_table([write_run("[red]run")])
+    table = tables.terminal_table(tables.summary_grid(load_entries([write_run("[red]run")])))
     out = console(width=200)
     with out.capture() as captured:
         out.print(table)
@@ -70,7 +70,7 @@ def test_summary_shows_brackets_as_they_are(write_run):
 
 
 def test_published_figures_stand_beside_the_same_quantity_only(write_run):
-    rows = _rows(provenance.published_grid(load_entries([write_run()])))
+    rows = _rows(figure_tables.published_grid(load_entries([write_run()])))
     assert rows["parameters"] == ("7,452,725,248 parameters", "card", "1,234,567 parameters")
     assert rows["time: step seconds"] == ("12.5 s", "table 3", "0.5 s")
     assert rows["energy: node"] == ("2.5 MWh", "press", "—")
@@ -80,12 +80,12 @@ def test_published_figures_stand_beside_the_same_quantity_only(write_run):
 def test_groups_of_published_figures_are_walked(write_run):
     recipe = dict(load_entries([write_run("a")])[0].run.recipe)
     recipe["published"] = {"run": {"steps": {"value": 9, "unit": "steps", "source": "s"}}}
-    rows = _rows(provenance.published_grid(load_entries([write_run("b", recipe=recipe)])))
+    rows = _rows(figure_tables.published_grid(load_entries([write_run("b", recipe=recipe)])))
     assert rows == {"run: steps": ("9 steps", "s", "60")}
 
 
 def test_a_miniature_is_named_at_the_head_of_its_column(two_runs):
-    columns = provenance.published_grid(load_entries(two_runs)).columns
+    columns = figure_tables.published_grid(load_entries(two_runs)).columns
     assert columns[-2:] == ("a, miniature", "b")
 
 
@@ -103,7 +103,7 @@ def test_device_hours_are_those_of_all_processes_not_of_the_last_one(write_run):
     }
     run = write_run(recipe=recipe, lines=lines, results=results_tree(2) | {"seconds": 7.0})
     (entry,) = load_entries([run])
-    rows = _rows(provenance.published_grid([entry]))
+    rows = _rows(figure_tables.published_grid([entry]))
     held = 2 + 3 + 4 + 3
     assert rows["device hours"][2] == f"{held * 4 / 3600:.4g} h"
     assert rows["days"][2] == f"{held / 86400:.4g} d"
@@ -123,18 +123,18 @@ def test_a_run_of_another_recipe_leaves_foreign_figures_blank(write_run):
     first = write_run("a")
     recipe = dict(load_entries([first])[0].run.recipe, published={})
     rows = _rows(
-        provenance.published_grid(load_entries([first, write_run("b", recipe=recipe)]))
+        figure_tables.published_grid(load_entries([first, write_run("b", recipe=recipe)]))
     )
     assert rows["parameters"][-2:] == ("1,234,567 parameters", "—")
 
 
 def test_assumed_values_carry_their_reason_and_their_run(write_run):
     first = write_run("a")
-    alone = provenance.assumed_grid(load_entries([first]))
+    alone = figure_tables.assumed_grid(load_entries([first]))
     row = ("schedule.warmup_tokens", "2,000,000", "no source says")
     assert alone.rows == [row]
     recipe = dict(load_entries([first])[0].run.recipe, assumed={})
-    both = provenance.assumed_grid(load_entries([first, write_run("b", recipe=recipe)]))
+    both = figure_tables.assumed_grid(load_entries([first, write_run("b", recipe=recipe)]))
     assert both.rows == [(*row, "a")]
 
 
@@ -156,7 +156,7 @@ def test_environment_rows_that_differ_are_marked(two_runs):
 
 def test_incidents_count_kills_and_resumes(write_run):
     folder = write_run(killed=True, tail='{"kind": "st')
-    rows = _rows(tables.incidents_grid(load_entries([folder])))
+    rows = _rows(tables.grid_by_quantity(load_entries([folder]), tables.incidents))
     assert rows["half-written journal lines, ignored"] == ("1",)
     assert rows["checkpoints written"] == ("3",)
     assert rows["results.json"] == ("absent: killed, or still training",)

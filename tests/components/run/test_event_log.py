@@ -12,7 +12,7 @@ from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.fault_tolerance.faults import fill_up
 from components.run.event_log import EventLog, append_line
-from components.run.lines import read_lines
+from components.run.history import read_lines
 
 NOTHING = {"joules": None, "counted_seconds": 0.0, "passed_seconds": 0.0}
 ENERGY = {"devices": NOTHING, "hosts": NOTHING}

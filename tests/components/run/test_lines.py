@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from components.errors import RecipeError
-from components.run import lines
-from components.run.lines import read_lines, read_run_lines
+from components.run import history
+from components.run.history import read_lines, read_run_lines
 
 HALF = '{"kind": "step", "st'
 
@@ -43,10 +43,10 @@ def test_half_lines_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
 def test_both_files_are_one_story_in_the_order_of_time(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", step(1), HALF, step(3))
     write(tmp_path / "journal.jsonl", event("start", 0.5), event("skip", 2.0))
-    found = read_run_lines(tmp_path)
-    assert [line.kind for line in found.lines] == ["start", "step", "skip", "step"]
-    assert found.half_written == 1
-    assert found.lines[-1].where == f"{tmp_path / 'metrics.jsonl'}:3"
+    found, half_written = read_run_lines(tmp_path)
+    assert [record["kind"] for _, record in found] == ["start", "step", "skip", "step"]
+    assert half_written == 1
+    assert found[-1][0] == f"{tmp_path / 'metrics.jsonl'}:3"
 
 
 def test_more_half_lines_than_kills_are_damage(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_more_half_lines_than_kills_are_damage(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"metrics\.jsonl:3: is not JSON, and no kill expla"):
         read_run_lines(tmp_path)
     write(tmp_path / "journal.jsonl", event("start", 0.0), event("resume", 0.5))
-    assert read_run_lines(tmp_path).half_written == 2
+    assert read_run_lines(tmp_path)[1] == 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_pipe_and_a_line_without_an_end_are_refused(
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(RecipeError, match="cannot be read: is no regular file"):
         read_run_lines(tmp_path)
-    monkeypatch.setattr(lines, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(history, "MOST_LINE_BYTES", 100)
     file = tmp_path / "long.jsonl"
     file.write_text("x" * 101)
     with pytest.raises(RecipeError, match=r"long\.jsonl:1: is longer than any line of a run"):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from components.run import single_writer
-from components.run.single_writer import SHARES, check_not_trained, rank_holds, train_alone
+from components.run import writer_lock
+from components.run.writer_lock import SHARES, check_not_trained, rank_holds, train_alone
 
 
 def silent(text: str) -> None:
@@ -36,7 +36,7 @@ def test_ranks_of_the_command_that_holds_the_run_are_let_in(tmp_path: Path) -> N
 def test_the_first_rank_of_a_job_holds_the_run_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_writer, "DEAD_NODE_SECONDS", 0.2)
+    monkeypatch.setattr(writer_lock, "DEAD_NODE_SECONDS", 0.2)
     with (
         rank_holds(tmp_path, {"RANK": "0"}, silent),
         rank_holds(tmp_path, {"RANK": "1"}, silent),

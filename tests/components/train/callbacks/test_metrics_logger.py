@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.fault_tolerance.faults import fill_up
-from components.run.lines import read_lines
+from components.run.history import read_lines
 from components.train.callbacks.metrics_logger import Curves, Metrics
 
 SOON_SECONDS = 10.0
