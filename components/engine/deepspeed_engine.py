@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.checkpoint.state import Read
 from components.config.schema.recipe import Recipe
 from components.distributed.pipeline import Compute
 from components.distributed.weight_shards import WeightShard
@@ -19,8 +18,6 @@ from components.engine.mesh_engine import Judge, NamedTensors
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
-
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 
 class DeepSpeedEngine:
@@ -36,13 +33,15 @@ class DeepSpeedEngine:
         RecipeError: a precision that DeepSpeed has not, or not on this device.
     """
 
+    shards: Sequence[WeightShard] = ()
+
     def __init__(
         self,
         *,
         recipe: Recipe,
         decoder: Decoder,
         compute: Compute,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: Callable[..., torch.optim.Optimizer],
         compute_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -50,8 +49,9 @@ class DeepSpeedEngine:
         named = dict(decoder.named_parameters())
         # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
         self.optimizer = make_optimizer(parameters=list(named.items()))
-        rounds = compute_dtype != torch.float32
-        exact = {name: weight.detach().cpu() for name, weight in named.items() if rounds}
+        exact = {}
+        if compute_dtype != torch.float32:
+            exact = {name: weight.detach().cpu() for name, weight in named.items()}
         deepspeed = _import_deepspeed(device)
         from components.engine.deepspeed_state import EngineState, deepspeed_config
 
@@ -66,17 +66,13 @@ class DeepSpeedEngine:
             for places in decoder.positions.parameters():
                 deepspeed.zero.register_external_parameter(decoder, places)
         self._zero = recipe.parallelism.zero
-        self._state = EngineState(self._engine, self.optimizer, named)
+        self.state = EngineState(self._engine, self.optimizer, named)
         for name, weight in exact.items():
-            self._state.put(name, weight)
+            self.state.put(name, weight)
         self._scaler: Any = None
         if compute_dtype == torch.float16:
             self._scaler = self._engine.optimizer.loss_scaler
             self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
-
-    @property
-    def shards(self) -> Sequence[WeightShard]:
-        return ()
 
     @property
     def scale(self) -> float:
@@ -87,9 +83,13 @@ class DeepSpeedEngine:
     ) -> Tensor | None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self._expect(len(batch))
-        step = self._step_sharded if self._zero else self._step_whole
-        return step(batch, norm_limit, judge)
+        # How many microbatches this step has: a batch may ramp up.
+        size = self._engine.train_micro_batch_size_per_gpu() * self._engine.dp_world_size
+        self._engine.set_train_batch_size(len(batch) * size)
+        if not self._zero:
+            return self._step_whole(batch, norm_limit, judge)
+        self._engine.optimizer.gradient_accumulation_steps = len(batch)
+        return self._step_sharded(batch, norm_limit, judge)
 
     def _step_whole(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
         """Step without ZeRO: the optimizer is torch's, DeepSpeed would not tell the norm."""
@@ -141,16 +141,10 @@ class DeepSpeedEngine:
         return loss
 
     def weights(self) -> NamedTensors:
-        return self._state.weights()
+        return self.state.weights()
 
     def gradients(self) -> NamedTensors:
-        return ((name, gradient / self.scale) for name, gradient in self._state.gradients())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._state.tensors()
-
-    def fill(self, read: Read) -> None:
-        self._state.fill(read)
+        return ((name, gradient / self.scale) for name, gradient in self.state.gradients())
 
     def unsound(self) -> list[str]:
         return []  # DeepSpeed has its gradients already put together
@@ -170,14 +164,6 @@ class DeepSpeedEngine:
             self._scaler.cur_hysteresis = state["hysteresis_left"]
             self._scaler.cur_iter = state["good_steps"]
             self._scaler.last_overflow_iter = -1
-
-    def _expect(self, microbatches: int) -> None:
-        """Describe how many microbatches this step has: a batch may ramp up."""
-        engine = self._engine
-        size = engine.train_micro_batch_size_per_gpu() * engine.dp_world_size
-        engine.set_train_batch_size(microbatches * size)
-        if self._zero:
-            engine.optimizer.gradient_accumulation_steps = microbatches
 
 
 class _Microbatch(nn.Module):
@@ -216,11 +202,9 @@ def _import_deepspeed(device: torch.device) -> Any:
 def _check_device(deepspeed: Any, compute: torch.dtype) -> None:
     """Ask what DeepSpeed asks, which would end the ranks without a way out."""
     accelerator = deepspeed.accelerator.get_accelerator()
-    missing = {
-        torch.float16: not accelerator.is_fp16_supported(),
-        torch.bfloat16: not accelerator.is_bf16_supported(),
-    }
-    if missing.get(compute, False):
+    if (compute == torch.float16 and not accelerator.is_fp16_supported()) or (
+        compute == torch.bfloat16 and not accelerator.is_bf16_supported()
+    ):
         raise RecipeError(
             "precision.compute",
             f"{str(compute).removeprefix('torch.')} is more than DeepSpeed trusts this device "

@@ -42,8 +42,14 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         RecipeError: a precision that DeepSpeed has not.
     """
     check_precision(recipe, compute)
-    degrees = recipe.parallelism
-    microbatches = recipe.derived.microbatches_per_step
+    degrees, microbatches = recipe.parallelism, recipe.derived.microbatches_per_step
+    zero: dict[str, Any] = {
+        "stage": degrees.zero,
+        "reduce_bucket_size": min(_MOST_IN_BUCKET, recipe.shape.total_parameters),
+        "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
+    }
+    if degrees.zero == 3:
+        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * recipe.shape.dim
     clips = degrees.zero > 0  # without ZeRO the optimizer is ours alone, and so is clipping
     return {
         "train_batch_size": degrees.microbatch_sequences * microbatches * degrees.data,
@@ -54,7 +60,7 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": _DTYPES[recipe.precision.accumulate]},
         "bf16": {"enabled": compute == "bfloat16"},
         "fp16": _fp16(recipe) if compute == "float16" else {"enabled": False},
-        "zero_optimization": _zero(recipe),
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # the optimizer is the recipe's own
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -72,18 +78,6 @@ def _fp16(recipe: Recipe) -> dict[str, Any]:
         "consecutive_hysteresis": False,
         "min_loss_scale": int(scaling.minimum),
     }
-
-
-def _zero(recipe: Recipe) -> dict[str, Any]:
-    degrees, shape = recipe.parallelism, recipe.shape
-    zero: dict[str, Any] = {
-        "stage": degrees.zero,
-        "reduce_bucket_size": min(_MOST_IN_BUCKET, shape.total_parameters),
-        "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
-    }
-    if degrees.zero == 3:
-        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * shape.dim
-    return zero
 
 
 class EngineState:
@@ -122,8 +116,11 @@ class EngineState:
         for place, (name, weight) in enumerate(self._named.items()):
             whole = {f"model.{name}": self._weight(weight)}
             for key, piece in self._state_of(weight).items():
-                # A counter is shared by all weights of a piece, which a file has no way to say.
-                value = self._whole_state(weight, key) if _is_alike(piece) else piece.clone()
+                if _is_alike(piece):
+                    state = safe_get_full_optimizer_state(weight, key) if self._zero else piece
+                    value = rows_of(state.view(_shape(weight)))
+                else:  # shared by all weights of a piece, which a file has no way to say
+                    value = piece.clone()
                 whole[f"optimizer.state.{name}.{key}"] = value
             if place % ranks == rank:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
@@ -142,10 +139,9 @@ class EngineState:
             self.put(name, whole[f"model.{name}"])
             for key, piece in pieces.items():
                 value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
-                if _is_alike(piece):
-                    self._put_state(weight, key, value.view(_shape(weight)))
-                else:
-                    self._put_counter(weight, key, value)
+                self._put_state(
+                    weight, key, value.view(_shape(weight)) if _is_alike(piece) else value
+                )
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor) -> None:
@@ -168,23 +164,16 @@ class EngineState:
         whole: Tensor = safe_get_full_fp32_param(weight).view(_shape(weight))
         return whole
 
-    def _whole_state(self, weight: nn.Parameter, key: str) -> Tensor:
-        if self._zero == 0:
-            return rows_of(self._state_of(weight)[key])
-        whole: Tensor = safe_get_full_optimizer_state(weight, key)
-        return rows_of(whole.view(_shape(weight)))
-
     def _put_state(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
         if self._zero == 0:
             self._state_of(weight)[key].copy_(value)
+        elif not _is_alike(value):
+            for _, piece in self._pieces():
+                self._optimizer.state[piece][key].copy_(value)
         elif self._zero == 3:
             safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
         else:
             safe_set_full_optimizer_state(weight, value, key)
-
-    def _put_counter(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
-        for owner in [piece for _, piece in self._pieces()] if self._zero else [weight]:
-            self._optimizer.state[owner][key].copy_(value)
 
     def _state_of(self, weight: nn.Parameter) -> dict[str, Tensor]:
         """Find the optimizer's state of the flat piece that a weight lies in."""
@@ -229,9 +218,9 @@ def _shape(weight: nn.Parameter) -> torch.Size:
     return shape
 
 
-def _is_alike(piece: Tensor) -> bool:
+def _is_alike(state: Tensor) -> bool:
     """Whether the state has a number for each of the weight's, unlike a counter of steps."""
-    return piece.dim() > 0
+    return state.dim() > 0
 
 
 def _own_part(weight: nn.Parameter, value: Tensor) -> Tensor:

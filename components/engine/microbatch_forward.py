@@ -123,8 +123,7 @@ class StageCompute:
     @property
     def is_sound(self) -> bool:
         """Whether all that this rank computed in the step's forward passes was finite."""
-        seen = [*self._outputs, *self._figures]
-        return all(bool(torch.isfinite(one).all()) for one in seen)
+        return all(torch.isfinite(one).all() for one in [*self._outputs, *self._figures])
 
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""

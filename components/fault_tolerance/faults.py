@@ -54,29 +54,26 @@ class FaultInjector:
         self, *, faults: "Sequence[monitoring.Fault]", folder: Path, rank: int
     ) -> None:
         self._faults = [fault for fault in faults if fault.rank == rank]
-        self._folder = folder
+        self._notes = folder / "rehearsed"
         self._journal = EventLog(file=folder / "journal.jsonl", writes=True, retry_seconds=0.0)
 
     def before_step(self, progress: ClockReading, reach: Reach) -> None:
         """Fire what is due before the step after ``progress``."""
         for fault in self._faults:
             if fault.step == progress.step + 1 and self._is_first_time(fault):
-                evidence = fault.model_dump(mode="json")
-                cause = f"{fault.fault} was asked for"
+                cause, evidence = f"{fault.fault} was asked for", fault.model_dump(mode="json")
                 self._journal.note("rehearsal", progress, cause, evidence)
                 globals()[fault.fault](fault, reach)
 
     def _is_first_time(self, fault: "monitoring.Fault") -> bool:
         """Note the fault on disk; whoever finds the note there leaves it be."""
-        folder = self._folder / "rehearsed"
-        folder.mkdir(exist_ok=True)
-        note = folder / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
+        self._notes.mkdir(exist_ok=True)
+        note = self._notes / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
         try:
-            descriptor = os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with note.open("x") as stream:
+                os.fsync(stream.fileno())
         except FileExistsError:
             return False
-        os.fsync(descriptor)
-        os.close(descriptor)
         return True
 
 
@@ -127,13 +124,13 @@ def slow_rank(fault: "monitoring.SlowRank", reach: Reach) -> None:
 def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
     """Flip a bit of the first number of the rank's first weight matrix."""
     import torch
-    from torch.distributed.tensor import DTensor
+
+    from components.distributed.weight_shards import local
 
     weights = (weight for stage in reach.stages for weight in stage.parameters())
     matrix = next(weight for weight in weights if weight.dim() > 1)
-    local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
     with torch.no_grad():
-        bits = local.view(torch.int32).view(-1)[:1]
+        bits = local(matrix).view(torch.int32).view(-1)[:1]
         bits ^= 1 << fault.bit if fault.bit < 31 else -(1 << 31)
 
 

@@ -36,8 +36,6 @@ CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
 _TORCH = str(Path(_GROUPS_OF_TORCH).parent)
 
-Collectives = Callable[[], tuple[str | None, dict[str, Any]]]
-
 
 @dataclass(frozen=True)
 class WatchedWork:
@@ -79,7 +77,7 @@ class HangWatch:
         *,
         folder: Path,
         rank: int,
-        collectives: Collectives,
+        collectives: Callable[[], tuple[str | None, dict[str, Any]]],
         on_hang: Callable[[HangState], None],
     ) -> None:
         self._folder = folder
@@ -106,7 +104,6 @@ class HangWatch:
             )
 
     def stop(self) -> None:
-        """Watch no longer."""
         with self._changed:
             self._is_over = True
             faulthandler.cancel_dump_traceback_later()

@@ -7,16 +7,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median, median_low
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from components.energy.counters import EnergyReading
-
-if TYPE_CHECKING:
-    from components.energy.counters import Meter
+from components.energy.counters import EnergyReading, Meter
 
 _PARTS = 3  # of what a meter tells
 
@@ -55,8 +51,8 @@ class RankFigures:
         if step % self._every_steps:
             return torch.zeros(0, dtype=torch.float64, device=device)
         figures = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
-        mine = median(self._seconds), float(held_bytes(device))
-        figures[:, dist.get_rank()] = torch.tensor(mine, dtype=torch.float64)
+        figures[0, dist.get_rank()] = median(self._seconds)
+        figures[1, dist.get_rank()] = held_bytes(device)
         self._seconds.clear()
         return torch.cat([figures.flatten().to(device), self.own_energy(device)])
 

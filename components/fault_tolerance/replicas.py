@@ -7,14 +7,14 @@ must share must have equal sums.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor
 
 from components.distributed.collectives import all_gather
 from components.distributed.mesh import Mesh
@@ -55,54 +55,46 @@ def compare_replicas(shards: Sequence[WeightShard], mesh: Mesh) -> list[ReplicaD
     if not shards:
         return []
     sums = torch.stack([bit_sum(local(shard.weight)) for shard in shards])
-    found: dict[tuple[str, tuple[int, ...]], None] = {}
+    dividing = [_dividing_axes(shard) for shard in shards]
+    found: list[ReplicaDifference] = []
     for param_mesh in (mesh.dense, mesh.experts):
+        # Whether the model's own weight, not what is updated of it, is in pieces: ZeRO 3.
+        pieces = param_mesh.shard
+        axes = set(pieces.mesh_dim_names or ()) if pieces.size() > 1 else set()
         mine = [place for place, shard in enumerate(shards) if shard.param_mesh is param_mesh]
-        whole = [place for place in mine if not _is_divided(shards[place], param_mesh.shard)]
-        divided = [place for place in mine if place not in set(whole)]
-        for places, group in ((whole, param_mesh.grad_sync), (divided, param_mesh.replicate)):
-            found |= dict.fromkeys(_compare(shards, sums, places, group))
-    tensor = mesh.axis("tensor")
-    kept = [
-        place
-        for place, shard in enumerate(shards)
-        if all(name != "tensor" or one.is_replicate() for name, one in _placements(shard))
-    ]
-    found |= dict.fromkeys(_compare(shards, sums, kept, tensor))
-    return [ReplicaDifference(weight=weight, ranks=ranks) for weight, ranks in found]
+        whole = [place for place in mine if not axes & dividing[place]]
+        divided = [place for place in mine if axes & dividing[place]]
+        found += _compare(shards, sums, whole, param_mesh.grad_sync)
+        found += _compare(shards, sums, divided, param_mesh.replicate)
+    kept = [place for place, axes in enumerate(dividing) if "tensor" not in axes]
+    found += _compare(shards, sums, kept, mesh.axis("tensor"))
+    return list(dict.fromkeys(found))
 
 
-def _is_divided(shard: WeightShard, pieces: DeviceMesh) -> bool:
-    """Whether the model's own weight, not what is updated of it, is in pieces: ZeRO 3."""
-    names = set(pieces.mesh_dim_names or ())
-    return pieces.size() > 1 and any(
-        name in names and not isinstance(placement, Replicate)
-        for name, placement in _placements(shard)
-    )
-
-
-def _placements(shard: WeightShard) -> Iterator[tuple[str, Placement]]:
-    """Yield each axis of a weight's mesh, and how the weight lies on it."""
+def _dividing_axes(shard: WeightShard) -> set[str]:
+    """Name the axes of the mesh over which the model's weight is in pieces."""
     weight = shard.weight
-    if isinstance(weight, DTensor):
-        yield from zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True)
+    if not isinstance(weight, DTensor):
+        return set()
+    named = zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=True)
+    return {name for name, placement in named if not placement.is_replicate()}
 
 
 def _compare(
-    shards: Sequence[WeightShard], sums: Tensor, places: Sequence[int], group: DeviceMesh
-) -> list[tuple[str, tuple[int, ...]]]:
+    shards: Sequence[WeightShard], sums: Tensor, places: list[int], group: DeviceMesh
+) -> list[ReplicaDifference]:
     """Gather the sums of one group, a whole number a weight and rank, and name who differs."""
     if group.size() == 1 or not places:
         return []
-    mine = sums[list(places)]
+    mine = sums[places]
     everyones = mine.new_empty(group.size(), len(places))
     all_gather(everyones, mine[None], group=group.get_group())
     differ = (everyones != everyones[0]).any(dim=0)
     ranks = dist.get_process_group_ranks(group.get_group())
     found = []
     for column in differ.nonzero().flatten().tolist():
-        rare = minority(everyones[:, column].tolist())
-        found.append((shards[places[column]].name, tuple(ranks[place] for place in rare)))
+        rare = tuple(ranks[place] for place in minority(everyones[:, column].tolist()))
+        found.append(ReplicaDifference(weight=shards[places[column]].name, ranks=rare))
     return found
 
 

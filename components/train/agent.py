@@ -40,9 +40,9 @@ LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when 
 
 def run_program(program: Sequence[str]) -> None:
     """Be one rank; what the program raises is written to torchrun's error file."""
-    module = program[0] == "-m"
-    sys.argv = list(program[module:])
-    if module:
+    is_module = program[0] == "-m"
+    sys.argv = list(program[is_module:])
+    if is_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -99,10 +99,10 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
 def _write_first_failure(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
     """Write down the first failure, whole or not at all: a full disk may be what it tells."""
     rank, failure = first_failure(failures)
-    tree = {"rank": rank, **describe(failure)}
     beside = logs / f".{FIRST_FAILURE}"
     try:
-        beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
+        text = json.dumps({"rank": rank, **describe(failure)}, indent=1)
+        beside.write_text(f"{text}\n", "utf-8")
         beside.replace(logs / FIRST_FAILURE)
     except OSError as error:
         say(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}")
@@ -115,9 +115,9 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     """
     newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
-    began = newest.stat().st_mtime_ns
-    errors = [error for error in read_errors(logs) if error.at >= began]
-    files |= {error.rank: error_file(logs, error.rank) for error in errors}
+    for error in read_errors(logs):
+        if error.at >= newest.stat().st_mtime_ns:
+            files[error.rank] = error_file(logs, error.rank)
     return {
         rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
         for rank, file in files.items()

@@ -17,7 +17,7 @@ from components.train.callbacks.bad_step_guard import Guarding
 from components.train.callbacks.checkpoints import Checkpoints, StopOnRequest
 from components.train.callbacks.display import Display
 from components.train.callbacks.energy_monitor import Metering
-from components.train.callbacks.hooks import Rehearsing, RunCallback, Story
+from components.train.callbacks.hooks import Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs
@@ -70,9 +70,6 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         say=display.say,
         stopped=stopped,
     )
-    guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
-    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank)
-    story = Story(folder=folder, journal=journal, began=began)
     watching = Watching(
         settings=recipe.watchdog, hang=hang, folder=folder, journal=journal, say=display.say
     )
@@ -80,14 +77,17 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     profiling = Profiling(
         settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
     )
-    callbacks: list[RunCallback] = [watching, story]
-    if recipe.profiler.steps and rank in recipe.profiler.ranks:
-        callbacks.append(profiling)
-    callbacks += [rehearsal, stop, metering, metrics, graphs]
-    callbacks += [held_out, checkpoints, display, guarding]
-    trainer = make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None)
+    profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
+    callbacks = [
+        watching,
+        Story(folder=folder, journal=journal, began=began),
+        *([profiling] if profiles else []),
+        Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank),
+        *(stop, metering, metrics, graphs, held_out, checkpoints, display),
+        Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics),
+    ]
     with interrupts_pass():
-        trainer.fit(module)
+        make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None).fit(module)
     if rank == 0:
         results = summarize(
             module=module,

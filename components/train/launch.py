@@ -102,10 +102,10 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
         SHARES: "1",
     }
+    ranks, restarts = str(recipe.cluster.ranks), str(recipe.watchdog.restarts)
     command = [
-        *(sys.executable, "-m", "components.train.agent"),
-        *(str(folder.path / "ranks"), str(recipe.cluster.ranks), str(recipe.watchdog.restarts)),
-        *("-m", "components.train", str(folder.path)),
+        *(sys.executable, "-m", "components.train.agent", str(folder.path / "ranks")),
+        *(ranks, restarts, "-m", "components.train", str(folder.path)),
     ]
     with _asks_to_stop(folder):
         # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
@@ -129,10 +129,8 @@ def how_it_ended(folder: RunFolder, status: int) -> str:
     Raises:
         RecipeError: a rank met what a user has to mend.
     """
-    if (ended := folder.ended) is not None:
-        return ended
-    if status == 0:
-        return "finished"
+    if (ended := folder.ended) is not None or status == 0:
+        return ended or "finished"
     if (folder.path / "ranks" / FIRST_FAILURE).exists():
         failure = folder.read(f"ranks/{FIRST_FAILURE}", FirstFailure)
         if (error := recipe_error(failure.message)) is not None:
@@ -162,10 +160,9 @@ def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
         folder.stop.touch()
 
     # SIGINT too: who starts a run in the background of a script has it ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in numbers]
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,16 +13,19 @@ from components.build import build
 from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe
 from components.data.samples import samples_digest
+from components.distributed.data import DataParallel
 from components.distributed.devices import compute_dtype
 from components.distributed.dropout_streams import seed_layers
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import Microbatches
-from components.engine.mesh_engine import Engine, make_engine, make_microbatches
+from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
+from components.engine.mesh_engine import Engine, MeshEngine
 from components.engine.microbatch_forward import StageCompute
 from components.engine.parallelize import RankModel, build_rank_model
 from components.fault_tolerance.guards import StepGuard, StepVerdict
 from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
+from components.model.routing import RoutingTally
+from components.optim.loss_scale import LossScale
 from components.train.batches import StepBatches, StepsToTake
 from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
 from components.train.trainer import MeshStrategy
@@ -31,8 +34,7 @@ from components.train.trainer import MeshStrategy
 class Pretraining(LightningModule):
     """Train the recipe's decoder, or this rank's part of it; one Lightning batch is one step.
 
-    ``batches`` gives the data of one data rank. Between microbatches and updated weights stands
-    the ``engine``.
+    ``batches`` gives the data of one data rank.
     """
 
     stages: nn.ModuleList
@@ -109,22 +111,68 @@ class Pretraining(LightningModule):
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the engine over this rank's stages, and with it their optimizer."""
-        self.engine = make_engine(
-            self.recipe,
-            self.mesh,
-            self.decoders,
-            tied=self._tied,
-            compute=self.compute,
-            make_microbatches=self.make_microbatches,
-            device=self.device,
-        )
+        """Make the engine over this rank's stages, and with it their optimizer.
+
+        Raises:
+            RecipeError: a precision that DeepSpeed has not, or not on this device.
+        """
+        make_optimizer = build(self.recipe.optimizer, "optimizer")
+        if self.recipe.parallelism.engine == "deepspeed":
+            from components.engine.deepspeed_engine import DeepSpeedEngine
+
+            self.engine = DeepSpeedEngine(
+                recipe=self.recipe,
+                decoder=self.decoders[0],
+                compute=self.compute,
+                make_optimizer=make_optimizer,
+                compute_dtype=self.dtype_of("compute"),
+                device=self.device,
+            )
+        else:
+            self.engine = self._mesh_engine(make_optimizer)
         return self.engine.optimizer
+
+    def _mesh_engine(self, make_optimizer: Callable[..., torch.optim.Optimizer]) -> MeshEngine:
+        degrees = self.recipe.parallelism
+        parallel = DataParallel(
+            self.named_weights(),
+            self.mesh,
+            zero=degrees.zero,
+            accumulate_dtype=self.dtype_of("accumulate"),
+            reduce_dtype=self.dtype_of("reduce"),
+            tied=self._tied,
+            expert_divisor=degrees.expert_divisor,
+        )
+        scaling, loss_scale = self.recipe.precision.loss_scale, None
+        # Only float16 has fewer exponents than float32.
+        if self.dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
+            loss_scale = LossScale(**scaling.model_dump())
+        updated = [(shard.name, shard.parameter) for shard in parallel.shards]
+        return MeshEngine(
+            mesh=self.mesh,
+            data_parallel=parallel,
+            microbatches=self.make_microbatches(),
+            optimizer=make_optimizer(parameters=updated),
+            loss_scale=loss_scale,
+        )
 
     def make_microbatches(self) -> Microbatches:
         """Make what runs a step's passes over this rank's stages."""
-        return make_microbatches(
-            self.recipe, self.mesh, self.decoders, compute=self.compute, device=self.device
+        degrees, length = self.recipe.parallelism, self.recipe.budget.sequence_length
+        if degrees.pipeline == 1:
+            return Accumulation(self.decoders[0], self.compute)
+        sequences, experts = degrees.microbatch_sequences, self.recipe.shape.mlp.num_experts
+        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
+        return Pipeline(
+            self.decoders,
+            self.mesh,
+            compute=self.compute,
+            schedule=degrees.schedule,
+            tokens_shape=(sequences, length),
+            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
+            carried=RoutingTally.numbers(experts) if experts else 0,
+            dtype=self.dtype_of("compute"),
+            device=self.device,
         )
 
     def train_dataloader(self) -> DataLoader[Tensor]:

@@ -21,12 +21,7 @@ from typing_extensions import override
 
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.distributed.devices import (
-    check_devices,
-    device_type,
-    group_backend,
-    lone_backend,
-)
+from components.distributed import devices
 from components.distributed.mesh import Degrees, Mesh, build_mesh
 
 
@@ -40,7 +35,6 @@ class XPUAccelerator(Accelerator):
 
     @override
     def get_device_stats(self, device: _DEVICE) -> dict[str, Any]:
-        """Return the allocator's figures, in bytes and counts."""
         return torch.xpu.memory_stats(device)
 
     @override
@@ -53,7 +47,6 @@ class XPUAccelerator(Accelerator):
     @staticmethod
     @override
     def parse_devices(devices: int | list[int]) -> list[int]:
-        """Number the first ``devices`` devices, or take the numbers given."""
         return list(range(devices)) if isinstance(devices, int) else devices
 
     @staticmethod
@@ -79,10 +72,7 @@ class XPUAccelerator(Accelerator):
 
 def register_xpu() -> None:
     """Make ``Trainer(accelerator="xpu")`` mean ours; again does no harm."""
-    if XPUAccelerator.name() not in AcceleratorRegistry:
-        AcceleratorRegistry.register(
-            XPUAccelerator.name(), XPUAccelerator, description="Intel GPUs"
-        )
+    AcceleratorRegistry.register("xpu", XPUAccelerator, "Intel GPUs", override=True)
 
 
 class MeshStrategy(ModelParallelStrategy):
@@ -109,21 +99,21 @@ class MeshStrategy(ModelParallelStrategy):
         kind = self.root_device.type
         if "RANK" not in os.environ:  # a world of one needs no port
             store = HashStore()
-            dist.init_process_group(lone_backend(kind), store=store, rank=0, world_size=1)
+            dist.init_process_group(
+                devices.lone_backend(kind), store=store, rank=0, world_size=1
+            )
         elif not dist.is_initialized():  # whoever called us may have joined the ranks
             # Bound to a device, a group makes the mesh's groups by splitting itself, which
             # saves NCCL time. Not so xccl, which cannot:
             # https://github.com/pytorch/pytorch/issues/186548.
             dist.init_process_group(
-                group_backend(kind),
+                devices.group_backend(kind),
                 timeout=default_pg_timeout,
                 device_id=self.root_device if kind == "cuda" else None,
             )
+        degrees = self._parallelism
         self.mesh = build_mesh(
-            kind,
-            degrees_of(self._parallelism),
-            self._parallelism.rank_order,
-            expert_aware=self._parallelism.expert_aware,
+            kind, degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
         )
 
     @override
@@ -155,7 +145,7 @@ def degrees_of(parallelism: Parallelism) -> Degrees:
 
 
 def rank_here() -> int:
-    """Number of this process among the ranks, also before they are connected."""
+    """Return the number of this process among the ranks, also before they are connected."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -169,14 +159,14 @@ def make_trainer(
     Raises:
         RecipeError: the devices of this machine are not those of the recipe.
     """
-    check_devices(recipe.cluster)
+    devices.check_devices(recipe.cluster)
     register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*num_workers.*")  # reading takes microseconds
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     return Trainer(
-        accelerator=device_type(recipe.cluster.device),
+        accelerator=devices.device_type(recipe.cluster.device),
         devices=recipe.cluster.devices_per_node,
         num_nodes=recipe.cluster.nodes,
         strategy=MeshStrategy(recipe.parallelism),
@@ -205,7 +195,7 @@ def interrupts_pass() -> Iterator[None]:
     try:
         yield
     except SystemExit as ended:
-        if isinstance(ended.__context__, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, before)
-            raise ended.__context__ from None
-        raise
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, before)
+        raise ended.__context__ from None

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint.error_sync import by_first
@@ -55,7 +55,7 @@ class Checkpoints(RunCallback):
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
         fingerprint = module.recipe.fingerprint()
-        chosen = load_newest(self.folder, module.engine, fingerprint=fingerprint)
+        chosen = load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
         if chosen is not None:
             module.go_on_from(chosen.marker.progress)
             for one in chosen.damaged:
@@ -82,7 +82,7 @@ class Checkpoints(RunCallback):
         """Begin checkpoints of where the run is; wait for them where it stops here."""
         loss = self.metrics.held_out_loss(module.progress.tokens)
         saver, progress = self.saver, module.progress
-        before = saver.save(module.engine, progress, kinds=kinds, held_out_loss=loss)
+        before = saver.save(module.engine.state, progress, kinds=kinds, held_out_loss=loss)
         self._note(before, "due")
         if cause == "stopping":
             self._note(saver.wait(), cause)
@@ -97,7 +97,7 @@ class Checkpoints(RunCallback):
             self._note_damaged(chosen.marker.progress, one)
         fingerprint = module.recipe.fingerprint()
         return load_checkpoint(
-            chosen.checkpoint, chosen.marker, module.engine, fingerprint=fingerprint
+            chosen.checkpoint, chosen.marker, module.engine.state, fingerprint=fingerprint
         )
 
     def claim(self, progress: RunProgress) -> list[str]:
@@ -113,9 +113,7 @@ class Checkpoints(RunCallback):
     def on_end(self, module: Pretraining) -> None:
         self._note(self.saver.wait(), "due")
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Let a save come to its end, but for who has asked twice to stop at once."""
         if not isinstance(exception, KeyboardInterrupt):
             super().on_exception(trainer, pl_module, exception)

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from components.checkpoint.error_sync import together
 from components.config.schema.monitoring import Watchdog
 from components.distributed.mesh import Mesh, sum_over_ranks
 from components.fault_tolerance.failures import describe_end, forget_errors, read_errors
@@ -86,13 +88,11 @@ class Watching(RunCallback):
         self._is_first = True
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        limits = self.settings
+        limits, at = self.settings, module.progress
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
-        progress = module.progress
-        name = f"step {progress.step + 1}"
-        self.hang.expect(WatchedWork(name, progress.step, progress.tokens, seconds))
+        self.hang.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
 
     def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
         """Give the guard time: it may read a checkpoint."""
@@ -121,9 +121,8 @@ class Watching(RunCallback):
         forget_errors(self.folder.path / "ranks")
 
     def _pause(self, module: Pretraining) -> None:
-        step, tokens = module.progress.step, module.progress.tokens
-        seconds = self.settings.pause_seconds
-        self.hang.expect(WatchedWork(f"after step {step}", step, tokens, seconds))
+        at, seconds = module.progress, self.settings.pause_seconds
+        self.hang.expect(WatchedWork(f"after step {at.step}", at.step, at.tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
         told = module.rank_figures.told
@@ -132,8 +131,8 @@ class Watching(RunCallback):
         alike = kinds_of_work(module.mesh)
         for slow in slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):
             text = f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like"
-            figures = {"ratio": slow.ratio, "seconds_a_step": slow.seconds}
-            self._tell(module, "slow_rank", text, {"rank": slow.rank, **figures})
+            evidence = {"rank": slow.rank, "ratio": slow.ratio, "seconds_a_step": slow.seconds}
+            self._tell(module, "slow_rank", text, evidence)
         for rank, fraction in self._growth.look(told.memory_bytes).items():
             text = f"rank {rank} holds {fraction:.0%} more memory than it did"
             evidence = {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]}
@@ -154,13 +153,10 @@ class Watching(RunCallback):
         differences = everyones(compare_replicas(module.engine.shards, module.mesh))
         if not differences:
             return
-        first = differences[0]
-        ranks = ", ".join(map(str, first.ranks))
-        text = (
-            f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
-        )
-        weights = [each.weight for each in differences]
-        self._tell(module, "replicas", text, {"weights": weights, "ranks": list(first.ranks)})
+        weights, ranks = [each.weight for each in differences], list(differences[0].ranks)
+        text = f"{weights[0]} is not the same on all ranks that hold it: it differs on "
+        text += ", ".join(map(str, ranks))
+        self._tell(module, "replicas", text, {"weights": weights, "ranks": ranks})
         raise ReplicasDifferError(f"in step {step} {text}")
 
     def _tell(
@@ -178,8 +174,7 @@ def kinds_of_work(mesh: Mesh) -> list[int]:
     places = mesh.root.mesh.cpu()
     by_rank = torch.empty(degrees.ranks, dtype=torch.int64)
     by_rank[places.flatten()] = kinds.expand(places.shape).flatten()
-    found: list[int] = by_rank.tolist()
-    return found
+    return list(map(int, by_rank))
 
 
 def everyones(mine: list[ReplicaDifference]) -> list[ReplicaDifference]:
@@ -187,11 +182,7 @@ def everyones(mine: list[ReplicaDifference]) -> list[ReplicaDifference]:
 
     Most often there is none, and one number says so.
     """
-    if dist.get_world_size() == 1:
-        return mine
     device = torch.accelerator.current_accelerator() if dist.get_backend() != "gloo" else None
     if not sum_over_ranks(torch.tensor(len(mine), device=device)).item():
         return []
-    lists: list[list[ReplicaDifference]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(lists, mine)
-    return list(dict.fromkeys(each for one in lists for each in one))
+    return list(dict.fromkeys(chain.from_iterable(together(lambda: mine))))

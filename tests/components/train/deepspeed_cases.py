@@ -252,13 +252,13 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
     """Save with the first engine and go on with the second, then the other way round."""
     engines = [engine_of(*first), engine_of(*second)]
     take(engines[0], enumerate(STEPS))
-    ours = save_checkpoint(folder / "ours", engine_of("mesh"), RunProgress(0, 0))
+    ours = save_checkpoint(folder / "ours", engine_of("mesh").state, RunProgress(0, 0))
     found = []
     for number, (before, after) in enumerate([engines, engines[::-1]]):
-        saved = save_checkpoint(folder / str(number), before, RunProgress(3, 30))
+        saved = save_checkpoint(folder / str(number), before.state, RunProgress(3, 30))
         if number:  # there must be something to forget
             take(after, iter([(7, Step(1, 0.05, 1.0))]))
-        load_checkpoint(saved, after)
+        load_checkpoint(saved, after.state)
         at_once = apart(after, before)
         norms = [take(engine, iter([(3, Step(2, 0.01, 0.3))]))[0] for engine in engines]
         found.append(
