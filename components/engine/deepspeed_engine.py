@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from components.config.schema.recipe import Recipe
 from components.distributed.pipeline import Compute
-from components.distributed.weight_shards import WeightShard
-from components.engine.mesh_engine import Judge, NamedTensors
+from components.engine.mesh_engine import Engine, Judge, NamedTensors
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
 
     In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
@@ -33,8 +32,6 @@ class DeepSpeedEngine:
         RecipeError: a precision that DeepSpeed has not, or not on this device.
     """
 
-    shards: Sequence[WeightShard] = ()
-
     def __init__(
         self,
         *,
@@ -45,7 +42,6 @@ class DeepSpeedEngine:
         compute_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.on_gradients: Callable[[], None] | None = None
         named = dict(decoder.named_parameters())
         # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
         self.optimizer = make_optimizer(parameters=list(named.items()))
@@ -125,8 +121,7 @@ class DeepSpeedEngine:
         self._engine.optimizer.clip_grad = norm_limit
         self._engine.step()
         if agreed is None:
-            if scaling is not None:
-                self.load_scale_state(scaling)
+            self.load_scale_state(scaling)
             return None
         return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float64)
 
@@ -146,9 +141,6 @@ class DeepSpeedEngine:
     def gradients(self) -> NamedTensors:
         return ((name, gradient / self.scale) for name, gradient in self.state.gradients())
 
-    def unsound(self) -> list[str]:
-        return []  # DeepSpeed has its gradients already put together
-
     def scale_state(self) -> Mapping[str, Any] | None:
         if self._scaler is None:
             return None
@@ -158,8 +150,8 @@ class DeepSpeedEngine:
             good_steps=self._scaler.cur_iter - self._scaler.last_overflow_iter - 1,
         )
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        if self._scaler is not None:
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        if self._scaler is not None and state is not None:
             self._scaler.cur_scale = state["scale"]
             self._scaler.cur_hysteresis = state["hysteresis_left"]
             self._scaler.cur_iter = state["good_steps"]

@@ -5,22 +5,15 @@ those of `ShardState`: either engine goes on from the other's checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import log2
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed import utils
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import GatheredParameters
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
 from torch import Tensor, nn
 
 from components.checkpoint.state import Read
@@ -80,32 +73,29 @@ def _fp16(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class EngineState:
     """Weights, gradients and optimizer state of all ranks; every method is called by all."""
 
-    def __init__(
-        self,
-        engine: DeepSpeedEngine,
-        optimizer: torch.optim.Optimizer,
-        named: Mapping[str, nn.Parameter],
-    ) -> None:
-        self._engine = engine
-        self._optimizer = optimizer
-        self._named = named
-        self._zero = int(engine.zero_optimization_stage())
+    engine: DeepSpeedEngine
+    optimizer: torch.optim.Optimizer
+    named: Mapping[str, nn.Parameter]
+
+    def __post_init__(self) -> None:
+        self._zero = int(self.engine.zero_optimization_stage())
         # Before the first step: DeepSpeed finds the state of groups after the first one only
         # where all of it is there when it first looks.
         self._make()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Give every weight whole, in float32."""
-        for name, weight in self._named.items():
+        for name, weight in self.named.items():
             yield name, self._weight(weight)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Give every averaged gradient whole, as rows, times the loss scale."""
-        for name, weight in self._named.items():
-            gradient = safe_get_full_grad(weight) if self._zero else weight.grad
+        for name, weight in self.named.items():
+            gradient = utils.safe_get_full_grad(weight) if self._zero else weight.grad
             assert gradient is not None
             yield name, rows_of(gradient.view(_shape(weight)))
 
@@ -113,14 +103,14 @@ class EngineState:
         """Name this rank's share of weights and state: whole ones, each on one rank."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
         tensors: dict[str, Tensor] = {}
-        for place, (name, weight) in enumerate(self._named.items()):
+        for place, (name, weight) in enumerate(self.named.items()):
             whole = {f"model.{name}": self._weight(weight)}
             for key, piece in self._state_of(weight).items():
-                if _is_alike(piece):
-                    state = safe_get_full_optimizer_state(weight, key) if self._zero else piece
-                    value = rows_of(state.view(_shape(weight)))
-                else:  # shared by all weights of a piece, which a file has no way to say
-                    value = piece.clone()
+                is_alike = _is_alike(piece)
+                if self._zero and is_alike:
+                    piece = utils.safe_get_full_optimizer_state(weight, key)
+                # A counter is shared by all weights of a piece, which a file has no way to say.
+                value = rows_of(piece.view(_shape(weight))) if is_alike else piece.clone()
                 whole[f"optimizer.state.{name}.{key}"] = value
             if place % ranks == rank:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
@@ -128,7 +118,7 @@ class EngineState:
 
     def fill(self, read: Read) -> None:
         """Take weights and state one weight at a time; no rank ever holds all of them."""
-        for name, weight in self._named.items():
+        for name, weight in self.named.items():
             whole = {f"model.{name}": torch.empty(_shape(weight))}
             pieces = self._state_of(weight)
             for key, piece in pieces.items():
@@ -146,22 +136,22 @@ class EngineState:
     @torch.no_grad()
     def put(self, name: str, value: Tensor) -> None:
         """Let a weight be ``value``: in float32 where it is updated, rounded where used."""
-        weight = self._named[name]
+        weight = self.named[name]
         value = value.to(weight.device)
         if self._zero == 3:
-            safe_set_local_fp32_param(weight, _own_part(weight, value))
+            utils.safe_set_local_fp32_param(weight, _own_part(weight, value))
             with GatheredParameters([weight], modifier_rank=0):
                 if dist.get_rank() == 0:
                     weight.copy_(value)
             return
         if self._zero:
-            safe_set_full_fp32_param(weight, value)
+            utils.safe_set_full_fp32_param(weight, value)
         weight.copy_(value)
 
     def _weight(self, weight: nn.Parameter) -> Tensor:
         if self._zero == 0:
             return weight.detach()
-        whole: Tensor = safe_get_full_fp32_param(weight).view(_shape(weight))
+        whole: Tensor = utils.safe_get_full_fp32_param(weight).view(_shape(weight))
         return whole
 
     def _put_state(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
@@ -169,24 +159,24 @@ class EngineState:
             self._state_of(weight)[key].copy_(value)
         elif not _is_alike(value):
             for _, piece in self._pieces():
-                self._optimizer.state[piece][key].copy_(value)
+                self.optimizer.state[piece][key].copy_(value)
         elif self._zero == 3:
-            safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
+            utils.safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
         else:
-            safe_set_full_optimizer_state(weight, value, key)
+            utils.safe_set_full_optimizer_state(weight, value, key)
 
     def _state_of(self, weight: nn.Parameter) -> dict[str, Tensor]:
         """Find the optimizer's state of the flat piece that a weight lies in."""
         # Pieces differ in length alone; counters are the same in all of them.
         owner = self._pieces()[0][1] if self._zero else weight
-        state: dict[str, Tensor] = self._optimizer.state[owner]
+        state: dict[str, Tensor] = self.optimizer.state[owner]
         return state
 
     def _pieces(self) -> list[tuple[dict[str, object], nn.Parameter]]:
         """List what the optimizer updates, each with its group."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         if self._zero == 3:  # its groups are empty but while they are updated
-            zero = self._engine.optimizer
+            zero = self.engine.optimizer
             where = zero.sub_group_to_group_id
             flat = enumerate(zero.fp32_partitioned_groups_flat)
             return [(groups[where[index]], piece) for index, piece in flat]
@@ -194,7 +184,7 @@ class EngineState:
 
     def _make(self) -> None:
         """Let the optimizer make its state: a step without gradients and without a rate."""
-        pieces, groups = self._pieces(), self._optimizer.param_groups
+        pieces, groups = self._pieces(), self.optimizer.param_groups
         gradients = [piece.grad for _, piece in pieces]
         settings = [{key: group[key] for key in ("lr", "params")} for group in groups]
         for group in groups:
@@ -202,15 +192,15 @@ class EngineState:
             group["params"] = [piece for owner, piece in pieces if owner is group]
         for _, piece in pieces:
             piece.grad = torch.zeros_like(piece)
-        self._optimizer.step()
+        self.optimizer.step()
         for group, kept in zip(groups, settings, strict=True):
             group.update(kept)
         for (_, piece), gradient in zip(pieces, gradients, strict=True):
             piece.grad = gradient  # where state is offloaded DeepSpeed keeps a buffer here
-            for value in self._optimizer.state[piece].values():
+            for value in self.optimizer.state[piece].values():
                 value.zero_()
         if self._zero in {1, 2}:
-            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _shape(weight: nn.Parameter) -> torch.Size:

@@ -1,6 +1,7 @@
 """Engines: what the loop asks of one, and the one on our mesh."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -29,9 +30,9 @@ class Engine(Protocol):
     """
 
     optimizer: torch.optim.Optimizer
-    shards: Sequence[WeightShard]
+    shards: Sequence[WeightShard] = ()
     state: State
-    on_gradients: Callable[[], None] | None
+    on_gradients: Callable[[], None] | None = None
 
     @property
     def scale(self) -> float:
@@ -58,48 +59,42 @@ class Engine(Protocol):
 
     def unsound(self) -> list[str]:
         """Name the weights of this rank whose gradients are not finite, where it can tell."""
+        return []
 
     def scale_state(self) -> Mapping[str, Any] | None:
         """Give the state of dynamic loss scaling, if there is any."""
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        """Take such a state."""
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        """Take such a state, if there is any."""
 
 
-class MeshEngine:
+@dataclass(kw_only=True, eq=False)
+class MeshEngine(Engine):
     """Train on our own mesh: weight shards, torch's optimizers, any axis."""
 
-    def __init__(
-        self,
-        *,
-        mesh: Mesh,
-        data_parallel: DataParallel,
-        microbatches: Microbatches,
-        optimizer: torch.optim.Optimizer,
-        loss_scale: LossScale | None,
-    ) -> None:
-        self.optimizer = optimizer
-        self.on_gradients: Callable[[], None] | None = None
-        self._mesh = mesh
-        self._data_parallel = data_parallel
-        self._microbatches = microbatches
-        self._loss_scale = loss_scale
-        self.shards = data_parallel.shards
-        self.state = ShardState(self.shards, optimizer)
+    mesh: Mesh
+    data_parallel: DataParallel
+    microbatches: Microbatches
+    optimizer: torch.optim.Optimizer
+    loss_scale: LossScale | None
+
+    def __post_init__(self) -> None:
+        self.shards = self.data_parallel.shards
+        self.state = ShardState(self.shards, self.optimizer)
 
     @property
     def scale(self) -> float:
-        return 1.0 if self._loss_scale is None else self._loss_scale.scale
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
     def step(
         self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
     ) -> Tensor | None:
         shards = self.shards
-        self._data_parallel.zero_grad()
-        self._microbatches.run(batch, self.scale / len(batch))
-        self._data_parallel.reduce()
-        sum_tied_gradients(shards, self._mesh)
-        if self._loss_scale is not None:
+        self.data_parallel.zero_grad()
+        self.microbatches.run(batch, self.scale / len(batch))
+        self.data_parallel.reduce()
+        sum_tied_gradients(shards, self.mesh)
+        if self.loss_scale is not None:
             unscale(shards, self.scale)
         if self.on_gradients is not None:
             self.on_gradients()
@@ -109,16 +104,16 @@ class MeshEngine:
         clip(shards, norm, norm_limit)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        overflow = self._loss_scale is not None and not torch.isfinite(norm).item()
+        overflow = self.loss_scale is not None and not torch.isfinite(norm).item()
         if not overflow:
             self.optimizer.step()
-            self._data_parallel.spread()
-        if self._loss_scale is not None:
-            self._loss_scale.update(overflow=overflow)
+            self.data_parallel.spread()
+        if self.loss_scale is not None:
+            self.loss_scale.update(overflow=overflow)
         return norm
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        return self._microbatches.evaluate(rows)
+        return self.microbatches.evaluate(rows)
 
     def weights(self) -> NamedTensors:
         for shard in self.shards:
@@ -136,8 +131,8 @@ class MeshEngine:
         return [name for name, x in found if x is not None and not torch.isfinite(x).all()]
 
     def scale_state(self) -> Mapping[str, Any] | None:
-        return None if self._loss_scale is None else self._loss_scale.state_dict()
+        return None if self.loss_scale is None else self.loss_scale.state_dict()
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        if self._loss_scale is not None:
-            self._loss_scale.load_state_dict(state)
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        if self.loss_scale is not None and state is not None:
+            self.loss_scale.load_state_dict(state)

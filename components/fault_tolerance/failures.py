@@ -99,9 +99,9 @@ def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[
 
 
 def raise_again(ranks: Path, *, since: int) -> None:
-    """Raise what ended the ranks before, if only a user can mend it: no restart does.
+    """Raise what ended the ranks before, if only a user can mend it, as a full disk.
 
-    A guard that stops the run and a full disk are such; ``since`` is as `RankError.at`.
+    ``since`` is as `RankError.at`.
 
     Raises:
         RecipeError: that error.

@@ -45,10 +45,7 @@ class Reach:
 
 
 class FaultInjector:
-    """Fire the faults of a recipe, those of this ``rank``.
-
-    Each rank writes to the journal itself, since the first may be the one that is struck.
-    """
+    """Fire this ``rank``'s faults; it notes them itself, since the first may be struck."""
 
     def __init__(
         self, *, faults: "Sequence[monitoring.Fault]", folder: Path, rank: int
@@ -86,7 +83,7 @@ def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
     """Sleep for days, or wait for ever without giving other threads of Python a turn.
 
     What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends
-    the wait for a mutex. Other ranks wait for this one in their next collective.
+    the wait for a mutex.
     """
     if fault.how == "sleeps":
         time.sleep(_LONG_SECONDS)

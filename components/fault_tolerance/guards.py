@@ -26,8 +26,7 @@ NORMAL_MAD = 0.6744897501960817
 def deviations(value: float, window: Sequence[float]) -> float:
     """Count the robust standard deviations of ``value`` above the median of ``window``.
 
-    Below it they are negative. In a window whose median most figures share, whatever differs
-    from it is infinitely far away.
+    Where most figures of a window are its median, whatever else is infinitely far away.
     """
     middle = median(window)
     spread = median(abs(one - middle) for one in window) / NORMAL_MAD
@@ -81,13 +80,8 @@ class StepGuard:
                 cause=f"{what} not finite",
                 evidence={name: str(value) for name, value in bad.items()},
             )
-        for name, value in figures.items():
-            rule = getattr(self._rules, f"{name}_spike")
-            if value is not None and isinstance(rule, SpikeRule):
-                verdict = self._judge_spike(name, value, rule)
-                if verdict is not None:
-                    return verdict
-        return None
+        spikes = (self._judge_spike(name, value) for name, value in figures.items())
+        return next((verdict for verdict in spikes if verdict is not None), None)
 
     def took(self, *, loss: float, gradient_norm: float) -> None:
         """Remember the figures of a step that was taken, as many as the rules ask for."""
@@ -123,7 +117,6 @@ class StepGuard:
             self._lowered.append((tokens + lower.over_tokens, lower.factor))
 
     def lr_factor(self, tokens: int) -> float:
-        """Multiply what is lowered at ``tokens``."""
         return math.prod(factor for until, factor in self._lowered if tokens < until)
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +129,6 @@ class StepGuard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take such a state."""
         self.go_back(state)
         self._faults = defaultdict(list, {n: list(at) for n, at in state["faults"].items()})
         self._lowered = [(until, factor) for until, factor in state["lowered"]]
@@ -146,7 +138,10 @@ class StepGuard:
         """Take the figures of a checkpoint; what was learnt since is kept."""
         self._figures = {name: list(values) for name, values in state["figures"].items()}
 
-    def _judge_spike(self, name: str, value: float, rule: SpikeRule) -> StepVerdict | None:
+    def _judge_spike(self, name: str, value: float | None) -> StepVerdict | None:
+        rule = getattr(self._rules, f"{name}_spike")
+        if value is None or not isinstance(rule, SpikeRule):
+            return None
         window = self._figures[name][-rule.window_steps :]
         if len(window) < rule.window_steps or not math.isfinite(value):
             return None

@@ -22,16 +22,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.fault_tolerance.failures import (
-    AGENT_BEGAN,
-    FIRST_FAILURE,
-    MENDABLE,
-    WAITING,
-    error_file,
-    forget_errors,
-    message_of,
-    read_errors,
-)
+from components.fault_tolerance import failures
 from components.terminal import say
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
@@ -51,8 +42,8 @@ def run_program(program: Sequence[str]) -> None:
 def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> int:
     """Run one process a rank and return an exit status; the first failure is left in a file."""
     logs.mkdir(exist_ok=True)
-    (logs / FIRST_FAILURE).unlink(missing_ok=True)
-    forget_errors(logs)
+    (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
+    failures.forget_errors(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
     config = LaunchConfig(
         min_nodes=1,
@@ -76,7 +67,7 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     # Ranks that start again would read the addresses of those before: the agent's own store,
     # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ[AGENT_BEGAN] = str(time.time_ns())
+    os.environ[failures.AGENT_BEGAN] = str(time.time_ns())
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.
@@ -84,9 +75,9 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        _write_first_failure(logs, {**error.failures, **_raised(logs)})
+        _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
-        return MENDABLE if MENDABLE in statuses else 1
+        return failures.MENDABLE if failures.MENDABLE in statuses else 1
     except AttributeError as error:
         # Torch 2.13 asks the result of a node that only waited whether it failed: it is None.
         if error.name != "is_failed" or error.obj is not None:
@@ -96,16 +87,15 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     return 0
 
 
-def _write_first_failure(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
+def _write_first_failure(logs: Path, rank: int, failure: ProcessFailure) -> None:
     """Write down the first failure, whole or not at all: a full disk may be what it tells."""
-    rank, failure = first_failure(failures)
-    beside = logs / f".{FIRST_FAILURE}"
+    beside = logs / f".{failures.FIRST_FAILURE}"
     try:
         text = json.dumps({"rank": rank, **describe(failure)}, indent=1)
         beside.write_text(f"{text}\n", "utf-8")
-        beside.replace(logs / FIRST_FAILURE)
+        beside.replace(logs / failures.FIRST_FAILURE)
     except OSError as error:
-        say(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}")
+        say(f"{logs / failures.FIRST_FAILURE}: cannot be written: {error.strerror}")
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:
@@ -115,9 +105,9 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     """
     newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
-    for error in read_errors(logs):
+    for error in failures.read_errors(logs):
         if error.at >= newest.stat().st_mtime_ns:
-            files[error.rank] = error_file(logs, error.rank)
+            files[error.rank] = failures.error_file(logs, error.rank)
     return {
         rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
         for rank, file in files.items()
@@ -125,7 +115,7 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     }
 
 
-def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Find the rank that brought the others down.
 
     The others lose their connection to it within milliseconds and fail too, so torchrun's own
@@ -138,10 +128,10 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
         failure = item[1]
         file = Path(failure.error_file)
         if file.is_file():
-            return WAITING in message_of(file), file.stat().st_mtime
+            return failures.WAITING in failures.message_of(file), file.stat().st_mtime
         return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
 
-    return min(failures.items(), key=moment)
+    return min(failed.items(), key=moment)
 
 
 def describe(failure: ProcessFailure) -> dict[str, str]:

@@ -71,7 +71,7 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         stopped=stopped,
     )
     watching = Watching(
-        settings=recipe.watchdog, hang=hang, folder=folder, journal=journal, say=display.say
+        settings=recipe.watchdog, watch=hang, folder=folder, journal=journal, say=display.say
     )
     metering, graphs = Metering(metrics=metrics, sysfs=SYSFS, say=display.say), GraphCount()
     profiling = Profiling(

@@ -65,14 +65,8 @@ class Pretraining(LightningModule):
 
     @property
     def mesh(self) -> Mesh:
-        strategy = self.trainer.strategy
-        assert isinstance(strategy, MeshStrategy)
-        return strategy.mesh
-
-    @property
-    def has_loss(self) -> bool:
-        """Whether the last stage is on this rank."""
-        return any(stage.final_norm is not None for stage in self.decoders)
+        assert isinstance(self.trainer.strategy, MeshStrategy)
+        return self.trainer.strategy.mesh
 
     @property
     def decoders(self) -> list[Decoder]:
@@ -189,13 +183,9 @@ class Pretraining(LightningModule):
     def go_on_from(self, progress: RunProgress) -> None:
         """Set clock, loss scale and guard to those of a checkpoint; the engine has its own."""
         self.progress = progress
-        if progress.loss_scale is not None:
-            self.engine.load_scale_state(progress.loss_scale)
+        self.engine.load_scale_state(progress.loss_scale)
         if progress.guard is not None:
             self.guard.load(progress.guard)
-
-    def on_train_start(self) -> None:
-        self._began = time.perf_counter()
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         self._began = time.perf_counter()
@@ -207,8 +197,7 @@ class Pretraining(LightningModule):
         """
         self.compute.begin(self.progress.step, len(batch))
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
-        rate = optimizer["lr"] * self._schedule(tokens)
-        lr = float(rate * self.guard.lr_factor(tokens))
+        lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
         norm = self.engine.step(batch, lr=lr, norm_limit=limit, judge=self._judge)

@@ -28,9 +28,7 @@ class GraphCount(RunCallback):
     A recompile stops the ranks for as long as the compiler takes, tens of seconds.
     """
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._graphs = 0
+    _steps = _graphs = 0
 
     def on_step(self, module: Pretraining) -> None:
         self._steps += 1
@@ -40,9 +38,8 @@ class GraphCount(RunCallback):
     @property
     def figures(self) -> dict[str, int]:
         """``graphs`` of the process, and ``recompiles``, those of them that came late."""
-        graphs = count_graphs()
-        late = graphs - self._graphs if self._steps > _SETTLED else 0
-        return {"graphs": graphs, "recompiles": late}
+        graphs, is_settled = count_graphs(), self._steps > _SETTLED
+        return {"graphs": graphs, "recompiles": graphs - self._graphs if is_settled else 0}
 
 
 def summarize(
@@ -123,7 +120,7 @@ def summarize_held_out(
     means = np.array([entry[1] for entry in losses])
     last_quarter = tokens >= 0.75 * tokens[-1]
     slope = 0.0 if np.isfinite(means[last_quarter]).all() else math.nan
-    if last_quarter.sum() > 1 and math.isfinite(slope):
+    if last_quarter.sum() > 1 and not math.isnan(slope):
         slope = float(np.polyfit(tokens[last_quarter] / 1e6, means[last_quarter], 1)[0])
     return {
         "first": losses[0][1],

@@ -65,8 +65,7 @@ def reduce_step_metrics(
     of any length, as long on every rank) are float64.
     """
     # A float64 holds the sum of halves exactly, for up to two million ranks.
-    halves = divmod(samples_digest, 1 << _HALF_BITS)
-    rest = means.new_tensor([float(stop), 0.0, *map(float, halves)])
+    rest = means.new_tensor([stop, 0.0, *divmod(samples_digest, 1 << _HALF_BITS)])
     if squares is not None:
         rest[1] = squares
     sums = sum_over_ranks(torch.cat([means, rest, own]))

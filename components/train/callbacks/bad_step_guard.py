@@ -71,8 +71,7 @@ class Guarding(RunCallback):
                 f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
                 "raise checkpoint.keep, save more often, or set the action to skip",
             )
-        if progress.loss_scale is not None:
-            module.engine.load_scale_state(progress.loss_scale)
+        module.engine.load_scale_state(progress.loss_scale)
         assert progress.guard is not None
         module.guard.go_back(progress.guard)
         module.progress = replace(progress, guard=module.guard.state())

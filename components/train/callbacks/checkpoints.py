@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
+from components.checkpoint import loading
 from components.checkpoint.error_sync import by_first
-from components.checkpoint.loading import choose_up_to, load_checkpoint, load_newest
-from components.checkpoint.metadata import DamagedCheckpointError, Kind, RunProgress, name_of
+from components.checkpoint.metadata import Kind, RunProgress, name_of
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, Saver
 from components.checkpoint.state import HostBuffers
@@ -38,12 +39,8 @@ class Checkpoints(RunCallback):
     settings: Checkpoint
     say: Callable[[str], None]
     stopped: Callable[[], bool]
-    _saver: Saver | None = field(default=None, init=False)
-
-    @property
-    def saver(self) -> Saver:
-        assert self._saver is not None, "the run has begun"
-        return self._saver
+    saver: Saver = field(init=False)
+    _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_load(self, module: Pretraining) -> None:
         """Go on from the newest whole checkpoint, if there is one.
@@ -55,22 +52,22 @@ class Checkpoints(RunCallback):
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
         fingerprint = module.recipe.fingerprint()
-        chosen = load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
+        chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
         if chosen is not None:
             module.go_on_from(chosen.marker.progress)
             for one in chosen.damaged:
                 self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
-                self._note_damaged(chosen.marker.progress, one)
-        self._saver = self._make_saver(module, fingerprint)
+            self._note_damaged(chosen)
+        self.saver = self._make_saver(module, fingerprint)
+        self._closing.callback(self.saver.close)
 
     def on_step(self, module: Pretraining) -> None:
         if self.saver.has_failed:
             module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
         self._note(self.saver.poll(), "due")
-        kinds: list[Kind] = []
+        weights, kinds = self.settings.weights_every_tokens, list[Kind]()
         if module.is_due(self.settings.every_tokens) or module.stopping:
             kinds.append("tokens")
-        weights = self.settings.weights_every_tokens
         if weights != "none" and module.is_due(weights):
             kinds.append("weights")
         if kinds:
@@ -80,23 +77,21 @@ class Checkpoints(RunCallback):
 
     def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
         """Begin checkpoints of where the run is; wait for them where it stops here."""
-        loss = self.metrics.held_out_loss(module.progress.tokens)
-        saver, progress = self.saver, module.progress
-        before = saver.save(module.engine.state, progress, kinds=kinds, held_out_loss=loss)
-        self._note(before, "due")
+        state, progress = module.engine.state, module.progress
+        loss = self.metrics.held_out_loss(progress.tokens)
+        self._note(self.saver.save(state, progress, kinds=kinds, held_out_loss=loss), "due")
         if cause == "stopping":
-            self._note(saver.wait(), cause)
+            self._note(self.saver.wait(), cause)
 
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
         """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
-        chosen = choose_up_to(self.folder, tokens)
+        chosen = loading.choose_up_to(self.folder, tokens)
         if chosen is None:
             return None
-        for one in chosen.damaged:
-            self._note_damaged(chosen.marker.progress, one)
+        self._note_damaged(chosen)
         fingerprint = module.recipe.fingerprint()
-        return load_checkpoint(
+        return loading.load_checkpoint(
             chosen.checkpoint, chosen.marker, module.engine.state, fingerprint=fingerprint
         )
 
@@ -119,8 +114,7 @@ class Checkpoints(RunCallback):
             super().on_exception(trainer, pl_module, exception)
 
     def on_close(self) -> None:
-        if self._saver is not None:
-            self._saver.close()
+        self._closing.close()
 
     def _note(self, finished: list[FinishedCheckpoint], cause: Cause) -> None:
         """Report of checkpoints that are whole by now; later steps may stand before them."""
@@ -130,9 +124,11 @@ class Checkpoints(RunCallback):
             seconds = evidence.pop("stall_seconds")
             self.journal.note("checkpoint", one.progress, cause, evidence, seconds=seconds)
 
-    def _note_damaged(self, progress: RunProgress, found: DamagedCheckpointError) -> None:
-        evidence = {"path": found.path, "problem": found.problem}
-        self.journal.note("damaged", progress, "a newer checkpoint is not whole", evidence)
+    def _note_damaged(self, chosen: loading.CheckpointChoice) -> None:
+        cause = "a newer checkpoint is not whole"
+        for one in chosen.damaged:
+            evidence = {"path": one.path, "problem": one.problem}
+            self.journal.note("damaged", chosen.marker.progress, cause, evidence)
 
     def _patience(self) -> Patience:
         return Patience(seconds=self.settings.retry_seconds, stopped=self.stopped)
@@ -142,12 +138,11 @@ class Checkpoints(RunCallback):
         copy_to = None if settings.copy_to == "none" else Path(settings.copy_to)
         if copy_to is not None:
             by_first(lambda: check_target(copy_to))
-        patience = timedelta(seconds=settings.retry_seconds)
-        group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
+        timeout = default_pg_timeout + timedelta(seconds=settings.retry_seconds)
         return Saver(
             folder=self.folder,
             fingerprint=fingerprint,
-            group=group,
+            group=dist.new_group(backend="gloo", timeout=timeout),
             stager=HostBuffers(module.device) if settings.asynchronous else None,
             policy=Policy(
                 last=settings.keep,

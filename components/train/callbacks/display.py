@@ -47,14 +47,12 @@ class Display(RunCallback):
     def on_step(self, module: Pretraining) -> None:
         last, steps = module.last, module.recipe.derived.steps
         assert last is not None
+        lines, lines_before = (step * LINES // steps for step in (last.step, last.step - 1))
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=last.step, loss=last.loss, speed=last.tokens_per_second
             )
-        elif (
-            last.step in {1, steps}
-            or last.step * LINES // steps > (last.step - 1) * LINES // steps
-        ):
+        elif last.step in {1, steps} or lines > lines_before:
             # By all tokens since the start, evaluations and checkpoints included.
             done = module.progress.tokens - self._first_tokens
             tokens_left = module.recipe.budget.total_tokens - module.progress.tokens

@@ -56,15 +56,12 @@ class Metering(RunCallback):
         ]
 
     def on_step(self, module: Pretraining) -> None:
-        told = module.rank_figures.told
-        if told is not None:
-            devices, hosts = told.energy
-            self.metrics.energy(module.progress, devices=devices, hosts=hosts)
+        if (told := module.rank_figures.told) is not None:
+            self.metrics.energy(module.progress, *told.energy)
 
     def on_end(self, module: Pretraining) -> None:
         own = module.rank_figures.own_energy(module.device)
-        devices, hosts = everyones_energy(sum_over_ranks(own))
-        self.metrics.energy(module.progress, devices=devices, hosts=hosts)
+        self.metrics.energy(module.progress, *everyones_energy(sum_over_ranks(own)))
 
 
 def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -> EnergySource:
@@ -78,8 +75,8 @@ def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         return _source(1, "NVML", lambda: [NvidiaCounter(uuid=uuid)])
-    units = 0 if rank else ranks
-    return _source(units, "hwmon of the cards", lambda: _whole_cards(ranks, sysfs))
+    cards = "hwmon of the cards"
+    return _source(0 if rank else ranks, cards, lambda: _whole_cards(ranks, sysfs))
 
 
 def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:

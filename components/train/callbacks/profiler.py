@@ -40,10 +40,8 @@ class Profiling(RunCallback):
     def on_begin(self, module: Pretraining) -> None:
         first, done = self.settings.first_step, module.progress.step
         if done >= first and not self.trace.exists():
-            self.say(
-                f"profiler.first_step: {first} is over, the run goes on after step {done}: "
-                "nothing is profiled"
-            )
+            gone = f"{first} is over, the run goes on after step {done}: nothing is profiled"
+            self.say(f"profiler.first_step: {gone}")
         self._begin_before(module)
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
@@ -112,15 +110,14 @@ class Profiling(RunCallback):
         running = self._stop()
         self.folder.profiles.mkdir(exist_ok=True)
         running.export_chrome_trace(str(self.trace))
-        recipe = module.recipe
         found = profile_of(
             read_trace(self.trace),
-            machine=recipe.cluster.hardware,
+            machine=module.recipe.cluster.hardware,
             dtype=str(module.dtype_of("compute")).removeprefix("torch."),
         )
         name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
         about = {"rank": self.rank, "compiler": self.graphs.figures}
-        self.folder.write_json(name, {**about, **found})
+        self.folder.write_json(name, about | found)
         seconds = time.perf_counter() - began
         self.say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
 
