@@ -5,13 +5,15 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from components.build import build
 from components.config.schema.recipe import Recipe
+from components.distributed.devices import compute_dtype
 from components.distributed.pipeline import Compute
 from components.engine.mesh_engine import Engine, Judge, NamedTensors
 from components.errors import RecipeError
@@ -38,21 +40,20 @@ class DeepSpeedEngine(Engine):
         recipe: Recipe,
         decoder: Decoder,
         compute: Compute,
-        make_optimizer: Callable[..., torch.optim.Optimizer],
-        compute_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        dtype = compute_dtype(recipe.precision.compute, device)
         named = dict(decoder.named_parameters())
         # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
-        self.optimizer = make_optimizer(parameters=list(named.items()))
+        self.optimizer = build(recipe.optimizer, "optimizer")(parameters=list(named.items()))
         exact = {}
-        if compute_dtype != torch.float32:
+        if dtype != torch.float32:
             exact = {name: weight.detach().cpu() for name, weight in named.items()}
         deepspeed = _import_deepspeed(device)
         from components.engine.deepspeed_state import EngineState, deepspeed_config
 
-        config = deepspeed_config(recipe, str(compute_dtype).removeprefix("torch."))
-        _check_device(deepspeed, compute_dtype)
+        config = deepspeed_config(recipe, str(dtype).removeprefix("torch."))
+        _check_device(deepspeed, dtype)
         self._engine, *_ = deepspeed.initialize(
             model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
         )
@@ -66,7 +67,7 @@ class DeepSpeedEngine(Engine):
         for name, weight in exact.items():
             self.state.put(name, weight)
         self._scaler: Any = None
-        if compute_dtype == torch.float16:
+        if dtype == torch.float16:
             self._scaler = self._engine.optimizer.loss_scaler
             self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
 

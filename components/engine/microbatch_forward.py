@@ -154,9 +154,5 @@ def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
 def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     """Compute in the recipe's dtype; a cache would hold casts of layers to be recomputed."""
     exact = dtype in {torch.float32, torch.float64}
-    return torch.autocast(
-        device.type,
-        torch.bfloat16 if exact else dtype,
-        enabled=not exact,
-        cache_enabled=False,
-    )
+    low = torch.bfloat16 if exact else dtype
+    return torch.autocast(device.type, low, enabled=not exact, cache_enabled=False)

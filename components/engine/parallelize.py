@@ -1,6 +1,6 @@
 """Parallelize a model: build this rank's part in its layout, and fill it with weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -92,7 +92,7 @@ class RankModel:
     """The stages of one rank, their layers, and the weights of which another has a copy."""
 
     stages: list[Decoder]
-    layers: list[range]
+    layers: Sequence[range]
     tied: tuple[str, ...]
 
 
@@ -132,11 +132,11 @@ def parallelize_model(
 ) -> RankModel:
     """Build on ``meta``, cut and split, to compute on ``device_kind``."""
     degrees = recipe.parallelism
-    stages, ranges, tied = [], [], False
-    for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
-        layers = recipe.stages[index]
+    ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
+    stages, tied = [], False
+    for layers in ranges:
         decoder = _build(recipe).to(dtype)
-        tied |= cut_stage(decoder, layers, **_ends(recipe, layers))
+        tied |= _cut(decoder, recipe, layers)
         if degrees.context > 1:
             split_sequence(decoder, mesh.axis("context"))
         if degrees.expert > 1:
@@ -156,7 +156,6 @@ def parallelize_model(
         if degrees.zero == 3 and degrees.engine == "mesh":
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
         stages.append(decoder)
-        ranges.append(layers)
     return RankModel(stages, ranges, (TIED,) if tied else ())
 
 
@@ -167,8 +166,9 @@ def _build(recipe: Recipe) -> Decoder:
     return decoder
 
 
-def _ends(recipe: Recipe, layers: range) -> dict[str, bool]:
-    return {"first": layers == recipe.stages[0], "last": layers == recipe.stages[-1]}
+def _cut(decoder: Decoder, recipe: Recipe, layers: range) -> bool:
+    first, last = layers == recipe.stages[0], layers == recipe.stages[-1]
+    return cut_stage(decoder, layers, first=first, last=last)
 
 
 def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
@@ -178,7 +178,7 @@ def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
         draw_weights(decoder, seed=recipe.budget.seed)
         return
     whole = _build(recipe)
-    cut_stage(whole, layers, **_ends(recipe, layers))
+    _cut(whole, recipe, layers)
     whole.to_empty(device="cpu")
     read_folder(
         Path(folder),

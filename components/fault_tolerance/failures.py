@@ -99,9 +99,7 @@ def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[
 
 
 def raise_again(ranks: Path, *, since: int) -> None:
-    """Raise what ended the ranks before, if only a user can mend it, as a full disk.
-
-    ``since`` is as `RankError.at`.
+    """Raise what ended the ranks before, ``since`` then, if only a user can mend it.
 
     Raises:
         RecipeError: that error.

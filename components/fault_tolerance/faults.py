@@ -80,13 +80,10 @@ def kill(fault: "monitoring.Kill", reach: Reach) -> None:
 
 
 def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
-    """Sleep for days, or wait for ever without giving other threads of Python a turn.
-
-    What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends
-    the wait for a mutex.
-    """
+    """Sleep for days, or wait for ever without giving other threads of Python a turn."""
     if fault.how == "sleeps":
         time.sleep(_LONG_SECONDS)
+    # Unlike `CDLL` it keeps the interpreter's lock; no signal ends the wait for a mutex.
     mutex, library = ctypes.create_string_buffer(_MUTEX_BYTES), ctypes.PyDLL(None)
     for _ in range(2):  # the second waits for the first
         library.pthread_mutex_lock(mutex)
@@ -168,8 +165,7 @@ def truncate_newest(folder: Path) -> Path:
     Raises:
         RecipeError: there is no checkpoint.
     """
-    newest = newest_checkpoint(folder)
-    if newest is None:
+    if (newest := newest_checkpoint(folder)) is None:
         problem = "has no checkpoint to damage"
         raise RecipeError(str(folder), problem, "inject the fault after the first one")
     *_, file = sorted(newest.glob("*.safetensors"))
@@ -190,10 +186,7 @@ def fill_up(most_bytes: int) -> Iterator[None]:
 
 
 def take_away(folder: Path, seconds: float) -> None:
-    """Let a folder be gone for so long, as when its file system is.
-
-    A shell in the background of a shell puts it back: it outlives this process.
-    """
+    """Let a folder be gone for so long; a shell puts it back, which outlives this process."""
     hidden = folder.with_name(f".{folder.name}-taken-away")
     folder.rename(hidden)
     put_back = '(sleep "$1"; mv -T "$2" "$3") >/dev/null 2>&1 </dev/null &'

@@ -64,7 +64,7 @@ class StepGuard:
         """Find the first rule that the step breaks; the norm is None where nobody knows it."""
         figures = {"loss": loss, "gradient_norm": gradient_norm}
         bad = {
-            name: value
+            name: str(value)
             for name, value in figures.items()
             if not (value is None or math.isfinite(value))
             and not (self._scales_loss and name == "gradient_norm")
@@ -73,13 +73,8 @@ class StepGuard:
             rule = self._rules.non_finite
             if isinstance(rule, str):
                 return None
-            what = " and ".join(name.replace("_", " ") for name in bad)
-            return StepVerdict(
-                rule="non_finite",
-                action=rule.action,
-                cause=f"{what} not finite",
-                evidence={name: str(value) for name, value in bad.items()},
-            )
+            cause = f"{' and '.join(bad).replace('_', ' ')} not finite"
+            return StepVerdict(rule="non_finite", action=rule.action, cause=cause, evidence=bad)
         spikes = (self._judge_spike(name, value) for name, value in figures.items())
         return next((verdict for verdict in spikes if verdict is not None), None)
 

@@ -143,9 +143,7 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
     nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     recorded: dict[str, Any] = json.loads(flight_record(of_nccl=nccl))
     active = [entry for entry in recorded.get("entries", []) if not entry["retired"]]
-    if not active:
-        return None, recorded
-    waits = dist.get_backend() != "gloo" or _main_thread_waits()
+    waits = active and (dist.get_backend() != "gloo" or _main_thread_waits())
     return (str(active[-1]["profiling_name"]) if waits else None), recorded
 
 

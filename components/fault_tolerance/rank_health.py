@@ -170,10 +170,7 @@ class ReplicaDifference:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """Add up a tensor's bits as whole numbers, an int64 scalar that wraps around.
-
-    One flipped bit always changes it. Two changes that cancel each other out do not.
-    """
+    """Add up a tensor's bits as whole numbers, an int64; one flipped bit always changes it."""
     return tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64)
 
 

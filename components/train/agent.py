@@ -45,6 +45,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
     (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
     failures.forget_errors(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
+    redirects = dict.fromkeys(range(1, ranks), Std.ALL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -55,9 +56,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
         max_restarts=restarts,
         local_addr="localhost",
         start_method="forkserver",
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
-        ),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=redirects),
     )
     return start(config, logs, program)
 

@@ -1,7 +1,4 @@
-"""Batches of one data rank as a function of the step, over samples that are left out.
-
-The order gives every number a sample; without samples left out the run's first is number 0.
-"""
+"""Batches of one data rank as a function of the step, over samples that are left out."""
 
 import sys
 from bisect import bisect_right

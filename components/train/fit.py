@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
@@ -29,10 +30,7 @@ SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
 def fit(folder: RunFolder, recipe: Recipe) -> str:
-    """Train the run in ``folder`` from its newest checkpoint to its last token.
-
-    ``recipe`` is the folder's own. Returns ``finished`` or ``stopped``.
-    """
+    """Train by the folder's own recipe to its last token: ``finished`` or ``stopped``."""
     with explained(folder.path):
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
@@ -48,20 +46,16 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     display = Display(console(stderr=True, quiet=rank > 0))
     stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
     seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
+    patience: dict[str, Any] = {"retry_seconds": seconds, "stopped": stopped}
     curves = Curves(folder=folder.path / "tensorboard") if rank == 0 else None
-    metrics = Metrics(
-        file=folder.metrics, curves=curves, retry_seconds=seconds, stopped=stopped
-    )
-    journal = EventLog(
-        file=folder.journal, writes=rank == 0, retry_seconds=seconds, stopped=stopped
-    )
+    metrics = Metrics(file=folder.metrics, curves=curves, **patience)
+    journal = EventLog(file=folder.journal, writes=rank == 0, **patience)
     windows = HeldOutWindows(
         folder=Path(data.folder),
         manifest=Manifest.read(Path(data.folder)),
         sequence_length=recipe.budget.sequence_length,
         max_windows=recipe.evaluation.max_windows_per_source,
     )
-    held_out = HeldOutLoss(windows=windows, metrics=metrics)
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
@@ -83,7 +77,9 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         Story(folder=folder, journal=journal, began=began),
         *([profiling] if profiles else []),
         Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank),
-        *(stop, metering, metrics, graphs, held_out, checkpoints, display),
+        *(stop, metering, metrics, graphs),
+        HeldOutLoss(windows=windows, metrics=metrics),
+        *(checkpoints, display),
         Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics),
     ]
     with interrupts_pass():

@@ -110,7 +110,6 @@ class Pretraining(LightningModule):
         Raises:
             RecipeError: a precision that DeepSpeed has not, or not on this device.
         """
-        make_optimizer = build(self.recipe.optimizer, "optimizer")
         if self.recipe.parallelism.engine == "deepspeed":
             from components.engine.deepspeed_engine import DeepSpeedEngine
 
@@ -118,15 +117,13 @@ class Pretraining(LightningModule):
                 recipe=self.recipe,
                 decoder=self.decoders[0],
                 compute=self.compute,
-                make_optimizer=make_optimizer,
-                compute_dtype=self.dtype_of("compute"),
                 device=self.device,
             )
         else:
-            self.engine = self._mesh_engine(make_optimizer)
+            self.engine = self._mesh_engine()
         return self.engine.optimizer
 
-    def _mesh_engine(self, make_optimizer: Callable[..., torch.optim.Optimizer]) -> MeshEngine:
+    def _mesh_engine(self) -> MeshEngine:
         degrees = self.recipe.parallelism
         parallel = DataParallel(
             self.named_weights(),
@@ -146,7 +143,7 @@ class Pretraining(LightningModule):
             mesh=self.mesh,
             data_parallel=parallel,
             microbatches=self.make_microbatches(),
-            optimizer=make_optimizer(parameters=updated),
+            optimizer=build(self.recipe.optimizer, "optimizer")(parameters=updated),
             loss_scale=loss_scale,
         )
 
@@ -179,13 +176,6 @@ class Pretraining(LightningModule):
     def skip_windows(self) -> None:
         """Leave out what the recipe names and what the guard has found."""
         self.batches.skip([*self.recipe.data.skip, *self.guard.skipped])
-
-    def go_on_from(self, progress: RunProgress) -> None:
-        """Set clock, loss scale and guard to those of a checkpoint; the engine has its own."""
-        self.progress = progress
-        self.engine.load_scale_state(progress.loss_scale)
-        if progress.guard is not None:
-            self.guard.load(progress.guard)
 
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         self._began = time.perf_counter()

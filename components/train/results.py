@@ -23,10 +23,7 @@ _SETTLED = 2  # steps; by then every kind of layer had its batch
 
 
 class GraphCount(RunCallback):
-    """Count the graphs of this rank's process; those made after its second step are recompiles.
-
-    A recompile stops the ranks for as long as the compiler takes, tens of seconds.
-    """
+    """Count this rank's graphs; recompiles are those made after its second step."""
 
     _steps = _graphs = 0
 
@@ -60,6 +57,7 @@ def summarize(
     recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
     measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
     drawn = module.batches.drawn_before(progress.step)
+    flops = derived.flops_per_token
     # The median over steps alone: the first one warms up, evaluations are not training.
     speeds = [entry["tokens_per_second"] for entry in measured if entry["kind"] == "step"]
     speed = float(np.median(speeds)) if speeds else 0.0
@@ -76,10 +74,7 @@ def summarize(
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,
         "step_seconds": derived.tokens_per_step / speed if speed else None,
-        "flops_per_second": {
-            "full": speed * derived.flops_per_token.full,
-            "causal": speed * derived.flops_per_token.causal,
-        },
+        "flops_per_second": {"full": speed * flops.full, "causal": speed * flops.causal},
         "device": str(module.device),
         "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
         "compiler": dict(compiler),  # of the first rank
@@ -116,8 +111,7 @@ def summarize_held_out(
     """
     if not losses:
         return {}
-    tokens = np.array([entry[0] for entry in losses], dtype=float)
-    means = np.array([entry[1] for entry in losses])
+    tokens, means = np.array([entry[:2] for entry in losses], dtype=float).T
     last_quarter = tokens >= 0.75 * tokens[-1]
     slope = 0.0 if np.isfinite(means[last_quarter]).all() else math.nan
     if last_quarter.sum() > 1 and not math.isnan(slope):

@@ -17,7 +17,6 @@ from lightning.pytorch.accelerators.accelerator import Accelerator
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
-from typing_extensions import override
 
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
@@ -28,16 +27,13 @@ from components.distributed.mesh import Degrees, Mesh, build_mesh
 class XPUAccelerator(Accelerator):
     """Give each rank the Intel GPU, or the tile of one, that has its number on the node."""
 
-    @override
     def setup_device(self, device: torch.device) -> None:
         assert device.type == "xpu", device
         torch.xpu.set_device(device)
 
-    @override
     def get_device_stats(self, device: _DEVICE) -> dict[str, Any]:
         return torch.xpu.memory_stats(device)
 
-    @override
     def teardown(self) -> None:
         """Leave the allocator's cache: emptied after an all-gather of xccl, it leaks.
 
@@ -45,27 +41,22 @@ class XPUAccelerator(Accelerator):
         """
 
     @staticmethod
-    @override
     def parse_devices(devices: int | list[int]) -> list[int]:
         return list(range(devices)) if isinstance(devices, int) else devices
 
     @staticmethod
-    @override
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
         return [torch.device("xpu", number) for number in devices]
 
     @staticmethod
-    @override
     def auto_device_count() -> int:
         return torch.xpu.device_count()
 
     @staticmethod
-    @override
     def is_available() -> bool:
         return torch.xpu.is_available()
 
     @staticmethod
-    @override
     def name() -> str:
         return "xpu"
 
@@ -76,10 +67,7 @@ def register_xpu() -> None:
 
 
 class MeshStrategy(ModelParallelStrategy):
-    """Set up one mesh for all ranks; Lightning's own two-dimensional mesh is not made.
-
-    The module parallelizes its model and runs microbatches; Lightning keeps the loop.
-    """
+    """Set up one mesh for all ranks, not Lightning's; the module parallelizes its model."""
 
     mesh: Mesh
 
@@ -87,7 +75,6 @@ class MeshStrategy(ModelParallelStrategy):
         super().__init__()
         self._parallelism = parallelism
 
-    @override
     def setup_environment(self) -> None:
         """Join the ranks that torchrun started, and make the mesh.
 
@@ -116,12 +103,10 @@ class MeshStrategy(ModelParallelStrategy):
             kind, degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
         )
 
-    @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return ``tensor`` itself in a world of one, whatever joins it."""
         return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
 
-    @override
     def teardown(self) -> None:
         super().teardown()
         if dist.is_initialized():
@@ -129,10 +114,7 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def degrees_of(parallelism: Parallelism) -> Degrees:
-    """Read the mesh's axes from the recipe; its data axis becomes two.
-
-    The recipe counts expert ranks among those that share a copy, the mesh has them apart.
-    """
+    """Read the mesh's axes from the recipe, which counts expert ranks among its data shards."""
     shard = max(1, parallelism.data_shard // parallelism.expert)
     return Degrees(
         pipeline=parallelism.pipeline,
@@ -184,9 +166,7 @@ def make_trainer(
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Let an interrupt pass as what it is.
-
-    Lightning makes of it an exit with status 1, and has all later ones ignored.
+    """Let an interrupt pass; Lightning makes of it an exit with status 1, and ignores others.
 
     Raises:
         KeyboardInterrupt: there was one.

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -22,15 +22,11 @@ MOST_NAMED = 8
 
 @dataclass(kw_only=True, eq=False)
 class Guarding(RunCallback):
-    """Act on the verdict over a step, on all ranks alike, and tell the journal.
-
-    The step was not taken: weights, optimizer and clock are as before it.
-    """
+    """Act on the verdict over a step that was not taken, on all ranks alike."""
 
     checkpoints: Checkpoints
     journal: EventLog
     metrics: Metrics
-    _began: float = field(default_factory=time.perf_counter, init=False)
 
     def before_step(self, module: Pretraining, batch: object) -> None:
         self._began = time.perf_counter()

@@ -54,7 +54,10 @@ class Checkpoints(RunCallback):
         fingerprint = module.recipe.fingerprint()
         chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
         if chosen is not None:
-            module.go_on_from(chosen.marker.progress)
+            module.progress = progress = chosen.marker.progress
+            module.engine.load_scale_state(progress.loss_scale)
+            if progress.guard is not None:
+                module.guard.load(progress.guard)
             for one in chosen.damaged:
                 self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
             self._note_damaged(chosen)
@@ -86,8 +89,7 @@ class Checkpoints(RunCallback):
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
         """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
-        chosen = loading.choose_up_to(self.folder, tokens)
-        if chosen is None:
+        if (chosen := loading.choose_up_to(self.folder, tokens)) is None:
             return None
         self._note_damaged(chosen)
         fingerprint = module.recipe.fingerprint()

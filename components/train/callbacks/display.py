@@ -3,7 +3,7 @@
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from components import terminal
 from components.train.callbacks.hooks import RunCallback
@@ -18,9 +18,6 @@ class Display(RunCallback):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._began = time.monotonic()
-        self._first_tokens = 0
 
     def on_begin(self, module: Pretraining) -> None:
         self._began = time.monotonic()

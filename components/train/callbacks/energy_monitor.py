@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,17 +31,16 @@ class EnergySource:
 class Metering(RunCallback):
     """Count energy from the first step of each process on, to the end of its training.
 
-    The ranks' counts are added where they tell each other figures anyway, and once at the end.
-    It comes before whoever writes them, so that the last line is written before that closes.
+    It comes before whoever writes the figures, so that the last line is written before that
+    closes.
     """
 
     metrics: Metrics
     sysfs: Path
     say: Callable[[str], None]
-    sources: dict[str, str] = field(
-        default_factory=lambda: dict.fromkeys(("devices", "hosts"), "no step was taken"),
-        init=False,
-    )
+
+    def __post_init__(self) -> None:
+        self.sources = dict.fromkeys(("devices", "hosts"), "no step was taken")
 
     def on_begin(self, module: Pretraining) -> None:
         rank, ranks = module.local_rank, module.recipe.cluster.devices_per_node
@@ -81,12 +80,10 @@ def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -
 
 def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
     """Find the counters of Intel's cards, if all that they count is that of our ``ranks``."""
-    cards = card_counters(sysfs)
-    seen = count_devices("xpu")
+    cards, seen = card_counters(sysfs), count_devices("xpu")
     if os.environ.get(MASKS["xpu"]) or seen != ranks or seen % len(cards):
-        raise NoCounterError(
-            f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
-        )
+        together = f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
+        raise NoCounterError(together)
     return cards
 
 

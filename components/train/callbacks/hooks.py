@@ -86,14 +86,13 @@ class Story(RunCallback):
         progress, note = module.progress, self.journal.note
         nodes = together(lambda: node_name(os.environ))
         seconds = time.perf_counter() - self.began
-        where: dict[str, object] = {
+        where = {
             "ranks": module.recipe.cluster.ranks,
             "nodes": list(dict.fromkeys(nodes)),
+            "job": job_name(os.environ),
+            "float8": emulation_of(module.recipe, module.device.type),
         }
-        if (job := job_name(os.environ)) is not None:
-            where["job"] = job
-        if emulated := emulation_of(module.recipe, module.device.type):
-            where["float8"] = emulated
+        where = {key: value for key, value in where.items() if value is not None}
         if progress.step == 0:
             note("start", progress, "a run begins", where, seconds=seconds)
             return

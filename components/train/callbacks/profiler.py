@@ -67,10 +67,7 @@ class Profiling(RunCallback):
         return self.folder.profiles / f"rank-{self.rank}.trace.json.gz"
 
     def _begin_before(self, module: Pretraining) -> None:
-        """Begin when the next step is the first one, before its batch is read.
-
-        Guards can take the run back to before that step: a profile goes on that has begun.
-        """
+        """Begin before the first step's batch is read; guards that go back do not end it."""
         is_next = module.progress.step + 1 == self.settings.first_step
         if not is_next or self._taken == self.settings.steps or self._running is not None:
             return

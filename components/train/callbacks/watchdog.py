@@ -50,11 +50,9 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
         # What the main thread raises when the others are gone would take this word's place.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
 
+    look = hang.last_collectives
     watch = HangWatch(
-        folder=folder.hangs,
-        rank=rank_here(),
-        collectives=hang.last_collectives,
-        on_hang=leave_word,
+        folder=folder.hangs, rank=rank_here(), collectives=look, on_hang=leave_word
     )
     watch.expect(WatchedWork("start", 0, 0, settings.pause_seconds))
     return watch
@@ -85,8 +83,7 @@ class Watching(RunCallback):
         self.watch.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
 
     def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
-        """Give the guard time: it may read a checkpoint."""
-        self._pause(module)
+        self._pause(module)  # the guard needs time: it may read a checkpoint
 
     def on_step(self, module: Pretraining) -> None:
         self._pause(module)
@@ -104,9 +101,9 @@ class Watching(RunCallback):
         if not errors and not restarts:
             return
         cause, silent = failures.describe_end(errors, ranks=dist.get_world_size())
-        lost_at = min((error.at for error in errors), default=time.time_ns())
         evidence = {"restart": restarts, "without_a_word": silent}
-        seconds = (time.time_ns() - lost_at) / 1e9
+        now = time.time_ns()
+        seconds = (now - min((error.at for error in errors), default=now)) / 1e9
         self.journal.note("restart", module.progress, cause, evidence, seconds=seconds)
         failures.forget_errors(self.folder.path / "ranks")
 
@@ -115,8 +112,7 @@ class Watching(RunCallback):
         self.watch.expect(WatchedWork(f"after step {at.step}", at.step, at.tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
-        told = module.rank_figures.told
-        if told is None:
+        if (told := module.rank_figures.told) is None:
             return
         alike = kinds_of_work(module.mesh)
         for slow in rank_health.slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):

@@ -99,8 +99,6 @@ def engine_of(name: str, *words: str) -> Engine:
         recipe=recipe,
         decoder=decoder,
         compute=compute_in(dtype),
-        make_optimizer=make,
-        compute_dtype=dtype,
         device=cpu,
     )
 
