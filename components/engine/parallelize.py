@@ -16,7 +16,11 @@ from components.config.schema.types import thaw
 from components.convert.reading import read_folder
 from components.distributed.context import split_sequence
 from components.distributed.data import shard_weights
-from components.distributed.devices import check_float8_device, emulates_float8
+from components.distributed.devices import (
+    check_float8_device,
+    compute_dtype,
+    emulates_float8,
+)
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage
@@ -96,14 +100,7 @@ class RankModel:
     tied: tuple[str, ...]
 
 
-def build_rank_model(
-    recipe: Recipe,
-    mesh: Mesh,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-) -> RankModel:
+def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
     """Give memory and starting values to this rank's part of the model.
 
     Raises:
@@ -111,9 +108,7 @@ def build_rank_model(
     """
     if recipe.precision.compute == FLOAT8:
         check_float8_device(device)
-    model = parallelize_model(
-        recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype, device_kind=device.type
-    )
+    model = parallelize_model(recipe, mesh, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
@@ -122,16 +117,10 @@ def build_rank_model(
     return model
 
 
-def parallelize_model(
-    recipe: Recipe,
-    mesh: Mesh,
-    *,
-    dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-    device_kind: str,
-) -> RankModel:
-    """Build on ``meta``, cut and split, to compute on ``device_kind``."""
+def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
+    """Build on ``meta``, cut and split, to compute on ``device``."""
     degrees = recipe.parallelism
+    dtype = torch.promote_types(compute_dtype(recipe.precision.compute, device), torch.float32)
     ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
     stages, tied = [], False
     for layers in ranges:
@@ -151,9 +140,10 @@ def parallelize_model(
                 decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
             )
         if recipe.precision.compute == FLOAT8:
-            float8_layers(decoder, emulates=emulates_float8(device_kind))
+            float8_layers(decoder, emulates=emulates_float8(device.type))
         checkpoint_activations(decoder, degrees.recompute)
         if degrees.zero == 3 and degrees.engine == "mesh":
+            reduce_dtype = compute_dtype(recipe.precision.reduce, device)
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
         stages.append(decoder)
     return RankModel(stages, ranges, (TIED,) if tied else ())

@@ -96,13 +96,7 @@ class Pretraining(LightningModule):
 
     def build_model(self) -> RankModel:
         """Build this rank's part of the model where it trains."""
-        return build_rank_model(
-            self.recipe,
-            self.mesh,
-            device=self.device,
-            dtype=self.weight_dtype,
-            reduce_dtype=self.dtype_of("reduce"),
-        )
+        return build_rank_model(self.recipe, self.mesh, device=self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Make the engine over this rank's stages, and with it their optimizer.
@@ -200,10 +194,6 @@ class Pretraining(LightningModule):
             self.verdict = self.guard.judge(loss=self._agreed.loss, gradient_norm=value)
         if self.verdict is None:
             self._record(value, lr)
-
-    @property
-    def weight_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.dtype_of("compute"), torch.float32)
 
     def dtype_of(self, key: str) -> torch.dtype:
         return compute_dtype(getattr(self.recipe.precision, key), self.device)

@@ -88,9 +88,7 @@ def engine_of(name: str, *words: str) -> Engine:
     """Make an engine as `Pretraining` does."""
     recipe, mesh = recipe_of(name, words), layout_mesh(Layout(shard=2))
     cpu = torch.device("cpu")
-    (decoder,) = build_rank_model(
-        recipe, mesh, device=cpu, dtype=torch.float32, reduce_dtype=torch.float32
-    ).stages
+    (decoder,) = build_rank_model(recipe, mesh, device=cpu).stages
     make = build(recipe.optimizer, "optimizer")
     dtype = getattr(torch, recipe.precision.compute)
     if name == "mesh":
