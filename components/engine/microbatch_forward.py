@@ -61,9 +61,7 @@ class StageCompute:
     def __init__(
         self, *, recipe: Recipe, mesh: Mesh, device: torch.device, eod_id: int
     ) -> None:
-        self._recipe = recipe
-        self._mesh = mesh
-        self._device = device
+        self._recipe, self._mesh, self._device = recipe, mesh, device
         self._dtype = compute_dtype(recipe.precision.compute, device)
         self._eod_id = eod_id
         self._part = SequencePart.here(mesh.axis("context"))

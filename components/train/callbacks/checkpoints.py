@@ -1,12 +1,12 @@
-"""When checkpoints are written, and how a run stops on a signal."""
+"""When checkpoints are written, and what is done about a bad step: leave it out, or go back."""
 
-import signal
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -14,18 +14,22 @@ from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
 from components.checkpoint import loading
-from components.checkpoint.error_sync import by_first
+from components.checkpoint.error_sync import by_first, together
 from components.checkpoint.metadata import Kind, RunProgress, name_of
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, Saver
 from components.checkpoint.state import HostBuffers
 from components.config.schema.sections import Checkpoint
+from components.errors import RecipeError
+from components.fault_tolerance.guards import StepVerdict
 from components.run.disk import Patience
-from components.run.event_log import EventLog
+from components.run.event_log import EventLog, node_name
+from components.run.event_log import Kind as EventKind
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics
 from components.train.module import Pretraining
 
+MOST_NAMED = 8
 Cause = Literal["due", "stopping"]
 
 
@@ -159,35 +163,87 @@ class Checkpoints(RunCallback):
 
 
 @dataclass(kw_only=True, eq=False)
-class StopOnRequest(RunCallback):
-    """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
+class Guarding(RunCallback):
+    """Act on the verdict over a step that was not taken, on all ranks alike."""
 
-    file: Path
-    say: Callable[[str], None]
-    say_at_once: Callable[[str], None]
-    _before: dict[int, Any] = field(default_factory=dict, init=False)
-    _signalled: bool = field(default=False, init=False)
+    checkpoints: Checkpoints
+    journal: EventLog
+    metrics: Metrics
 
-    def is_asked(self) -> bool:
-        """Whether a signal or the file has asked, as who waits for a disk wants to know."""
-        return self._signalled or self.file.exists()
+    def before_step(self, module: Pretraining, batch: object) -> None:
+        self._began = time.perf_counter()
 
-    def on_begin(self, module: Pretraining) -> None:
-        def ask(number: int, frame: FrameType | None) -> None:
-            if module.stop_asked and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            module.stop_asked = self._signalled = True
-            name = signal.Signals(number).name
-            self.say_at_once(f"{name}: saving after this step, then stopping")
+    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
+        goes_back = verdict.action == "roll_back"
+        steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
+        bad = module.progress.step + 1
+        first = max(0, bad - steps)
+        window = module.batches.window(first, bad)
+        evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
+        if verdict.rule == "non_finite":
+            evidence["found_by"] = found_by(module)
+        try:
+            module.guard.note(verdict, tokens=module.progress.tokens, window=window)
+            if goes_back:
+                evidence |= self._go_back(module, before=first, verdict=verdict)
+        except RecipeError:
+            module.progress = replace(module.progress, guard=module.guard.state())
+            self.checkpoints.save(module, ["tokens"], "stopping")
+            self._note("stop", module, verdict.cause, evidence)
+            raise
+        module.progress = replace(module.progress, guard=module.guard.state())
+        module.skip_windows()
+        assert verdict.action != "stop", "the guard has raised"
+        self._note(verdict.action, module, verdict.cause, evidence)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, ask)
+    def _go_back(
+        self, module: Pretraining, *, before: int, verdict: StepVerdict
+    ) -> dict[str, object]:
+        """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
+        recipe, left = module.recipe, module.progress.step
+        tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
+        progress = self.checkpoints.go_back(module, tokens)
+        if progress is None:
+            raise RecipeError(
+                f"guard.{verdict.rule}.action",
+                f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
+                "raise checkpoint.keep, save more often, or set the action to skip",
+            )
+        module.engine.load_scale_state(progress.loss_scale)
+        assert progress.guard is not None
+        module.guard.go_back(progress.guard)
+        module.progress = replace(progress, guard=module.guard.state())
+        self.metrics.go_back(progress)
+        return {
+            "from_step": left,
+            "checkpoint": name_of("tokens", progress.tokens),
+            "dropped": self.checkpoints.claim(module.progress),
+        }
 
-    def on_step(self, module: Pretraining) -> None:
-        if dist.get_rank() == 0 and not module.stop_asked and self.file.exists():
-            module.stop_asked = True
-            self.say(f"{self.file} exists: saving after the next step, then stopping")
+    def _note(
+        self, kind: EventKind, module: Pretraining, cause: str, evidence: dict[str, object]
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        self.journal.note(kind, module.progress, cause, evidence, seconds=seconds)
 
-    def on_close(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+
+def found_by(module: Pretraining) -> list[dict[str, Any]]:
+    """Ask all ranks what of theirs is no number; name those where it began, at most eight.
+
+    It goes from stage to stage with hidden states, so the first stage where a forward pass was
+    not finite counts. If none was, it began in a backward pass: gradients are averaged by then,
+    and tell the stage and the weights but not the data rank.
+    """
+    forward = not module.compute.is_sound
+    mine: dict[str, Any] = {
+        "rank": dist.get_rank(),
+        "node": node_name(os.environ),
+        "stage": module.mesh.place("pipeline"),
+        "in": "forward" if forward else "gradient",
+        "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],
+    }
+    everyones = together(lambda: mine)
+    begun = [one for one in everyones if one["in"] == "forward"]
+    first = min((one["stage"] for one in begun), default=None)
+    found = [one for one in begun if one["stage"] == first]
+    return (found or [one for one in everyones if one["weights"]])[:MOST_NAMED]

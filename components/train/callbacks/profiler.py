@@ -1,4 +1,4 @@
-"""The profile of a run: some steps under torch's profiler, left as a trace and as a table."""
+"""The profile of a run: some steps as a trace and as a table; graphs of torch's compiler."""
 
 import time
 from collections.abc import Callable
@@ -16,9 +16,28 @@ from components.profiling.parts import Ranges
 from components.profiling.profile import ON_PURPOSE, profile_of
 from components.profiling.trace import STEP, read_trace
 from components.run.folder import RunFolder
+from components.torch_internals.autograd import count_graphs
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
-from components.train.results import GraphCount
+
+_SETTLED = 2  # steps; by then every kind of layer had its batch
+
+
+class GraphCount(RunCallback):
+    """Count this rank's graphs; recompiles are those made after its second step."""
+
+    _steps = _graphs = 0
+
+    def on_step(self, module: Pretraining) -> None:
+        self._steps += 1
+        if self._steps <= _SETTLED:
+            self._graphs = count_graphs()
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """``graphs`` of the process, and ``recompiles``, those of them that came late."""
+        graphs, is_settled = count_graphs(), self._steps > _SETTLED
+        return {"graphs": graphs, "recompiles": graphs - self._graphs if is_settled else 0}
 
 
 @dataclass(kw_only=True, eq=False)
