@@ -22,16 +22,12 @@ Judge = Callable[[Tensor | None], Tensor | None]
 
 
 class Engine(Protocol):
-    """Average, clip and update over all ranks; every method is called by all of them.
-
-    ``shards`` are what this rank updates, none where the engine keeps that to itself; ``state``
-    is what checkpoints hold. ``on_gradients``, where set, is called in each step between
-    averaging and clipping, and only then does `gradients` have something to give.
-    """
+    """Average, clip and update over all ranks; every method is called by all of them."""
 
     optimizer: torch.optim.Optimizer
-    shards: Sequence[WeightShard] = ()
-    state: State
+    shards: Sequence[WeightShard] = ()  # what this rank updates, unless the engine alone knows
+    state: State  # what checkpoints hold
+    # Called in each step between averaging and clipping: only then `gradients` has something.
     on_gradients: Callable[[], None] | None = None
 
     @property

@@ -1,7 +1,4 @@
-"""What ranks that failed have left: an error file each, and whose error was no other's doing.
-
-When a rank fails the others lose it and fail too; when one hangs the others wait for it.
-"""
+"""What ranks that failed left: an error file each, and whose error was no other's doing."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,7 @@
 """Fault injection: what a run does about a fault is seen before a machine asks for it.
 
-A fault strikes one rank before one step, once in the life of a run: it is noted in the run
-folder first, so that a restart, or a run that went back, does not meet it again. Each fault is
-a function named like its `fault`; torch is imported by those that need it alone.
+A fault strikes one rank before one step, once in the life of a run, whatever starts again. Each
+is a function named like its `fault`; torch is imported by those that need it alone.
 """
 
 import ctypes
@@ -33,15 +32,11 @@ _MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's nee
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What a fault may touch of its rank.
+    """What a fault may touch of its rank."""
 
-    ``batch`` is what the rank reads in the step, (microbatches, sequences, length + 1);
-    ``stages`` are its parts of the model, ``checkpoints`` the folder that the run saves into.
-    """
-
-    checkpoints: Path
-    batch: "Tensor"
-    stages: "Sequence[nn.Module]"
+    checkpoints: Path  # the folder that the run saves into
+    batch: "Tensor"  # of the step: (microbatches, sequences, length + 1)
+    stages: "Sequence[nn.Module]"  # the rank's parts of the model
 
 
 class FaultInjector:

@@ -2,9 +2,7 @@
 
 Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers, chapter 3: mean and standard
 deviation would follow the very spikes that they are to find; half of a window may be spikes
-before its median does.
-
-All ranks judge the same figures by the same state, so they agree without asking each other.
+before its median does. All ranks judge the same figures by the same state, so they agree.
 """
 
 import math
@@ -49,16 +47,14 @@ class StepGuard:
     """Judge steps by a recipe's rules; `state` and `load` carry it through checkpoints.
 
     ``scales_loss`` says that gradients which are no number are the loss scale's business.
-    ``skipped`` are the windows of the run's order that were left out so far.
     """
 
     def __init__(self, *, rules: Rules, scales_loss: bool) -> None:
-        self._rules = rules
-        self._scales_loss = scales_loss
+        self._rules, self._scales_loss = rules, scales_loss
         self._figures: dict[str, list[float]] = {"loss": [], "gradient_norm": []}
         self._faults: dict[str, list[int]] = defaultdict(list)
         self._lowered: list[tuple[int, float]] = []  # until how many tokens, by which factor
-        self.skipped: list[Window] = []
+        self.skipped: list[Window] = []  # of the run's order
 
     def judge(self, *, loss: float, gradient_norm: float | None) -> StepVerdict | None:
         """Find the first rule that the step breaks; the norm is None where nobody knows it."""
@@ -140,8 +136,7 @@ class StepGuard:
         window = self._figures[name][-rule.window_steps :]
         if len(window) < rule.window_steps or not math.isfinite(value):
             return None
-        found = deviations(value, window)
-        if found <= rule.deviations:
+        if (found := deviations(value, window)) <= rule.deviations:
             return None
         return StepVerdict(
             rule=f"{name}_spike",

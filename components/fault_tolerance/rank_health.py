@@ -160,13 +160,10 @@ class ReplicasDifferError(RuntimeError):
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """A weight that is not the same on all ranks that hold it; ``ranks`` are the fewer.
-
-    Where no majority says who errs, of two above all, all of the ranks are named.
-    """
+    """A weight that is not the same on all ranks that hold it."""
 
     weight: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # the fewer, or all where no majority says who errs
 
 
 def bit_sum(tensor: Tensor) -> Tensor:

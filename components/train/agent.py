@@ -117,10 +117,9 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
 def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Find the rank that brought the others down.
 
-    The others lose their connection to it within milliseconds and fail too, so torchrun's own
-    choice, by whole seconds, may name one of them. An error file is written when the error is
-    raised. A rank that was killed leaves none; who only waited for another and what the agent
-    itself ended come last.
+    The others fail too within milliseconds, so torchrun's own choice, by whole seconds, may
+    name one of them. An error file is written when the error is raised. A rank that was killed
+    leaves none; who only waited for another and what the agent itself ended come last.
     """
 
     def moment(item: tuple[int, ProcessFailure]) -> tuple[bool, float]:
@@ -135,13 +134,12 @@ def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFai
 
 def describe(failure: ProcessFailure) -> dict[str, str]:
     """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
-    message = failure.message
+    message, status = failure.message, failure.exitcode
     if isinstance(message, dict):  # written by torch's `record`
         traceback = message["extraInfo"]["py_callstack"]
         return {"message": message["message"], "traceback": traceback}
-    if failure.exitcode < 0:
-        return {"message": f"ended by {failure.signal_name()}", "traceback": ""}
-    return {"message": f"ended with exit status {failure.exitcode}", "traceback": ""}
+    end = f"by {failure.signal_name()}" if status < 0 else f"with exit status {status}"
+    return {"message": f"ended {end}", "traceback": ""}
 
 
 if __name__ == "__main__":

@@ -60,8 +60,7 @@ class StepsToTake(Sampler[int]):
     """
 
     def __init__(self, taken: Callable[[], int], *, steps: int) -> None:
-        self._taken = taken
-        self._steps = steps
+        self._taken, self._steps = taken, steps
 
     def __iter__(self) -> Iterator[int]:
         while (step := self._taken()) < self._steps:

@@ -120,11 +120,7 @@ def summarize(
     unigram: Mapping[str, float],
     began: float,
 ) -> dict[str, Any]:
-    """Collect the figures of ``results.json``; every rate names its FLOP convention.
-
-    ``seconds`` are those of all processes of the run, ``last_process_seconds`` those since
-    this one ``began`` (`time.perf_counter`).
-    """
+    """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
     measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
     drawn = module.batches.drawn_before(progress.step)
@@ -140,7 +136,7 @@ def summarize(
         "steps": progress.step,
         "tokens": progress.tokens,
         "loss": module.last.loss if module.last else None,
-        "seconds": held_until(time.time(), (*measured, *happened)),
+        "seconds": held_until(time.time(), (*measured, *happened)),  # of all processes
         "last_process_seconds": time.perf_counter() - began,
         "tokens_per_second": speed,
         "tokens_per_second_per_device": speed / derived.ranks,

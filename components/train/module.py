@@ -95,7 +95,6 @@ class Pretraining(LightningModule):
             seed_layers(decoder, self.compute.dropout_seed)
 
     def build_model(self) -> RankModel:
-        """Build this rank's part of the model where it trains."""
         return build_rank_model(self.recipe, self.mesh, device=self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -107,11 +106,9 @@ class Pretraining(LightningModule):
         if self.recipe.parallelism.engine == "deepspeed":
             from components.engine.deepspeed_engine import DeepSpeedEngine
 
+            decoder, compute = self.decoders[0], self.compute
             self.engine = DeepSpeedEngine(
-                recipe=self.recipe,
-                decoder=self.decoders[0],
-                compute=self.compute,
-                device=self.device,
+                recipe=self.recipe, decoder=decoder, compute=compute, device=self.device
             )
         else:
             self.engine = self._mesh_engine()
@@ -142,7 +139,6 @@ class Pretraining(LightningModule):
         )
 
     def make_microbatches(self) -> Microbatches:
-        """Make what runs a step's passes over this rank's stages."""
         degrees, length = self.recipe.parallelism, self.recipe.budget.sequence_length
         if degrees.pipeline == 1:
             return Accumulation(self.decoders[0], self.compute)

@@ -104,7 +104,6 @@ class MeshStrategy(ModelParallelStrategy):
         )
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return ``tensor`` itself in a world of one, whatever joins it."""
         return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
 
     def teardown(self) -> None:
@@ -134,9 +133,7 @@ def rank_here() -> int:
 def make_trainer(
     *, recipe: Recipe, callbacks: Sequence[Callback], most_steps: int | None
 ) -> Trainer:
-    """Make a trainer without bars, samplers and checkpoints of its own.
-
-    ``most_steps`` ends a run before the recipe does; ``None`` does not.
+    """Make a trainer without bars, samplers, checkpoints of its own, of at most so many steps.
 
     Raises:
         RecipeError: the devices of this machine are not those of the recipe.

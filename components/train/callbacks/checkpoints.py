@@ -202,8 +202,7 @@ class Guarding(RunCallback):
         """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
         recipe, left = module.recipe, module.progress.step
         tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
-        progress = self.checkpoints.go_back(module, tokens)
-        if progress is None:
+        if (progress := self.checkpoints.go_back(module, tokens)) is None:
             raise RecipeError(
                 f"guard.{verdict.rule}.action",
                 f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
@@ -220,9 +219,7 @@ class Guarding(RunCallback):
             "dropped": self.checkpoints.claim(module.progress),
         }
 
-    def _note(
-        self, kind: EventKind, module: Pretraining, cause: str, evidence: dict[str, object]
-    ) -> None:
+    def _note(self, kind: EventKind, module: Pretraining, cause: str, evidence: Any) -> None:
         seconds = time.perf_counter() - self._began
         self.journal.note(kind, module.progress, cause, evidence, seconds=seconds)
 

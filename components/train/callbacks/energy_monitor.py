@@ -31,8 +31,7 @@ class EnergySource:
 class Metering(RunCallback):
     """Count energy from the first step of each process on, to the end of its training.
 
-    It comes before whoever writes the figures, so that the last line is written before that
-    closes.
+    It comes before whoever writes the figures, so that its last line is before that closes.
     """
 
     metrics: Metrics

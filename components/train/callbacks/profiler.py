@@ -108,8 +108,7 @@ class Profiling(RunCallback):
             return
         _wait(module.device)
         self._step.close()
-        self._step = None
-        self._taken += 1
+        self._step, self._taken = None, self._taken + 1
         if self._taken == self.settings.steps:
             self._write(module)
 
@@ -134,8 +133,7 @@ class Profiling(RunCallback):
         name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
         about = {"rank": self.rank, "compiler": self.graphs.figures}
         self.folder.write_json(name, about | found)
-        seconds = time.perf_counter() - began
-        self.say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
+        self.say(f"profile: {self.trace.parent} ({time.perf_counter() - began:.1f} s to write)")
 
 
 def _wait(device: torch.device) -> None:
