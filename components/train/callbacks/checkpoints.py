@@ -43,7 +43,7 @@ class Checkpoints(RunCallback):
     settings: Checkpoint
     say: Callable[[str], None]
     stopped: Callable[[], bool]
-    saver: Saver = field(init=False)
+    saver: Saver = field(init=False, repr=False)  # once the run has begun
     _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_load(self, module: Pretraining) -> None:
