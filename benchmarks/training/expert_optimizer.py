@@ -60,14 +60,14 @@ class StepTimer(RunCallback):
 
     def on_begin(self, module: Pretraining) -> None:
         assert isinstance(module.engine, MeshEngine)
-        run = module.engine._microbatches.run
+        run = module.engine.microbatches.run
 
         def then_start(batch: torch.Tensor, scale: float) -> None:
             run(batch, scale)
             torch.distributed.barrier()  # nobody waits for another's backward pass
             self._began = time.perf_counter()
 
-        watched: Any = module.engine._microbatches
+        watched: Any = module.engine.microbatches
         watched.run = then_start
 
     def on_step(self, module: Pretraining) -> None:

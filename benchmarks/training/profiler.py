@@ -25,9 +25,8 @@ from benchmarks.speed.wanted import MOST_IDLE
 from benchmarks.training.drawn_run import compare_steps, compose, train_drawn
 from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
-from components.train.callbacks.profiler import Profiling
+from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.module import Pretraining
-from components.train.results import GraphCount
 
 RESULT = RESULTS / "profiler.json"
 ROUNDS, WARMUP_STEPS, ALONE = 40, 3, 2_000

@@ -109,13 +109,8 @@ class FakeRank(Pretraining):
 
     @override
     def build_model(self) -> RankModel:
-        model = parallelize_model(
-            self.recipe,
-            self.mesh,
-            dtype=self.weight_dtype,
-            reduce_dtype=self.dtype_of("reduce"),
-            device_kind=device_type(self.recipe.cluster.device),
-        )
+        device = torch.device(device_type(self.recipe.cluster.device))
+        model = parallelize_model(self.recipe, self.mesh, device=device)
         with self._fake:
             for decoder in model.stages:
                 decoder.to_empty(device="cpu")

@@ -5,25 +5,23 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from components.checkpoint.saving import Read
+from components.build import build
 from components.config.schema.recipe import Recipe
+from components.distributed.devices import compute_dtype
 from components.distributed.pipeline import Compute
-from components.distributed.weight_shards import WeightShard
-from components.engine.mesh_engine import Judge, NamedTensors
+from components.engine.mesh_engine import Engine, Judge, NamedTensors
 from components.errors import RecipeError
 from components.model.decoder import Decoder
 from components.optim.loss_scale import LossScaleState
 
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
-
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """Train by ZeRO 0 to 3 over the data ranks, with the recipe's own optimizer.
 
     In float32 it computes what the mesh engine does. In bfloat16 and float16 the weights that
@@ -42,21 +40,20 @@ class DeepSpeedEngine:
         recipe: Recipe,
         decoder: Decoder,
         compute: Compute,
-        make_optimizer: MakeOptimizer,
-        compute_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.on_gradients: Callable[[], None] | None = None
+        dtype = compute_dtype(recipe.precision.compute, device)
         named = dict(decoder.named_parameters())
         # The optimizer sorts weights by their dimensions, which ZeRO 3 takes from them.
-        self.optimizer = make_optimizer(parameters=list(named.items()))
-        rounds = compute_dtype != torch.float32
-        exact = {name: weight.detach().cpu() for name, weight in named.items() if rounds}
+        self.optimizer = build(recipe.optimizer, "optimizer")(parameters=list(named.items()))
+        exact = {}
+        if dtype != torch.float32:
+            exact = {name: weight.detach().cpu() for name, weight in named.items()}
         deepspeed = _import_deepspeed(device)
         from components.engine.deepspeed_state import EngineState, deepspeed_config
 
-        config = deepspeed_config(recipe, str(compute_dtype).removeprefix("torch."))
-        _check_device(deepspeed, compute_dtype)
+        config = deepspeed_config(recipe, str(dtype).removeprefix("torch."))
+        _check_device(deepspeed, dtype)
         self._engine, *_ = deepspeed.initialize(
             model=_Microbatch(decoder, compute), optimizer=self.optimizer, config=config
         )
@@ -66,17 +63,13 @@ class DeepSpeedEngine:
             for places in decoder.positions.parameters():
                 deepspeed.zero.register_external_parameter(decoder, places)
         self._zero = recipe.parallelism.zero
-        self._state = EngineState(self._engine, self.optimizer, named)
+        self.state = EngineState(self._engine, self.optimizer, named)
         for name, weight in exact.items():
-            self._state.put(name, weight)
+            self.state.put(name, weight)
         self._scaler: Any = None
-        if compute_dtype == torch.float16:
+        if dtype == torch.float16:
             self._scaler = self._engine.optimizer.loss_scaler
             self._scaler.raise_error_at_min_scale = False  # as the mesh engine: try again
-
-    @property
-    def shards(self) -> Sequence[WeightShard]:
-        return ()
 
     @property
     def scale(self) -> float:
@@ -87,9 +80,13 @@ class DeepSpeedEngine:
     ) -> Tensor | None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self._expect(len(batch))
-        step = self._step_sharded if self._zero else self._step_whole
-        return step(batch, norm_limit, judge)
+        # How many microbatches this step has: a batch may ramp up.
+        size = self._engine.train_micro_batch_size_per_gpu() * self._engine.dp_world_size
+        self._engine.set_train_batch_size(len(batch) * size)
+        if not self._zero:
+            return self._step_whole(batch, norm_limit, judge)
+        self._engine.optimizer.gradient_accumulation_steps = len(batch)
+        return self._step_sharded(batch, norm_limit, judge)
 
     def _step_whole(self, batch: Tensor, norm_limit: float, judge: Judge) -> Tensor | None:
         """Step without ZeRO: the optimizer is torch's, DeepSpeed would not tell the norm."""
@@ -125,8 +122,7 @@ class DeepSpeedEngine:
         self._engine.optimizer.clip_grad = norm_limit
         self._engine.step()
         if agreed is None:
-            if scaling is not None:
-                self.load_scale_state(scaling)
+            self.load_scale_state(scaling)
             return None
         return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float64)
 
@@ -141,19 +137,10 @@ class DeepSpeedEngine:
         return loss
 
     def weights(self) -> NamedTensors:
-        return self._state.weights()
+        return self.state.weights()
 
     def gradients(self) -> NamedTensors:
-        return ((name, gradient / self.scale) for name, gradient in self._state.gradients())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._state.tensors()
-
-    def fill(self, read: Read) -> None:
-        self._state.fill(read)
-
-    def unsound(self) -> list[str]:
-        return []  # DeepSpeed has its gradients already put together
+        return ((name, gradient / self.scale) for name, gradient in self.state.gradients())
 
     def scale_state(self) -> Mapping[str, Any] | None:
         if self._scaler is None:
@@ -164,20 +151,12 @@ class DeepSpeedEngine:
             good_steps=self._scaler.cur_iter - self._scaler.last_overflow_iter - 1,
         )
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        if self._scaler is not None:
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        if self._scaler is not None and state is not None:
             self._scaler.cur_scale = state["scale"]
             self._scaler.cur_hysteresis = state["hysteresis_left"]
             self._scaler.cur_iter = state["good_steps"]
             self._scaler.last_overflow_iter = -1
-
-    def _expect(self, microbatches: int) -> None:
-        """Describe how many microbatches this step has: a batch may ramp up."""
-        engine = self._engine
-        size = engine.train_micro_batch_size_per_gpu() * engine.dp_world_size
-        engine.set_train_batch_size(microbatches * size)
-        if self._zero:
-            engine.optimizer.gradient_accumulation_steps = microbatches
 
 
 class _Microbatch(nn.Module):
@@ -216,11 +195,9 @@ def _import_deepspeed(device: torch.device) -> Any:
 def _check_device(deepspeed: Any, compute: torch.dtype) -> None:
     """Ask what DeepSpeed asks, which would end the ranks without a way out."""
     accelerator = deepspeed.accelerator.get_accelerator()
-    missing = {
-        torch.float16: not accelerator.is_fp16_supported(),
-        torch.bfloat16: not accelerator.is_bf16_supported(),
-    }
-    if missing.get(compute, False):
+    if (compute == torch.float16 and not accelerator.is_fp16_supported()) or (
+        compute == torch.bfloat16 and not accelerator.is_bf16_supported()
+    ):
         raise RecipeError(
             "precision.compute",
             f"{str(compute).removeprefix('torch.')} is more than DeepSpeed trusts this device "

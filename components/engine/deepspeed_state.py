@@ -5,22 +5,15 @@ those of `ShardState`: either engine goes on from the other's checkpoints.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import log2
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed import utils
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import GatheredParameters
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
 from torch import Tensor, nn
 
 from components.checkpoint.saving import Read
@@ -42,8 +35,14 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         RecipeError: a precision that DeepSpeed has not.
     """
     check_precision(recipe, compute)
-    degrees = recipe.parallelism
-    microbatches = recipe.derived.microbatches_per_step
+    degrees, microbatches = recipe.parallelism, recipe.derived.microbatches_per_step
+    zero: dict[str, Any] = {
+        "stage": degrees.zero,
+        "reduce_bucket_size": min(_MOST_IN_BUCKET, recipe.shape.total_parameters),
+        "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
+    }
+    if degrees.zero == 3:
+        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * recipe.shape.dim
     clips = degrees.zero > 0  # without ZeRO the optimizer is ours alone, and so is clipping
     return {
         "train_batch_size": degrees.microbatch_sequences * microbatches * degrees.data,
@@ -54,7 +53,7 @@ def deepspeed_config(recipe: Recipe, compute: str) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": _DTYPES[recipe.precision.accumulate]},
         "bf16": {"enabled": compute == "bfloat16"},
         "fp16": _fp16(recipe) if compute == "float16" else {"enabled": False},
-        "zero_optimization": _zero(recipe),
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # the optimizer is the recipe's own
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -74,44 +73,29 @@ def _fp16(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _zero(recipe: Recipe) -> dict[str, Any]:
-    degrees, shape = recipe.parallelism, recipe.shape
-    zero: dict[str, Any] = {
-        "stage": degrees.zero,
-        "reduce_bucket_size": min(_MOST_IN_BUCKET, shape.total_parameters),
-        "offload_optimizer": {"device": "cpu" if degrees.offload_optimizer else "none"},
-    }
-    if degrees.zero == 3:
-        zero["stage3_param_persistence_threshold"] = _PERSISTENT_WIDTHS * shape.dim
-    return zero
-
-
+@dataclass(eq=False)
 class EngineState:
     """Weights, gradients and optimizer state of all ranks; every method is called by all."""
 
-    def __init__(
-        self,
-        engine: DeepSpeedEngine,
-        optimizer: torch.optim.Optimizer,
-        named: Mapping[str, nn.Parameter],
-    ) -> None:
-        self._engine = engine
-        self._optimizer = optimizer
-        self._named = named
-        self._zero = int(engine.zero_optimization_stage())
+    engine: DeepSpeedEngine
+    optimizer: torch.optim.Optimizer
+    named: Mapping[str, nn.Parameter]
+
+    def __post_init__(self) -> None:
+        self._zero = int(self.engine.zero_optimization_stage())
         # Before the first step: DeepSpeed finds the state of groups after the first one only
         # where all of it is there when it first looks.
         self._make()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Give every weight whole, in float32."""
-        for name, weight in self._named.items():
+        for name, weight in self.named.items():
             yield name, self._weight(weight)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Give every averaged gradient whole, as rows, times the loss scale."""
-        for name, weight in self._named.items():
-            gradient = safe_get_full_grad(weight) if self._zero else weight.grad
+        for name, weight in self.named.items():
+            gradient = utils.safe_get_full_grad(weight) if self._zero else weight.grad
             assert gradient is not None
             yield name, rows_of(gradient.view(_shape(weight)))
 
@@ -119,11 +103,14 @@ class EngineState:
         """Name this rank's share of weights and state: whole ones, each on one rank."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
         tensors: dict[str, Tensor] = {}
-        for place, (name, weight) in enumerate(self._named.items()):
+        for place, (name, weight) in enumerate(self.named.items()):
             whole = {f"model.{name}": self._weight(weight)}
             for key, piece in self._state_of(weight).items():
+                is_alike = _is_alike(piece)
+                if self._zero and is_alike:
+                    piece = utils.safe_get_full_optimizer_state(weight, key)
                 # A counter is shared by all weights of a piece, which a file has no way to say.
-                value = self._whole_state(weight, key) if _is_alike(piece) else piece.clone()
+                value = rows_of(piece.view(_shape(weight))) if is_alike else piece.clone()
                 whole[f"optimizer.state.{name}.{key}"] = value
             if place % ranks == rank:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
@@ -131,7 +118,7 @@ class EngineState:
 
     def fill(self, read: Read) -> None:
         """Take weights and state one weight at a time; no rank ever holds all of them."""
-        for name, weight in self._named.items():
+        for name, weight in self.named.items():
             whole = {f"model.{name}": torch.empty(_shape(weight))}
             pieces = self._state_of(weight)
             for key, piece in pieces.items():
@@ -142,62 +129,54 @@ class EngineState:
             self.put(name, whole[f"model.{name}"])
             for key, piece in pieces.items():
                 value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
-                if _is_alike(piece):
-                    self._put_state(weight, key, value.view(_shape(weight)))
-                else:
-                    self._put_counter(weight, key, value)
+                self._put_state(
+                    weight, key, value.view(_shape(weight)) if _is_alike(piece) else value
+                )
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor) -> None:
         """Let a weight be ``value``: in float32 where it is updated, rounded where used."""
-        weight = self._named[name]
+        weight = self.named[name]
         value = value.to(weight.device)
         if self._zero == 3:
-            safe_set_local_fp32_param(weight, _own_part(weight, value))
+            utils.safe_set_local_fp32_param(weight, _own_part(weight, value))
             with GatheredParameters([weight], modifier_rank=0):
                 if dist.get_rank() == 0:
                     weight.copy_(value)
             return
         if self._zero:
-            safe_set_full_fp32_param(weight, value)
+            utils.safe_set_full_fp32_param(weight, value)
         weight.copy_(value)
 
     def _weight(self, weight: nn.Parameter) -> Tensor:
         if self._zero == 0:
             return weight.detach()
-        whole: Tensor = safe_get_full_fp32_param(weight).view(_shape(weight))
+        whole: Tensor = utils.safe_get_full_fp32_param(weight).view(_shape(weight))
         return whole
-
-    def _whole_state(self, weight: nn.Parameter, key: str) -> Tensor:
-        if self._zero == 0:
-            return rows_of(self._state_of(weight)[key])
-        whole: Tensor = safe_get_full_optimizer_state(weight, key)
-        return rows_of(whole.view(_shape(weight)))
 
     def _put_state(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
         if self._zero == 0:
             self._state_of(weight)[key].copy_(value)
+        elif not _is_alike(value):
+            for _, piece in self._pieces():
+                self.optimizer.state[piece][key].copy_(value)
         elif self._zero == 3:
-            safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
+            utils.safe_set_local_optimizer_state(weight, _own_part(weight, value), key)
         else:
-            safe_set_full_optimizer_state(weight, value, key)
-
-    def _put_counter(self, weight: nn.Parameter, key: str, value: Tensor) -> None:
-        for owner in [piece for _, piece in self._pieces()] if self._zero else [weight]:
-            self._optimizer.state[owner][key].copy_(value)
+            utils.safe_set_full_optimizer_state(weight, value, key)
 
     def _state_of(self, weight: nn.Parameter) -> dict[str, Tensor]:
         """Find the optimizer's state of the flat piece that a weight lies in."""
         # Pieces differ in length alone; counters are the same in all of them.
         owner = self._pieces()[0][1] if self._zero else weight
-        state: dict[str, Tensor] = self._optimizer.state[owner]
+        state: dict[str, Tensor] = self.optimizer.state[owner]
         return state
 
     def _pieces(self) -> list[tuple[dict[str, object], nn.Parameter]]:
         """List what the optimizer updates, each with its group."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         if self._zero == 3:  # its groups are empty but while they are updated
-            zero = self._engine.optimizer
+            zero = self.engine.optimizer
             where = zero.sub_group_to_group_id
             flat = enumerate(zero.fp32_partitioned_groups_flat)
             return [(groups[where[index]], piece) for index, piece in flat]
@@ -205,7 +184,7 @@ class EngineState:
 
     def _make(self) -> None:
         """Let the optimizer make its state: a step without gradients and without a rate."""
-        pieces, groups = self._pieces(), self._optimizer.param_groups
+        pieces, groups = self._pieces(), self.optimizer.param_groups
         gradients = [piece.grad for _, piece in pieces]
         settings = [{key: group[key] for key in ("lr", "params")} for group in groups]
         for group in groups:
@@ -213,15 +192,15 @@ class EngineState:
             group["params"] = [piece for owner, piece in pieces if owner is group]
         for _, piece in pieces:
             piece.grad = torch.zeros_like(piece)
-        self._optimizer.step()
+        self.optimizer.step()
         for group, kept in zip(groups, settings, strict=True):
             group.update(kept)
         for (_, piece), gradient in zip(pieces, gradients, strict=True):
             piece.grad = gradient  # where state is offloaded DeepSpeed keeps a buffer here
-            for value in self._optimizer.state[piece].values():
+            for value in self.optimizer.state[piece].values():
                 value.zero_()
         if self._zero in {1, 2}:
-            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def _shape(weight: nn.Parameter) -> torch.Size:
@@ -229,9 +208,9 @@ def _shape(weight: nn.Parameter) -> torch.Size:
     return shape
 
 
-def _is_alike(piece: Tensor) -> bool:
+def _is_alike(state: Tensor) -> bool:
     """Whether the state has a number for each of the weight's, unlike a counter of steps."""
-    return piece.dim() > 0
+    return state.dim() > 0
 
 
 def _own_part(weight: nn.Parameter, value: Tensor) -> Tensor:

@@ -1,28 +1,18 @@
-"""Engines: what the loop asks of one, the one on our mesh, and making what a recipe names."""
+"""Engines: what the loop asks of one, and the one on our mesh."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from components.build import build
-from components.checkpoint.saving import Read, ShardState
-from components.config.schema.recipe import Recipe
+from components.checkpoint.saving import ShardState, State
 from components.distributed.data import DataParallel
-from components.distributed.devices import compute_dtype
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import (
-    Accumulation,
-    Compute,
-    Microbatches,
-    Pipeline,
-    sum_tied_gradients,
-)
+from components.distributed.pipeline import Microbatches, sum_tied_gradients
 from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
-from components.model.decoder import Decoder
-from components.model.routing import RoutingTally
 from components.optim.loss_scale import LossScale
 
 NamedTensors = Iterator[tuple[str, Tensor]]
@@ -32,18 +22,13 @@ Judge = Callable[[Tensor | None], Tensor | None]
 
 
 class Engine(Protocol):
-    """Average, clip and update over all ranks; every method is called by all of them.
-
-    ``on_gradients``, where set, is called in each step between averaging and clipping, and only
-    then does `gradients` have something to give.
-    """
+    """Average, clip and update over all ranks; every method is called by all of them."""
 
     optimizer: torch.optim.Optimizer
-    on_gradients: Callable[[], None] | None
-
-    @property
-    def shards(self) -> Sequence[WeightShard]:
-        """What this rank updates; nothing where the engine keeps that to itself."""
+    shards: Sequence[WeightShard] = ()  # what this rank updates, unless the engine alone knows
+    state: State  # what checkpoints hold
+    # Called in each step between averaging and clipping: only then `gradients` has something.
+    on_gradients: Callable[[], None] | None = None
 
     @property
     def scale(self) -> float:
@@ -68,59 +53,44 @@ class Engine(Protocol):
     def gradients(self) -> NamedTensors:
         """Give the gradients of the same, stacks of matrices as one long matrix."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Name what this rank writes to a checkpoint; see `ShardState`."""
-
-    def fill(self, read: Read) -> None:
-        """Take weights and optimizer state from a checkpoint; see `ShardState`."""
-
     def unsound(self) -> list[str]:
         """Name the weights of this rank whose gradients are not finite, where it can tell."""
+        return []
 
     def scale_state(self) -> Mapping[str, Any] | None:
         """Give the state of dynamic loss scaling, if there is any."""
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        """Take such a state."""
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        """Take such a state, if there is any."""
 
 
-class MeshEngine:
+@dataclass(kw_only=True, eq=False)
+class MeshEngine(Engine):
     """Train on our own mesh: weight shards, torch's optimizers, any axis."""
 
-    def __init__(
-        self,
-        *,
-        mesh: Mesh,
-        data_parallel: DataParallel,
-        microbatches: Microbatches,
-        optimizer: torch.optim.Optimizer,
-        loss_scale: LossScale | None,
-    ) -> None:
-        self.optimizer = optimizer
-        self.on_gradients: Callable[[], None] | None = None
-        self._mesh = mesh
-        self._data_parallel = data_parallel
-        self._microbatches = microbatches
-        self._loss_scale = loss_scale
-        self._state = ShardState(data_parallel.shards, optimizer)
+    mesh: Mesh
+    data_parallel: DataParallel
+    microbatches: Microbatches
+    optimizer: torch.optim.Optimizer
+    loss_scale: LossScale | None
 
-    @property
-    def shards(self) -> Sequence[WeightShard]:
-        return self._data_parallel.shards
+    def __post_init__(self) -> None:
+        self.shards = self.data_parallel.shards
+        self.state = ShardState(self.shards, self.optimizer)
 
     @property
     def scale(self) -> float:
-        return 1.0 if self._loss_scale is None else self._loss_scale.scale
+        return 1.0 if self.loss_scale is None else self.loss_scale.scale
 
     def step(
         self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
     ) -> Tensor | None:
         shards = self.shards
-        self._data_parallel.zero_grad()
-        self._microbatches.run(batch, self.scale / len(batch))
-        self._data_parallel.reduce()
-        sum_tied_gradients(shards, self._mesh)
-        if self._loss_scale is not None:
+        self.data_parallel.zero_grad()
+        self.microbatches.run(batch, self.scale / len(batch))
+        self.data_parallel.reduce()
+        sum_tied_gradients(shards, self.mesh)
+        if self.loss_scale is not None:
             unscale(shards, self.scale)
         if self.on_gradients is not None:
             self.on_gradients()
@@ -130,16 +100,16 @@ class MeshEngine:
         clip(shards, norm, norm_limit)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        overflow = self._loss_scale is not None and not torch.isfinite(norm).item()
+        overflow = self.loss_scale is not None and not torch.isfinite(norm).item()
         if not overflow:
             self.optimizer.step()
-            self._data_parallel.spread()
-        if self._loss_scale is not None:
-            self._loss_scale.update(overflow=overflow)
+            self.data_parallel.spread()
+        if self.loss_scale is not None:
+            self.loss_scale.update(overflow=overflow)
         return norm
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        return self._microbatches.evaluate(rows)
+        return self.microbatches.evaluate(rows)
 
     def weights(self) -> NamedTensors:
         for shard in self.shards:
@@ -152,98 +122,13 @@ class MeshEngine:
             rows = shard.whole(shard.parameter.grad)
             yield shard.name, rows.full_tensor() if isinstance(rows, DTensor) else rows
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._state.tensors()
-
-    def fill(self, read: Read) -> None:
-        self._state.fill(read)
-
     def unsound(self) -> list[str]:
         found = [(shard.name, shard.parameter.grad) for shard in self.shards]
         return [name for name, x in found if x is not None and not torch.isfinite(x).all()]
 
     def scale_state(self) -> Mapping[str, Any] | None:
-        return None if self._loss_scale is None else self._loss_scale.state_dict()
+        return None if self.loss_scale is None else self.loss_scale.state_dict()
 
-    def load_scale_state(self, state: Mapping[str, Any]) -> None:
-        if self._loss_scale is not None:
-            self._loss_scale.load_state_dict(state)
-
-
-def make_engine(
-    recipe: Recipe,
-    mesh: Mesh,
-    decoders: Sequence[Decoder],
-    *,
-    tied: tuple[str, ...],
-    compute: Compute,
-    make_microbatches: Callable[[], Microbatches],
-    device: torch.device,
-) -> Engine:
-    """Make the engine; ``tied`` names the weights of which another stage has a copy.
-
-    Raises:
-        RecipeError: a precision that DeepSpeed has not, or not on this device.
-    """
-    make_optimizer = build(recipe.optimizer, "optimizer")
-    precision = recipe.precision
-    dtype = compute_dtype(precision.compute, device)
-    if recipe.parallelism.engine == "deepspeed":
-        from components.engine.deepspeed_engine import DeepSpeedEngine
-
-        return DeepSpeedEngine(
-            recipe=recipe,
-            decoder=decoders[0],
-            compute=compute,
-            make_optimizer=make_optimizer,
-            compute_dtype=dtype,
-            device=device,
-        )
-    parallel = DataParallel(
-        (pair for decoder in decoders for pair in decoder.named_parameters()),
-        mesh,
-        zero=recipe.parallelism.zero,
-        accumulate_dtype=compute_dtype(precision.accumulate, device),
-        reduce_dtype=compute_dtype(precision.reduce, device),
-        tied=tied,
-        expert_divisor=recipe.parallelism.expert_divisor,
-    )
-    scaling, loss_scale = precision.loss_scale, None
-    # Only float16 has fewer exponents than float32.
-    if dtype == torch.float16 and not isinstance(scaling, str):
-        loss_scale = LossScale(**scaling.model_dump())
-    updated = [(shard.name, shard.parameter) for shard in parallel.shards]
-    return MeshEngine(
-        mesh=mesh,
-        data_parallel=parallel,
-        microbatches=make_microbatches(),
-        optimizer=make_optimizer(parameters=updated),
-        loss_scale=loss_scale,
-    )
-
-
-def make_microbatches(
-    recipe: Recipe,
-    mesh: Mesh,
-    decoders: Sequence[Decoder],
-    *,
-    compute: Compute,
-    device: torch.device,
-) -> Microbatches:
-    """Make what runs a step's passes over this rank's stages."""
-    degrees, length = recipe.parallelism, recipe.budget.sequence_length
-    if degrees.pipeline == 1:
-        return Accumulation(decoders[0], compute)
-    sequences, experts = degrees.microbatch_sequences, recipe.shape.mlp.num_experts
-    slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
-    return Pipeline(
-        decoders,
-        mesh,
-        compute=compute,
-        schedule=degrees.schedule,
-        tokens_shape=(sequences, length),
-        hidden_shape=(sequences, length // slices, recipe.shape.dim),
-        carried=RoutingTally.numbers(experts) if experts else 0,
-        dtype=compute_dtype(recipe.precision.compute, device),
-        device=device,
-    )
+    def load_scale_state(self, state: Mapping[str, Any] | None) -> None:
+        if self.loss_scale is not None and state is not None:
+            self.loss_scale.load_state_dict(state)

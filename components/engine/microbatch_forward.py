@@ -61,9 +61,7 @@ class StageCompute:
     def __init__(
         self, *, recipe: Recipe, mesh: Mesh, device: torch.device, eod_id: int
     ) -> None:
-        self._recipe = recipe
-        self._mesh = mesh
-        self._device = device
+        self._recipe, self._mesh, self._device = recipe, mesh, device
         self._dtype = compute_dtype(recipe.precision.compute, device)
         self._eod_id = eod_id
         self._part = SequencePart.here(mesh.axis("context"))
@@ -123,8 +121,7 @@ class StageCompute:
     @property
     def is_sound(self) -> bool:
         """Whether all that this rank computed in the step's forward passes was finite."""
-        seen = [*self._outputs, *self._figures]
-        return all(bool(torch.isfinite(one).all()) for one in seen)
+        return all(torch.isfinite(one).all() for one in [*self._outputs, *self._figures])
 
     def share_of_means(self) -> Tensor:
         """Average the step's figures; over all ranks these shares add up to the mean."""
@@ -155,9 +152,5 @@ def number_documents(tokens: Tensor, eod_id: int) -> Tensor:
 def autocast_to(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     """Compute in the recipe's dtype; a cache would hold casts of layers to be recomputed."""
     exact = dtype in {torch.float32, torch.float64}
-    return torch.autocast(
-        device.type,
-        torch.bfloat16 if exact else dtype,
-        enabled=not exact,
-        cache_enabled=False,
-    )
+    low = torch.bfloat16 if exact else dtype
+    return torch.autocast(device.type, low, enabled=not exact, cache_enabled=False)

@@ -1,6 +1,6 @@
 """Parallelize a model: build this rank's part in its layout, and fill it with weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,11 @@ from components.config.schema.types import thaw
 from components.convert.reading import read_folder
 from components.distributed.context import split_sequence
 from components.distributed.data import shard_weights
-from components.distributed.devices import check_float8_device, emulates_float8
+from components.distributed.devices import (
+    check_float8_device,
+    compute_dtype,
+    emulates_float8,
+)
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage
@@ -92,18 +96,11 @@ class RankModel:
     """The stages of one rank, their layers, and the weights of which another has a copy."""
 
     stages: list[Decoder]
-    layers: list[range]
+    layers: Sequence[range]
     tied: tuple[str, ...]
 
 
-def build_rank_model(
-    recipe: Recipe,
-    mesh: Mesh,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-) -> RankModel:
+def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
     """Give memory and starting values to this rank's part of the model.
 
     Raises:
@@ -111,9 +108,7 @@ def build_rank_model(
     """
     if recipe.precision.compute == FLOAT8:
         check_float8_device(device)
-    model = parallelize_model(
-        recipe, mesh, dtype=dtype, reduce_dtype=reduce_dtype, device_kind=device.type
-    )
+    model = parallelize_model(recipe, mesh, device=device)
     for decoder, layers in zip(model.stages, model.layers, strict=True):
         decoder.to_empty(device=device)
         _fill(decoder, recipe, layers)
@@ -122,21 +117,15 @@ def build_rank_model(
     return model
 
 
-def parallelize_model(
-    recipe: Recipe,
-    mesh: Mesh,
-    *,
-    dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-    device_kind: str,
-) -> RankModel:
-    """Build on ``meta``, cut and split, to compute on ``device_kind``."""
+def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
+    """Build on ``meta``, cut and split, to compute on ``device``."""
     degrees = recipe.parallelism
-    stages, ranges, tied = [], [], False
-    for index in range(mesh.place("pipeline"), len(recipe.stages), degrees.pipeline):
-        layers = recipe.stages[index]
+    dtype = torch.promote_types(compute_dtype(recipe.precision.compute, device), torch.float32)
+    ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
+    stages, tied = [], False
+    for layers in ranges:
         decoder = _build(recipe).to(dtype)
-        tied |= cut_stage(decoder, layers, **_ends(recipe, layers))
+        tied |= _cut(decoder, recipe, layers)
         if degrees.context > 1:
             split_sequence(decoder, mesh.axis("context"))
         if degrees.expert > 1:
@@ -151,12 +140,12 @@ def parallelize_model(
                 decoder, mesh.axis("tensor"), sequence_parallel=degrees.sequence_parallel
             )
         if recipe.precision.compute == FLOAT8:
-            float8_layers(decoder, emulates=emulates_float8(device_kind))
+            float8_layers(decoder, emulates=emulates_float8(device.type))
         checkpoint_activations(decoder, degrees.recompute)
         if degrees.zero == 3 and degrees.engine == "mesh":
+            reduce_dtype = compute_dtype(recipe.precision.reduce, device)
             shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
         stages.append(decoder)
-        ranges.append(layers)
     return RankModel(stages, ranges, (TIED,) if tied else ())
 
 
@@ -167,8 +156,9 @@ def _build(recipe: Recipe) -> Decoder:
     return decoder
 
 
-def _ends(recipe: Recipe, layers: range) -> dict[str, bool]:
-    return {"first": layers == recipe.stages[0], "last": layers == recipe.stages[-1]}
+def _cut(decoder: Decoder, recipe: Recipe, layers: range) -> bool:
+    first, last = layers == recipe.stages[0], layers == recipe.stages[-1]
+    return cut_stage(decoder, layers, first=first, last=last)
 
 
 def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
@@ -178,7 +168,7 @@ def _fill(decoder: Decoder, recipe: Recipe, layers: range) -> None:
         draw_weights(decoder, seed=recipe.budget.seed)
         return
     whole = _build(recipe)
-    cut_stage(whole, layers, **_ends(recipe, layers))
+    _cut(whole, recipe, layers)
     whole.to_empty(device="cpu")
     read_folder(
         Path(folder),

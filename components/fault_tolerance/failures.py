@@ -1,7 +1,4 @@
-"""What ranks that failed have left: an error file each, and whose error was no other's doing.
-
-When a rank fails the others lose it and fail too; when one hangs the others wait for it.
-"""
+"""What ranks that failed left: an error file each, and whose error was no other's doing."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -99,9 +96,7 @@ def describe_end(errors: Sequence[RankError], *, ranks: int) -> tuple[str, list[
 
 
 def raise_again(ranks: Path, *, since: int) -> None:
-    """Raise what ended the ranks before, if only a user can mend it: no restart does.
-
-    A guard that stops the run and a full disk are such; ``since`` is as `RankError.at`.
+    """Raise what ended the ranks before, ``since`` then, if only a user can mend it.
 
     Raises:
         RecipeError: that error.

@@ -1,8 +1,7 @@
 """Fault injection: what a run does about a fault is seen before a machine asks for it.
 
-A fault strikes one rank before one step, once in the life of a run: it is noted in the run
-folder first, so that a restart, or a run that went back, does not meet it again. Each fault is
-a function named like its `fault`; torch is imported by those that need it alone.
+A fault strikes one rank before one step, once in the life of a run, whatever starts again. Each
+is a function named like its `fault`; torch is imported by those that need it alone.
 """
 
 import ctypes
@@ -33,50 +32,40 @@ _MUTEX_BYTES = 64  # as glibc makes one, all zeros; more than any platform's nee
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What a fault may touch of its rank.
+    """What a fault may touch of its rank."""
 
-    ``batch`` is what the rank reads in the step, (microbatches, sequences, length + 1);
-    ``stages`` are its parts of the model, ``checkpoints`` the folder that the run saves into.
-    """
-
-    checkpoints: Path
-    batch: "Tensor"
-    stages: "Sequence[nn.Module]"
+    checkpoints: Path  # the folder that the run saves into
+    batch: "Tensor"  # of the step: (microbatches, sequences, length + 1)
+    stages: "Sequence[nn.Module]"  # the rank's parts of the model
 
 
 class FaultInjector:
-    """Fire the faults of a recipe, those of this ``rank``.
-
-    Each rank writes to the journal itself, since the first may be the one that is struck.
-    """
+    """Fire this ``rank``'s faults; it notes them itself, since the first may be struck."""
 
     def __init__(
         self, *, faults: "Sequence[monitoring.Fault]", folder: Path, rank: int
     ) -> None:
         self._faults = [fault for fault in faults if fault.rank == rank]
-        self._folder = folder
+        self._notes = folder / "rehearsed"
         self._journal = EventLog(file=folder / "journal.jsonl", writes=True, retry_seconds=0.0)
 
     def before_step(self, progress: ClockReading, reach: Reach) -> None:
         """Fire what is due before the step after ``progress``."""
         for fault in self._faults:
             if fault.step == progress.step + 1 and self._is_first_time(fault):
-                evidence = fault.model_dump(mode="json")
-                cause = f"{fault.fault} was asked for"
+                cause, evidence = f"{fault.fault} was asked for", fault.model_dump(mode="json")
                 self._journal.note("rehearsal", progress, cause, evidence)
                 globals()[fault.fault](fault, reach)
 
     def _is_first_time(self, fault: "monitoring.Fault") -> bool:
         """Note the fault on disk; whoever finds the note there leaves it be."""
-        folder = self._folder / "rehearsed"
-        folder.mkdir(exist_ok=True)
-        note = folder / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
+        self._notes.mkdir(exist_ok=True)
+        note = self._notes / f"{fault.fault}-rank-{fault.rank}-step-{fault.step}"
         try:
-            descriptor = os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with note.open("x") as stream:
+                os.fsync(stream.fileno())
         except FileExistsError:
             return False
-        os.fsync(descriptor)
-        os.close(descriptor)
         return True
 
 
@@ -86,13 +75,10 @@ def kill(fault: "monitoring.Kill", reach: Reach) -> None:
 
 
 def hang(fault: "monitoring.HangFault", reach: Reach) -> None:
-    """Sleep for days, or wait for ever without giving other threads of Python a turn.
-
-    What is called by `PyDLL` keeps the interpreter's lock, unlike `CDLL`; and no signal ends
-    the wait for a mutex. Other ranks wait for this one in their next collective.
-    """
+    """Sleep for days, or wait for ever without giving other threads of Python a turn."""
     if fault.how == "sleeps":
         time.sleep(_LONG_SECONDS)
+    # Unlike `CDLL` it keeps the interpreter's lock; no signal ends the wait for a mutex.
     mutex, library = ctypes.create_string_buffer(_MUTEX_BYTES), ctypes.PyDLL(None)
     for _ in range(2):  # the second waits for the first
         library.pthread_mutex_lock(mutex)
@@ -127,13 +113,13 @@ def slow_rank(fault: "monitoring.SlowRank", reach: Reach) -> None:
 def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
     """Flip a bit of the first number of the rank's first weight matrix."""
     import torch
-    from torch.distributed.tensor import DTensor
+
+    from components.distributed.weight_shards import local
 
     weights = (weight for stage in reach.stages for weight in stage.parameters())
     matrix = next(weight for weight in weights if weight.dim() > 1)
-    local = matrix.to_local() if isinstance(matrix, DTensor) else matrix
     with torch.no_grad():
-        bits = local.view(torch.int32).view(-1)[:1]
+        bits = local(matrix).view(torch.int32).view(-1)[:1]
         bits ^= 1 << fault.bit if fault.bit < 31 else -(1 << 31)
 
 
@@ -174,8 +160,7 @@ def truncate_newest(folder: Path) -> Path:
     Raises:
         RecipeError: there is no checkpoint.
     """
-    newest = newest_checkpoint(folder)
-    if newest is None:
+    if (newest := newest_checkpoint(folder)) is None:
         problem = "has no checkpoint to damage"
         raise RecipeError(str(folder), problem, "inject the fault after the first one")
     *_, file = sorted(newest.glob("*.safetensors"))
@@ -196,10 +181,7 @@ def fill_up(most_bytes: int) -> Iterator[None]:
 
 
 def take_away(folder: Path, seconds: float) -> None:
-    """Let a folder be gone for so long, as when its file system is.
-
-    A shell in the background of a shell puts it back: it outlives this process.
-    """
+    """Let a folder be gone for so long; a shell puts it back, which outlives this process."""
     hidden = folder.with_name(f".{folder.name}-taken-away")
     folder.rename(hidden)
     put_back = '(sleep "$1"; mv -T "$2" "$3") >/dev/null 2>&1 </dev/null &'

@@ -2,9 +2,7 @@
 
 Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers, chapter 3: mean and standard
 deviation would follow the very spikes that they are to find; half of a window may be spikes
-before its median does.
-
-All ranks judge the same figures by the same state, so they agree without asking each other.
+before its median does. All ranks judge the same figures by the same state, so they agree.
 """
 
 import math
@@ -26,8 +24,7 @@ NORMAL_MAD = 0.6744897501960817
 def deviations(value: float, window: Sequence[float]) -> float:
     """Count the robust standard deviations of ``value`` above the median of ``window``.
 
-    Below it they are negative. In a window whose median most figures share, whatever differs
-    from it is infinitely far away.
+    Where most figures of a window are its median, whatever else is infinitely far away.
     """
     middle = median(window)
     spread = median(abs(one - middle) for one in window) / NORMAL_MAD
@@ -50,22 +47,20 @@ class StepGuard:
     """Judge steps by a recipe's rules; `state` and `load` carry it through checkpoints.
 
     ``scales_loss`` says that gradients which are no number are the loss scale's business.
-    ``skipped`` are the windows of the run's order that were left out so far.
     """
 
     def __init__(self, *, rules: Rules, scales_loss: bool) -> None:
-        self._rules = rules
-        self._scales_loss = scales_loss
+        self._rules, self._scales_loss = rules, scales_loss
         self._figures: dict[str, list[float]] = {"loss": [], "gradient_norm": []}
         self._faults: dict[str, list[int]] = defaultdict(list)
         self._lowered: list[tuple[int, float]] = []  # until how many tokens, by which factor
-        self.skipped: list[Window] = []
+        self.skipped: list[Window] = []  # of the run's order
 
     def judge(self, *, loss: float, gradient_norm: float | None) -> StepVerdict | None:
         """Find the first rule that the step breaks; the norm is None where nobody knows it."""
         figures = {"loss": loss, "gradient_norm": gradient_norm}
         bad = {
-            name: value
+            name: str(value)
             for name, value in figures.items()
             if not (value is None or math.isfinite(value))
             and not (self._scales_loss and name == "gradient_norm")
@@ -74,20 +69,10 @@ class StepGuard:
             rule = self._rules.non_finite
             if isinstance(rule, str):
                 return None
-            what = " and ".join(name.replace("_", " ") for name in bad)
-            return StepVerdict(
-                rule="non_finite",
-                action=rule.action,
-                cause=f"{what} not finite",
-                evidence={name: str(value) for name, value in bad.items()},
-            )
-        for name, value in figures.items():
-            rule = getattr(self._rules, f"{name}_spike")
-            if value is not None and isinstance(rule, SpikeRule):
-                verdict = self._judge_spike(name, value, rule)
-                if verdict is not None:
-                    return verdict
-        return None
+            cause = f"{' and '.join(bad).replace('_', ' ')} not finite"
+            return StepVerdict(rule="non_finite", action=rule.action, cause=cause, evidence=bad)
+        spikes = (self._judge_spike(name, value) for name, value in figures.items())
+        return next((verdict for verdict in spikes if verdict is not None), None)
 
     def took(self, *, loss: float, gradient_norm: float) -> None:
         """Remember the figures of a step that was taken, as many as the rules ask for."""
@@ -123,7 +108,6 @@ class StepGuard:
             self._lowered.append((tokens + lower.over_tokens, lower.factor))
 
     def lr_factor(self, tokens: int) -> float:
-        """Multiply what is lowered at ``tokens``."""
         return math.prod(factor for until, factor in self._lowered if tokens < until)
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +120,6 @@ class StepGuard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take such a state."""
         self.go_back(state)
         self._faults = defaultdict(list, {n: list(at) for n, at in state["faults"].items()})
         self._lowered = [(until, factor) for until, factor in state["lowered"]]
@@ -146,12 +129,14 @@ class StepGuard:
         """Take the figures of a checkpoint; what was learnt since is kept."""
         self._figures = {name: list(values) for name, values in state["figures"].items()}
 
-    def _judge_spike(self, name: str, value: float, rule: SpikeRule) -> StepVerdict | None:
+    def _judge_spike(self, name: str, value: float | None) -> StepVerdict | None:
+        rule = getattr(self._rules, f"{name}_spike")
+        if value is None or not isinstance(rule, SpikeRule):
+            return None
         window = self._figures[name][-rule.window_steps :]
         if len(window) < rule.window_steps or not math.isfinite(value):
             return None
-        found = deviations(value, window)
-        if found <= rule.deviations:
+        if (found := deviations(value, window)) <= rule.deviations:
             return None
         return StepVerdict(
             rule=f"{name}_spike",

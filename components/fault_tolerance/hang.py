@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -36,8 +36,6 @@ CULPRIT_SECONDS, HELD_SECONDS, WAITING_SECONDS, LAST_SECONDS = 0.5, 1.0, 1.5, 1.
 _GROUPS_OF_TORCH = str(Path(dist.__file__).parent)
 _TORCH = str(Path(_GROUPS_OF_TORCH).parent)
 
-Collectives = Callable[[], tuple[str | None, dict[str, Any]]]
-
 
 @dataclass(frozen=True)
 class WatchedWork:
@@ -49,45 +47,23 @@ class WatchedWork:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class HangState:
-    """What a rank says of itself at the limit; ``waits_in`` names a collective."""
-
-    rank: int
-    node: str
-    work: WatchedWork
-    waits_in: str | None
-    file: Path
-
-    def __str__(self) -> str:
-        state = "is in no collective" if self.waits_in is None else WAITING + self.waits_in
-        return (
-            f"{self.work.name} took more than {self.work.seconds:g} s; rank {self.rank} on "
-            f"{self.node} {state}; its stacks are in {self.file}"
-        )
-
-
+@dataclass(kw_only=True, eq=False)
 class HangWatch:
     """Watch this process; ``collectives`` gives what it waits in, if anything, and the last.
 
-    Reports go below ``folder``, a folder for each piece of work that hung. What a process that
-    holds the lock can still write goes to one file there that all ranks share.
+    Reports go below ``folder``, a folder for each piece of work that hung; ``on_hang`` is given
+    that work, a line of text and the report. What a process that holds the lock can still write
+    goes to one file there that all ranks share.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        rank: int,
-        collectives: Collectives,
-        on_hang: Callable[[HangState], None],
-    ) -> None:
-        self._folder = folder
-        self._rank = rank
-        self._collectives = collectives
-        self._on_hang = on_hang
-        folder.mkdir(parents=True, exist_ok=True)
-        self._held: IO[str] = (folder / HELD).open("a")
+    folder: Path
+    rank: int
+    collectives: Callable[[], tuple[str | None, dict[str, Any]]]
+    on_hang: Callable[[WatchedWork, str, Mapping[str, Any]], None]
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._held: IO[str] = (self.folder / HELD).open("a")
         self._changed = threading.Condition()
         self._work = WatchedWork("nothing", 0, 0, float("inf"))
         self._deadline = float("inf")
@@ -106,7 +82,6 @@ class HangWatch:
             )
 
     def stop(self) -> None:
-        """Watch no longer."""
         with self._changed:
             self._is_over = True
             faulthandler.cancel_dump_traceback_later()
@@ -122,27 +97,25 @@ class HangWatch:
             work = self._work
         # Whatever the lines below wait for, a file system that is gone too, this process ends.
         faulthandler.dump_traceback_later(LAST_SECONDS, file=self._held, exit=True)
-        waits_in, recorded = self._collectives()
-        report = HangState(
-            rank=self._rank,
-            node=node_name(os.environ),
-            work=work,
-            waits_in=waits_in,
-            file=self._folder / work.name.replace(" ", "-") / f"rank-{self._rank}.json",
-        )
-        say(str(report))
-        tree = {
-            "rank": report.rank,
-            "node": report.node,
+        waits_in, recorded = self.collectives()
+        node, file = node_name(os.environ), self.folder / work.name.replace(" ", "-")
+        file /= f"rank-{self.rank}.json"
+        state = "is in no collective" if waits_in is None else WAITING + waits_in
+        text = f"{work.name} took more than {work.seconds:g} s; rank {self.rank} on {node} "
+        text += f"{state}; its stacks are in {file}"
+        say(text)
+        report = {
+            "rank": self.rank,
+            "node": node,
             "work": work.name,
             "limit_seconds": work.seconds,
             "waits_in": waits_in,
             "stacks": stacks(),
             "collectives": recorded,
         }
-        report.file.parent.mkdir(exist_ok=True)
-        report.file.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-        self._on_hang(report)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        self.on_hang(work, text, report)
         time.sleep(CULPRIT_SECONDS if waits_in is None else WAITING_SECONDS)
         os._exit(HUNG)
 
@@ -156,10 +129,7 @@ def stacks() -> list[str]:
 
 
 def record_collectives(entries: int) -> None:
-    """Keep the last ``entries`` of each rank, unless the environment says how many.
-
-    It is asked before the first process group is made.
-    """
+    """Keep the last ``entries``, unless the environment says how many; before any group."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(entries))
 
 
@@ -173,17 +143,14 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
     nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     recorded: dict[str, Any] = json.loads(flight_record(of_nccl=nccl))
     active = [entry for entry in recorded.get("entries", []) if not entry["retired"]]
-    if not active:
-        return None, recorded
-    waits = dist.get_backend() != "gloo" or _main_thread_waits()
+    waits = active and (dist.get_backend() != "gloo" or _main_thread_waits())
     return (str(active[-1]["profiling_name"]) if waits else None), recorded
 
 
 def _main_thread_waits() -> bool:
-    """Return whether the main thread has last called torch's code for groups, or such a wait.
+    """Whether the main thread has last called torch's code for groups, or waits in `exchange`.
 
-    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher. What was
-    started to be waited for later is waited for in `exchange`.
+    A wait may be some of torch's frames deep: under autograd, say, or a dispatcher.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is not None and frame.f_code.co_filename == collectives.__file__:

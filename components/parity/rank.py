@@ -45,7 +45,7 @@ class Recorder(RunCallback):
         assert module.last is not None
         first = module.batches.positions(len(self.losses))[0]
         size = module.recipe.parallelism.microbatch_sequences
-        values = module.compute.losses.tolist() if module.has_loss else []
+        values = module.compute.losses.tolist()  # of the last stage
         self.losses.append({first + size * place: loss for place, loss in enumerate(values)})
         self.gradient_norms.append(module.last.gradient_norm)
         self.rates.append(module.last.lr)

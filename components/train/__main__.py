@@ -42,16 +42,11 @@ def be_a_rank(path: Path) -> None:
         fit(folder, recipe)
 
 
-def main(path: Path) -> None:
-    """Be a rank; what it raises is written where whoever started it looks."""
+if __name__ == "__main__":
     try:
-        record(be_a_rank)(path)
+        record(be_a_rank)(Path(sys.argv[1]))
     except OSError as error:  # also where `record` finds no room for another error
         if not isinstance(error.__context__, RecipeError):
             raise
         say(f"{error.__context__}")
         sys.exit(MENDABLE)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -22,16 +22,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from components.fault_tolerance.failures import (
-    AGENT_BEGAN,
-    FIRST_FAILURE,
-    MENDABLE,
-    WAITING,
-    error_file,
-    forget_errors,
-    message_of,
-    read_errors,
-)
+from components.fault_tolerance import failures
 from components.terminal import say
 
 LONGEST_SOCKET_FOLDER = 70  # a socket's path has 107 bytes, multiprocessing adds 33
@@ -40,9 +31,9 @@ LOOKED_WITHIN_SECONDS = 2.0  # torchrun notes whole seconds, of the moment when 
 
 def run_program(program: Sequence[str]) -> None:
     """Be one rank; what the program raises is written to torchrun's error file."""
-    module = program[0] == "-m"
-    sys.argv = list(program[module:])
-    if module:
+    is_module = program[0] == "-m"
+    sys.argv = list(program[is_module:])
+    if is_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -51,9 +42,10 @@ def run_program(program: Sequence[str]) -> None:
 def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> int:
     """Run one process a rank and return an exit status; the first failure is left in a file."""
     logs.mkdir(exist_ok=True)
-    (logs / FIRST_FAILURE).unlink(missing_ok=True)
-    forget_errors(logs)
+    (logs / failures.FIRST_FAILURE).unlink(missing_ok=True)
+    failures.forget_errors(logs)
     logging.disable(logging.ERROR)  # the agent would say again what the file says
+    redirects = dict.fromkeys(range(1, ranks), Std.ALL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -64,9 +56,7 @@ def run_ranks(logs: Path, ranks: int, restarts: int, program: Sequence[str]) -> 
         max_restarts=restarts,
         local_addr="localhost",
         start_method="forkserver",
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)
-        ),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=redirects),
     )
     return start(config, logs, program)
 
@@ -76,7 +66,7 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     # Ranks that start again would read the addresses of those before: the agent's own store,
     # which they share unless told otherwise, is made once (torch 2.13, dynamic_rendezvous.py).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ[AGENT_BEGAN] = str(time.time_ns())
+    os.environ[failures.AGENT_BEGAN] = str(time.time_ns())
     if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
         tempfile.tempdir = "/tmp"  # short on every Linux
     # One process imports the slow libraries, and every rank is a fork of it.
@@ -84,9 +74,9 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     try:
         elastic_launch(config, run_program)(program)
     except ChildFailedError as error:
-        _write_first_failure(logs, {**error.failures, **_raised(logs)})
+        _write_first_failure(logs, *first_failure({**error.failures, **_raised(logs)}))
         statuses = {failure.exitcode for failure in error.failures.values()}
-        return MENDABLE if MENDABLE in statuses else 1
+        return failures.MENDABLE if failures.MENDABLE in statuses else 1
     except AttributeError as error:
         # Torch 2.13 asks the result of a node that only waited whether it failed: it is None.
         if error.name != "is_failed" or error.obj is not None:
@@ -96,16 +86,15 @@ def start(config: LaunchConfig, logs: Path, program: Sequence[str]) -> int:
     return 0
 
 
-def _write_first_failure(logs: Path, failures: Mapping[int, ProcessFailure]) -> None:
+def _write_first_failure(logs: Path, rank: int, failure: ProcessFailure) -> None:
     """Write down the first failure, whole or not at all: a full disk may be what it tells."""
-    rank, failure = first_failure(failures)
-    tree = {"rank": rank, **describe(failure)}
-    beside = logs / f".{FIRST_FAILURE}"
+    beside = logs / f".{failures.FIRST_FAILURE}"
     try:
-        beside.write_text(json.dumps(tree, indent=1) + "\n", "utf-8")
-        beside.replace(logs / FIRST_FAILURE)
+        text = json.dumps({"rank": rank, **describe(failure)}, indent=1)
+        beside.write_text(f"{text}\n", "utf-8")
+        beside.replace(logs / failures.FIRST_FAILURE)
     except OSError as error:
-        say(f"{logs / FIRST_FAILURE}: cannot be written: {error.strerror}")
+        say(f"{logs / failures.FIRST_FAILURE}: cannot be written: {error.strerror}")
 
 
 def _raised(logs: Path) -> dict[int, ProcessFailure]:
@@ -115,9 +104,9 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     """
     newest = max(logs.glob("*_*/attempt_*"), key=lambda folder: folder.stat().st_mtime)
     files = {int(file.parent.name): file for file in newest.glob("*/error.json")}
-    began = newest.stat().st_mtime_ns
-    errors = [error for error in read_errors(logs) if error.at >= began]
-    files |= {error.rank: error_file(logs, error.rank) for error in errors}
+    for error in failures.read_errors(logs):
+        if error.at >= newest.stat().st_mtime_ns:
+            files[error.rank] = failures.error_file(logs, error.rank)
     return {
         rank: ProcessFailure(local_rank=rank, pid=0, exitcode=1, error_file=str(file))
         for rank, file in files.items()
@@ -125,34 +114,32 @@ def _raised(logs: Path) -> dict[int, ProcessFailure]:
     }
 
 
-def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+def first_failure(failed: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Find the rank that brought the others down.
 
-    The others lose their connection to it within milliseconds and fail too, so torchrun's own
-    choice, by whole seconds, may name one of them. An error file is written when the error is
-    raised. A rank that was killed leaves none; who only waited for another and what the agent
-    itself ended come last.
+    The others fail too within milliseconds, so torchrun's own choice, by whole seconds, may
+    name one of them. An error file is written when the error is raised. A rank that was killed
+    leaves none; who only waited for another and what the agent itself ended come last.
     """
 
     def moment(item: tuple[int, ProcessFailure]) -> tuple[bool, float]:
         failure = item[1]
         file = Path(failure.error_file)
         if file.is_file():
-            return WAITING in message_of(file), file.stat().st_mtime
+            return failures.WAITING in failures.message_of(file), file.stat().st_mtime
         return failure.signal_name() == "SIGTERM", failure.timestamp - LOOKED_WITHIN_SECONDS
 
-    return min(failures.items(), key=moment)
+    return min(failed.items(), key=moment)
 
 
 def describe(failure: ProcessFailure) -> dict[str, str]:
     """Return ``message`` and ``traceback``, which is empty if the rank could leave none."""
-    message = failure.message
+    message, status = failure.message, failure.exitcode
     if isinstance(message, dict):  # written by torch's `record`
         traceback = message["extraInfo"]["py_callstack"]
         return {"message": message["message"], "traceback": traceback}
-    if failure.exitcode < 0:
-        return {"message": f"ended by {failure.signal_name()}", "traceback": ""}
-    return {"message": f"ended with exit status {failure.exitcode}", "traceback": ""}
+    end = f"by {failure.signal_name()}" if status < 0 else f"with exit status {status}"
+    return {"message": f"ended {end}", "traceback": ""}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Batches of one data rank as a function of the step, over samples that are left out.
-
-The order gives every number a sample; without samples left out the run's first is number 0.
-"""
+"""Batches of one data rank as a function of the step, over samples that are left out."""
 
 import sys
 from bisect import bisect_right
@@ -26,10 +23,17 @@ class SampleSkipper:
     """Return the number of each sample to train on; windows may overlap, in any order."""
 
     def __init__(self, windows: Iterable[Window]) -> None:
-        self.windows = tuple(_merged(windows))
+        self._windows: list[Window] = []
+        for first, count in sorted(windows):
+            start = first
+            if self._windows and first <= sum(self._windows[-1]):
+                start, before = self._windows.pop()
+                count = max(before, first + count - start)
+            if count:
+                self._windows.append((start, count))
         # Samples left out before each window and after the last, and trained on before each.
-        self._left_out = list(accumulate((count for _, count in self.windows), initial=0))
-        firsts = [first for first, _ in self.windows]
+        self._left_out = list(accumulate((count for _, count in self._windows), initial=0))
+        firsts = [first for first, _ in self._windows]
         self._trained = list(map(sub, firsts, self._left_out))
 
     def number(self, place: int) -> int:
@@ -43,35 +47,20 @@ class SampleSkipper:
 
     def before(self, number: int) -> Iterator[Window]:
         """Give the windows, or their parts, below ``number``."""
-        for first, count in self.windows:
+        for first, count in self._windows:
             if first < number:
                 yield first, min(count, number - first)
-
-
-def _merged(windows: Iterable[Window]) -> Iterator[Window]:
-    start, end = 0, 0
-    for first, count in sorted(windows):
-        if first > end:
-            if end > start:
-                yield start, end - start
-            start = first
-        end = max(end, first + count)
-
-    if end > start:
-        yield start, end - start
 
 
 class StepsToTake(Sampler[int]):
     """Name the step after the last one that was taken, until all are.
 
-    A guard may have a step taken again, or go back some: so the step is asked for when its
-    batch is. Lightning fetches a batch ahead of that unless there is a length; nothing else
-    depends on it, since the steps end by themselves.
+    A guard may go back: so the step is asked for when its batch is. Lightning fetches a batch
+    ahead of that unless there is a length; nothing else depends on it.
     """
 
     def __init__(self, taken: Callable[[], int], *, steps: int) -> None:
-        self._taken = taken
-        self._steps = steps
+        self._taken, self._steps = taken, steps
 
     def __iter__(self) -> Iterator[int]:
         while (step := self._taken()) < self._steps:
@@ -92,11 +81,10 @@ class StepBatches(Dataset[torch.Tensor]):
             order=self._order,
             sequence_length=recipe.budget.sequence_length,
         )
-        self._ramp = recipe.ramp
+        self._ramp, self._rank = recipe.ramp, rank
         self._microbatch = recipe.parallelism.microbatch_sequences
         self._ranks = recipe.parallelism.data * recipe.parallelism.expert
-        self._rank = rank
-        self._skipped = SampleSkipper(())
+        self.skip(())
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Leave these numbers of the order out, and no others, from the next step on."""
@@ -115,16 +103,14 @@ class StepBatches(Dataset[torch.Tensor]):
             rank=self._rank,
             ranks=self._ranks,
         )
-        return [self._skipped.number(place) for place in places]
+        return list(map(self._skipped.number, places))
 
     def sample_ids(self, step: int) -> list[SampleId]:
         return [self._samples.sample_id(position) for position in self.positions(step)]
 
     def window(self, first_step: int, end_step: int) -> Window:
         """Name what all ranks read in the steps from ``first_step`` up to ``end_step``."""
-        return self._skipped.window(
-            self._ramp.consumed_after(first_step), self._ramp.consumed_after(end_step)
-        )
+        return self._skipped.window(*map(self._ramp.consumed_after, (first_step, end_step)))
 
     def drawn_before(self, step: int) -> dict[str, SourceDraws]:
         """Sum up per source what all ranks trained on in the first ``step`` steps."""

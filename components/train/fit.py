@@ -1,38 +1,43 @@
-"""Put the parts together on one rank and train; the ranks read the run folder, nothing else."""
+"""Put the parts together on one rank, train, and give the results of a run as data."""
 
+import math
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.data.samples import HeldOutWindows
+from components.distributed.devices import peak_memory_bytes
+from components.energy.counters import EnergyReading
 from components.fault_tolerance.hang import HangWatch
 from components.run.disk import explained
 from components.run.event_log import EventLog
 from components.run.folder import RunFolder
+from components.run.history import held_until, read_lines
 from components.run.records import DataFolder
 from components.terminal import console
 from components.train.batches import StepBatches
-from components.train.callbacks.bad_step_guard import Guarding
-from components.train.callbacks.checkpoints import Checkpoints, StopOnRequest
-from components.train.callbacks.display import Display
+from components.train.callbacks.checkpoints import Checkpoints, Guarding
+from components.train.callbacks.display import Display, StopOnRequest
 from components.train.callbacks.energy_monitor import Metering
-from components.train.callbacks.hooks import Rehearsing, RunCallback, Story
+from components.train.callbacks.hooks import Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
-from components.train.callbacks.profiler import Profiling
+from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs
 from components.train.module import Pretraining
-from components.train.results import GraphCount, summarize
 from components.train.trainer import interrupts_pass, make_trainer, rank_here
 
 SYSFS = Path("/sys")  # where Linux keeps its counters
 
 
 def fit(folder: RunFolder, recipe: Recipe) -> str:
-    """Train the run in ``folder`` from its newest checkpoint to its last token.
-
-    ``recipe`` is the folder's own. Returns ``finished`` or ``stopped``.
-    """
+    """Train by the folder's own recipe to its last token: ``finished`` or ``stopped``."""
     with explained(folder.path):
         hang = watch_for_hangs(folder, recipe.watchdog, ranks=recipe.cluster.ranks)
         try:
@@ -48,20 +53,16 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
     display = Display(console(stderr=True, quiet=rank > 0))
     stop = StopOnRequest(file=folder.stop, say=display.say, say_at_once=display.say_at_once)
     seconds, stopped = recipe.checkpoint.retry_seconds, stop.is_asked
+    patience: dict[str, Any] = {"retry_seconds": seconds, "stopped": stopped}
     curves = Curves(folder=folder.path / "tensorboard") if rank == 0 else None
-    metrics = Metrics(
-        file=folder.metrics, curves=curves, retry_seconds=seconds, stopped=stopped
-    )
-    journal = EventLog(
-        file=folder.journal, writes=rank == 0, retry_seconds=seconds, stopped=stopped
-    )
+    metrics = Metrics(file=folder.metrics, curves=curves, **patience)
+    journal = EventLog(file=folder.journal, writes=rank == 0, **patience)
     windows = HeldOutWindows(
         folder=Path(data.folder),
         manifest=Manifest.read(Path(data.folder)),
         sequence_length=recipe.budget.sequence_length,
         max_windows=recipe.evaluation.max_windows_per_source,
     )
-    held_out = HeldOutLoss(windows=windows, metrics=metrics)
     checkpoints = Checkpoints(
         folder=folder.checkpoints,
         journal=journal,
@@ -70,34 +71,28 @@ def _fit(folder: RunFolder, recipe: Recipe, hang: HangWatch) -> str:
         say=display.say,
         stopped=stopped,
     )
-    guarding = Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics)
-    rehearsal = Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank)
-    story = Story(folder=folder, journal=journal, began=began)
     watching = Watching(
-        settings=recipe.watchdog, hang=hang, folder=folder, journal=journal, say=display.say
+        settings=recipe.watchdog, watch=hang, folder=folder, journal=journal, say=display.say
     )
     metering, graphs = Metering(metrics=metrics, sysfs=SYSFS, say=display.say), GraphCount()
     profiling = Profiling(
         settings=recipe.profiler, folder=folder, rank=rank, graphs=graphs, say=display.say
     )
-    callbacks: list[RunCallback] = [watching, story]
-    if recipe.profiler.steps and rank in recipe.profiler.ranks:
-        callbacks.append(profiling)
-    callbacks += [rehearsal, stop, metering, metrics, graphs]
-    callbacks += [held_out, checkpoints, display, guarding]
-    trainer = make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None)
+    profiles = recipe.profiler.steps and rank in recipe.profiler.ranks
+    callbacks = [
+        watching,
+        Story(folder=folder, journal=journal, began=began),
+        *([profiling] if profiles else []),
+        Rehearsing(folder=folder, faults=recipe.guard.inject, rank=rank),
+        *(stop, metering, metrics, graphs),
+        HeldOutLoss(windows=windows, metrics=metrics),
+        *(checkpoints, display),
+        Guarding(checkpoints=checkpoints, journal=journal, metrics=metrics),
+    ]
     with interrupts_pass():
-        trainer.fit(module)
+        make_trainer(recipe=recipe, callbacks=callbacks, most_steps=None).fit(module)
     if rank == 0:
-        results = summarize(
-            module=module,
-            metrics=metrics,
-            folder=folder,
-            unigram=data.unigram,
-            began=began,
-            energy_sources=metering.sources,
-            compiler=graphs.figures,
-        )
+        results = summarize(module, folder, metrics, metering, graphs, data.unigram, began)
         folder.write_json("results.json", results)
     return "stopped" if module.stopping else "finished"
 
@@ -113,3 +108,108 @@ def load_module(folder: RunFolder, recipe: Recipe) -> Pretraining:
         ),
         eod_id=manifest.tokenizer.eod_id,
     )
+
+
+def summarize(
+    module: Pretraining,
+    folder: RunFolder,
+    metrics: Metrics,
+    metering: Metering,
+    graphs: GraphCount,
+    unigram: Mapping[str, float],
+    began: float,
+) -> dict[str, Any]:
+    """Collect the figures of ``results.json``; every rate names its FLOP convention."""
+    recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
+    measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
+    drawn = module.batches.drawn_before(progress.step)
+    flops = derived.flops_per_token
+    # The median over steps alone: the first one warms up, evaluations are not training.
+    speeds = [entry["tokens_per_second"] for entry in measured if entry["kind"] == "step"]
+    speed = float(np.median(speeds)) if speeds else 0.0
+    return strict({
+        "status": "finished" if progress.step == derived.steps else "stopped",
+        "recipe": recipe.name,
+        "scale": recipe.scale.name,
+        "fingerprint": recipe.fingerprint(),
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "loss": module.last.loss if module.last else None,
+        "seconds": held_until(time.time(), (*measured, *happened)),  # of all processes
+        "last_process_seconds": time.perf_counter() - began,
+        "tokens_per_second": speed,
+        "tokens_per_second_per_device": speed / derived.ranks,
+        "step_seconds": derived.tokens_per_step / speed if speed else None,
+        "flops_per_second": {"full": speed * flops.full, "causal": speed * flops.causal},
+        "device": str(module.device),
+        "peak_memory_bytes": peak_memory_bytes(module.device),  # of the first rank
+        "compiler": graphs.figures,  # of the first rank
+        "energy": summarize_energy(
+            metrics.energy_used, tokens=progress.tokens, sources=metering.sources
+        ),
+        "mixture": {name: asdict(one) for name, one in drawn.items()},
+        "held_out": summarize_held_out(metrics.held_out_losses, unigram),
+    })
+
+
+def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Put null where a number is not finite, which JSON has not, and list the keys."""
+    found: list[str] = []
+
+    def finite(node: Any, key: str) -> Any:
+        if isinstance(node, Mapping):
+            return {name: finite(one, f"{key}.{name}") for name, one in node.items()}
+        if isinstance(node, float) and not math.isfinite(node):
+            found.append(key.removeprefix("."))
+            return None
+        return node
+
+    return {**finite(tree, ""), "not_finite": found}
+
+
+def summarize_held_out(
+    losses: list[tuple[int, float, dict[str, float]]], unigram: Mapping[str, float]
+) -> dict[str, Any]:
+    """Put the held-out losses, in nats a token, beside a smoothed unigram model's.
+
+    ``rising`` asks the least-squares slope over the evaluations of the last quarter of tokens;
+    nobody knows where one of them is not finite.
+    """
+    if not losses:
+        return {}
+    tokens, means = np.array([entry[:2] for entry in losses], dtype=float).T
+    last_quarter = tokens >= 0.75 * tokens[-1]
+    slope = 0.0 if np.isfinite(means[last_quarter]).all() else math.nan
+    if last_quarter.sum() > 1 and not math.isnan(slope):
+        slope = float(np.polyfit(tokens[last_quarter] / 1e6, means[last_quarter], 1)[0])
+    return {
+        "first": losses[0][1],
+        "final": losses[-1][1],
+        "by_source": losses[-1][2],
+        "unigram": fmean(unigram.values()),
+        "unigram_by_source": unigram,
+        "slope_last_quarter": slope,
+        "slope_unit": "nats a token, per million tokens trained",
+        "rising": slope > 0 if math.isfinite(slope) else None,
+    }
+
+
+def summarize_energy(
+    used: Mapping[str, EnergyReading], *, tokens: int, sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """Give what devices and hosts took, in joules and mean watts, and who counted it.
+
+    A token's share is that of the devices, and known only if all of them were always counted.
+    """
+    devices = used["devices"]
+    per_token = devices.joules / tokens if devices.is_whole and tokens else None
+    found = {
+        name: {
+            **one.as_json(),
+            "watts": one.watts,
+            "counted_fraction": one.fraction,
+            "source": sources[name],  # of the first rank
+        }
+        for name, one in used.items()
+    }
+    return {**found, "joules_per_token": per_token}

@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """Refuse what the loop cannot do, before anything is written.
+    """Refuse nodes of a cluster, before anything is written.
 
     Raises:
-        RecipeError: nodes of a cluster.
+        RecipeError: there are some.
     """
     if recipe.cluster.nodes > 1 or recipe.cluster.scheduler != "none":
         problem = f"{recipe.cluster.nodes} nodes of {recipe.cluster.name} are not this machine"
@@ -90,21 +90,26 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
         from components.train.fit import fit
 
         return fit(folder, recipe)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ranks, (limit, _) = recipe.cluster.ranks, resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < OPEN_FILES:  # sockets, shards and logs: it would fail in the middle
-        problem = f"{recipe.cluster.ranks} ranks, but a process may open {limit} files here"
+        problem = f"{ranks} ranks, but a process may open {limit} files here"
         raise RecipeError("cluster.ranks", problem, "raise the limit: ulimit -n 1024")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // recipe.cluster.ranks)),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
         # How long torchrun lets ranks end by themselves once one of them has failed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10",
         SHARES: "1",
     }
     command = [
-        *(sys.executable, "-m", "components.train.agent"),
-        *(str(folder.path / "ranks"), str(recipe.cluster.ranks), str(recipe.watchdog.restarts)),
-        *("-m", "components.train", str(folder.path)),
+        *(sys.executable, "-m", "components.train.agent", str(folder.path / "ranks")),
+        *(
+            str(ranks),
+            str(recipe.watchdog.restarts),
+            "-m",
+            "components.train",
+            str(folder.path),
+        ),
     ]
     with _asks_to_stop(folder):
         # A session of its own: Ctrl-C reaches this process alone, which asks the ranks to save.
@@ -123,24 +128,19 @@ def launch(recipe: Recipe, folder: RunFolder, lock: int) -> str:
 def how_it_ended(folder: RunFolder, status: int) -> str:
     """Return ``finished``, ``stopped`` or ``failed`` for an agent that ended with ``status``.
 
-    The error that is said is one rank's, not what the others made of it.
-
     Raises:
         RecipeError: a rank met what a user has to mend.
     """
-    if (ended := folder.ended) is not None:
-        return ended
-    if status == 0:
-        return "finished"
+    if (ended := folder.ended) is not None or status == 0:
+        return ended or "finished"
     if (folder.path / "ranks" / FIRST_FAILURE).exists():
         failure = folder.read(f"ranks/{FIRST_FAILURE}", FirstFailure)
+        first = f"rank {failure.rank} failed first"
         if (error := recipe_error(failure.message)) is not None:
-            say(f"rank {failure.rank} failed first")
+            say(first)
             raise error
-        say(
-            f"{failure.traceback}rank {failure.rank} failed first: {failure.message}\n"
-            f"  what each rank said is in {folder.path / 'ranks'}"
-        )
+        where = f"  what each rank said is in {folder.path / 'ranks'}"
+        say(f"{failure.traceback}{first}: {failure.message}\n{where}")
     if status == MENDABLE:
         problem = "has no room for the error that the first rank has told above"
         remedy = f"mend what it says, then go on with resume={folder.path}"
@@ -161,10 +161,9 @@ def _asks_to_stop(folder: RunFolder) -> Iterator[None]:
         folder.stop.touch()
 
     # SIGINT too: who starts a run in the background of a script has it ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in numbers]
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,16 +13,19 @@ from components.build import build
 from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe
 from components.data.samples import samples_digest
+from components.distributed.data import DataParallel
 from components.distributed.devices import compute_dtype
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import Microbatches
+from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
-from components.engine.mesh_engine import Engine, make_engine, make_microbatches
+from components.engine.mesh_engine import Engine, MeshEngine
 from components.engine.microbatch_forward import StageCompute
 from components.engine.parallelize import RankModel, build_rank_model
 from components.fault_tolerance.guards import StepGuard, StepVerdict
 from components.fault_tolerance.rank_health import RankFigures
 from components.model.decoder import Decoder
+from components.model.routing import RoutingTally
+from components.optim.loss_scale import LossScale
 from components.train.batches import StepBatches, StepsToTake
 from components.train.step_metrics import ReducedMetrics, StepRecord, reduce_step_metrics
 from components.train.trainer import MeshStrategy
@@ -31,8 +34,7 @@ from components.train.trainer import MeshStrategy
 class Pretraining(LightningModule):
     """Train the recipe's decoder, or this rank's part of it; one Lightning batch is one step.
 
-    ``batches`` gives the data of one data rank. Between microbatches and updated weights stands
-    the ``engine``.
+    ``batches`` gives the data of one data rank.
     """
 
     stages: nn.ModuleList
@@ -63,14 +65,8 @@ class Pretraining(LightningModule):
 
     @property
     def mesh(self) -> Mesh:
-        strategy = self.trainer.strategy
-        assert isinstance(strategy, MeshStrategy)
-        return strategy.mesh
-
-    @property
-    def has_loss(self) -> bool:
-        """Whether the last stage is on this rank."""
-        return any(stage.final_norm is not None for stage in self.decoders)
+        assert isinstance(self.trainer.strategy, MeshStrategy)
+        return self.trainer.strategy.mesh
 
     @property
     def decoders(self) -> list[Decoder]:
@@ -99,32 +95,65 @@ class Pretraining(LightningModule):
             seed_layers(decoder, self.compute.dropout_seed)
 
     def build_model(self) -> RankModel:
-        """Build this rank's part of the model where it trains."""
-        return build_rank_model(
-            self.recipe,
-            self.mesh,
-            device=self.device,
-            dtype=self.weight_dtype,
-            reduce_dtype=self.dtype_of("reduce"),
-        )
+        return build_rank_model(self.recipe, self.mesh, device=self.device)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Make the engine over this rank's stages, and with it their optimizer."""
-        self.engine = make_engine(
-            self.recipe,
-            self.mesh,
-            self.decoders,
-            tied=self._tied,
-            compute=self.compute,
-            make_microbatches=self.make_microbatches,
-            device=self.device,
-        )
+        """Make the engine over this rank's stages, and with it their optimizer.
+
+        Raises:
+            RecipeError: a precision that DeepSpeed has not, or not on this device.
+        """
+        if self.recipe.parallelism.engine == "deepspeed":
+            from components.engine.deepspeed_engine import DeepSpeedEngine
+
+            decoder, compute = self.decoders[0], self.compute
+            self.engine = DeepSpeedEngine(
+                recipe=self.recipe, decoder=decoder, compute=compute, device=self.device
+            )
+        else:
+            self.engine = self._mesh_engine()
         return self.engine.optimizer
 
+    def _mesh_engine(self) -> MeshEngine:
+        degrees = self.recipe.parallelism
+        parallel = DataParallel(
+            self.named_weights(),
+            self.mesh,
+            zero=degrees.zero,
+            accumulate_dtype=self.dtype_of("accumulate"),
+            reduce_dtype=self.dtype_of("reduce"),
+            tied=self._tied,
+            expert_divisor=degrees.expert_divisor,
+        )
+        scaling, loss_scale = self.recipe.precision.loss_scale, None
+        # Only float16 has fewer exponents than float32.
+        if self.dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
+            loss_scale = LossScale(**scaling.model_dump())
+        updated = [(shard.name, shard.parameter) for shard in parallel.shards]
+        return MeshEngine(
+            mesh=self.mesh,
+            data_parallel=parallel,
+            microbatches=self.make_microbatches(),
+            optimizer=build(self.recipe.optimizer, "optimizer")(parameters=updated),
+            loss_scale=loss_scale,
+        )
+
     def make_microbatches(self) -> Microbatches:
-        """Make what runs a step's passes over this rank's stages."""
-        return make_microbatches(
-            self.recipe, self.mesh, self.decoders, compute=self.compute, device=self.device
+        degrees, length = self.recipe.parallelism, self.recipe.budget.sequence_length
+        if degrees.pipeline == 1:
+            return Accumulation(self.decoders[0], self.compute)
+        sequences, experts = degrees.microbatch_sequences, self.recipe.shape.mlp.num_experts
+        slices = degrees.context * (degrees.tensor if degrees.sequence_parallel else 1)
+        return Pipeline(
+            self.decoders,
+            self.mesh,
+            compute=self.compute,
+            schedule=degrees.schedule,
+            tokens_shape=(sequences, length),
+            hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
+            carried=RoutingTally.numbers(experts) if experts else 0,
+            dtype=self.dtype_of("compute"),
+            device=self.device,
         )
 
     def train_dataloader(self) -> DataLoader[Tensor]:
@@ -138,17 +167,6 @@ class Pretraining(LightningModule):
         """Leave out what the recipe names and what the guard has found."""
         self.batches.skip([*self.recipe.data.skip, *self.guard.skipped])
 
-    def go_on_from(self, progress: RunProgress) -> None:
-        """Set clock, loss scale and guard to those of a checkpoint; the engine has its own."""
-        self.progress = progress
-        if progress.loss_scale is not None:
-            self.engine.load_scale_state(progress.loss_scale)
-        if progress.guard is not None:
-            self.guard.load(progress.guard)
-
-    def on_train_start(self) -> None:
-        self._began = time.perf_counter()
-
     def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
         self._began = time.perf_counter()
 
@@ -159,8 +177,7 @@ class Pretraining(LightningModule):
         """
         self.compute.begin(self.progress.step, len(batch))
         optimizer, tokens = self.recipe.optimizer, self.progress.tokens
-        rate = optimizer["lr"] * self._schedule(tokens)
-        lr = float(rate * self.guard.lr_factor(tokens))
+        lr = float(optimizer["lr"] * self._schedule(tokens) * self.guard.lr_factor(tokens))
         clips = tokens >= optimizer["clip_after_tokens"]
         limit = float(optimizer["clip_norm"]) if clips else math.inf
         norm = self.engine.step(batch, lr=lr, norm_limit=limit, judge=self._judge)
@@ -173,10 +190,6 @@ class Pretraining(LightningModule):
             self.verdict = self.guard.judge(loss=self._agreed.loss, gradient_norm=value)
         if self.verdict is None:
             self._record(value, lr)
-
-    @property
-    def weight_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.dtype_of("compute"), torch.float32)
 
     def dtype_of(self, key: str) -> torch.dtype:
         return compute_dtype(getattr(self.recipe.precision, key), self.device)

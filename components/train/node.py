@@ -32,9 +32,8 @@ def run_node(path: Path, seen: Mapping[str, str]) -> int:
     Raises:
         RecipeError: no launcher says which of the job's nodes this is.
     """
-    recipe = read_recipe(RunFolder(path).recipe)
     logs = path / "ranks"
-    config = node_config(recipe, logs, seen)
+    config = node_config(read_recipe(RunFolder(path).recipe), logs, seen)
     try:
         return start(config, logs, ["-m", "components.train", str(path)])
     except RendezvousError as error:
@@ -50,7 +49,6 @@ def node_config(recipe: Recipe, logs: Path, seen: Mapping[str, str]) -> LaunchCo
     """
     cluster = recipe.cluster
     suffix = "" if isinstance(cluster.site, str) else cluster.site.host_suffix
-    name = node_name(seen)
     return LaunchConfig(
         min_nodes=cluster.nodes,
         max_nodes=cluster.nodes,
@@ -66,7 +64,7 @@ def node_config(recipe: Recipe, logs: Path, seen: Mapping[str, str]) -> LaunchCo
         },
         max_restarts=recipe.watchdog.restarts,
         start_method="forkserver",
-        local_addr=f"{name}{suffix}",
+        local_addr=f"{node_name(seen)}{suffix}",
         logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
     )
 

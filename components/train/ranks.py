@@ -95,8 +95,9 @@ def task_number(seen: Mapping[str, str]) -> int:
         RecipeError: no launcher says so.
     """
     problem = "no launcher says which node of the job this is"
-    remedy = "start one task a node by srun or by mpiexec"
-    return int(seen[_launcher(seen, problem, remedy).rank])
+    return int(
+        seen[_launcher(seen, problem, "start one task a node by srun or by mpiexec").rank]
+    )
 
 
 def _launcher(seen: Mapping[str, str], problem: str, remedy: str) -> Launcher:

@@ -12,17 +12,13 @@ from components.distributed.mesh import sum_over_ranks
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step reports, as means over all microbatches and ranks.
-
-    ``loss`` is the cross-entropy alone; ``expert_load`` the busiest expert's tokens over the
-    mean, 1 for a dense model.
-    """
+    """What one step reports, as means over all microbatches and ranks."""
 
     step: int
     tokens: int
-    loss: float
+    loss: float  # the cross-entropy alone
     auxiliary_loss: float
-    expert_load: float
+    expert_load: float  # the busiest expert's tokens over the mean, 1 for a dense model
     lr: float
     gradient_norm: float
     seconds: float
@@ -37,21 +33,16 @@ _HALF_BITS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedMetrics:
-    """A step's figures as every rank has them: means over all microbatches.
-
-    ``norm`` is the gradients' global norm on the device, a float64 scalar, and
-    ``gradient_norm`` the same on the host; where only the engine knows the norm, the one is 0
-    and the other None. ``told`` are the sums of what each rank tells of itself.
-    """
+    """A step's figures as every rank has them: means over all microbatches."""
 
     loss: float
     auxiliary_loss: float
     expert_load: float
     stop: bool
-    gradient_norm: float | None
+    gradient_norm: float | None  # None where only the engine knows it
     samples_digest: int
-    norm: Tensor
-    told: Tensor
+    norm: Tensor  # the same on the device, a float64 scalar, or 0
+    told: Tensor  # the sums of what each rank tells of itself
 
 
 def reduce_step_metrics(
@@ -65,8 +56,7 @@ def reduce_step_metrics(
     of any length, as long on every rank) are float64.
     """
     # A float64 holds the sum of halves exactly, for up to two million ranks.
-    halves = divmod(samples_digest, 1 << _HALF_BITS)
-    rest = means.new_tensor([float(stop), 0.0, *map(float, halves)])
+    rest = means.new_tensor([stop, 0.0, *divmod(samples_digest, 1 << _HALF_BITS)])
     if squares is not None:
         rest[1] = squares
     sums = sum_over_ranks(torch.cat([means, rest, own]))

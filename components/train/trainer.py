@@ -17,33 +17,23 @@ from lightning.pytorch.accelerators.accelerator import Accelerator
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 from torch.distributed.constants import default_pg_timeout
-from typing_extensions import override
 
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.distributed.devices import (
-    check_devices,
-    device_type,
-    group_backend,
-    lone_backend,
-)
+from components.distributed import devices
 from components.distributed.mesh import Degrees, Mesh, build_mesh
 
 
 class XPUAccelerator(Accelerator):
     """Give each rank the Intel GPU, or the tile of one, that has its number on the node."""
 
-    @override
     def setup_device(self, device: torch.device) -> None:
         assert device.type == "xpu", device
         torch.xpu.set_device(device)
 
-    @override
     def get_device_stats(self, device: _DEVICE) -> dict[str, Any]:
-        """Return the allocator's figures, in bytes and counts."""
         return torch.xpu.memory_stats(device)
 
-    @override
     def teardown(self) -> None:
         """Leave the allocator's cache: emptied after an all-gather of xccl, it leaks.
 
@@ -51,45 +41,33 @@ class XPUAccelerator(Accelerator):
         """
 
     @staticmethod
-    @override
     def parse_devices(devices: int | list[int]) -> list[int]:
-        """Number the first ``devices`` devices, or take the numbers given."""
         return list(range(devices)) if isinstance(devices, int) else devices
 
     @staticmethod
-    @override
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
         return [torch.device("xpu", number) for number in devices]
 
     @staticmethod
-    @override
     def auto_device_count() -> int:
         return torch.xpu.device_count()
 
     @staticmethod
-    @override
     def is_available() -> bool:
         return torch.xpu.is_available()
 
     @staticmethod
-    @override
     def name() -> str:
         return "xpu"
 
 
 def register_xpu() -> None:
     """Make ``Trainer(accelerator="xpu")`` mean ours; again does no harm."""
-    if XPUAccelerator.name() not in AcceleratorRegistry:
-        AcceleratorRegistry.register(
-            XPUAccelerator.name(), XPUAccelerator, description="Intel GPUs"
-        )
+    AcceleratorRegistry.register("xpu", XPUAccelerator, "Intel GPUs", override=True)
 
 
 class MeshStrategy(ModelParallelStrategy):
-    """Set up one mesh for all ranks; Lightning's own two-dimensional mesh is not made.
-
-    The module parallelizes its model and runs microbatches; Lightning keeps the loop.
-    """
+    """Set up one mesh for all ranks, not Lightning's; the module parallelizes its model."""
 
     mesh: Mesh
 
@@ -97,7 +75,6 @@ class MeshStrategy(ModelParallelStrategy):
         super().__init__()
         self._parallelism = parallelism
 
-    @override
     def setup_environment(self) -> None:
         """Join the ranks that torchrun started, and make the mesh.
 
@@ -109,29 +86,26 @@ class MeshStrategy(ModelParallelStrategy):
         kind = self.root_device.type
         if "RANK" not in os.environ:  # a world of one needs no port
             store = HashStore()
-            dist.init_process_group(lone_backend(kind), store=store, rank=0, world_size=1)
+            dist.init_process_group(
+                devices.lone_backend(kind), store=store, rank=0, world_size=1
+            )
         elif not dist.is_initialized():  # whoever called us may have joined the ranks
             # Bound to a device, a group makes the mesh's groups by splitting itself, which
             # saves NCCL time. Not so xccl, which cannot:
             # https://github.com/pytorch/pytorch/issues/186548.
             dist.init_process_group(
-                group_backend(kind),
+                devices.group_backend(kind),
                 timeout=default_pg_timeout,
                 device_id=self.root_device if kind == "cuda" else None,
             )
+        degrees = self._parallelism
         self.mesh = build_mesh(
-            kind,
-            degrees_of(self._parallelism),
-            self._parallelism.rank_order,
-            expert_aware=self._parallelism.expert_aware,
+            kind, degrees_of(degrees), degrees.rank_order, expert_aware=degrees.expert_aware
         )
 
-    @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return ``tensor`` itself in a world of one, whatever joins it."""
         return tensor if self.world_size == 1 else super().reduce(tensor, group, reduce_op)
 
-    @override
     def teardown(self) -> None:
         super().teardown()
         if dist.is_initialized():
@@ -139,10 +113,7 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def degrees_of(parallelism: Parallelism) -> Degrees:
-    """Read the mesh's axes from the recipe; its data axis becomes two.
-
-    The recipe counts expert ranks among those that share a copy, the mesh has them apart.
-    """
+    """Read the mesh's axes from the recipe, which counts expert ranks among its data shards."""
     shard = max(1, parallelism.data_shard // parallelism.expert)
     return Degrees(
         pipeline=parallelism.pipeline,
@@ -155,28 +126,26 @@ def degrees_of(parallelism: Parallelism) -> Degrees:
 
 
 def rank_here() -> int:
-    """Number of this process among the ranks, also before they are connected."""
+    """Return the number of this process among the ranks, also before they are connected."""
     return int(os.environ.get("RANK", "0"))
 
 
 def make_trainer(
     *, recipe: Recipe, callbacks: Sequence[Callback], most_steps: int | None
 ) -> Trainer:
-    """Make a trainer without bars, samplers and checkpoints of its own.
-
-    ``most_steps`` ends a run before the recipe does; ``None`` does not.
+    """Make a trainer without bars, samplers, checkpoints of its own, of at most so many steps.
 
     Raises:
         RecipeError: the devices of this machine are not those of the recipe.
     """
-    check_devices(recipe.cluster)
+    devices.check_devices(recipe.cluster)
     register_xpu()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*num_workers.*")  # reading takes microseconds
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # a login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's own use of torch
     return Trainer(
-        accelerator=device_type(recipe.cluster.device),
+        accelerator=devices.device_type(recipe.cluster.device),
         devices=recipe.cluster.devices_per_node,
         num_nodes=recipe.cluster.nodes,
         strategy=MeshStrategy(recipe.parallelism),
@@ -194,9 +163,7 @@ def make_trainer(
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Let an interrupt pass as what it is.
-
-    Lightning makes of it an exit with status 1, and has all later ones ignored.
+    """Let an interrupt pass; Lightning makes of it an exit with status 1, and ignores others.
 
     Raises:
         KeyboardInterrupt: there was one.
@@ -205,7 +172,7 @@ def interrupts_pass() -> Iterator[None]:
     try:
         yield
     except SystemExit as ended:
-        if isinstance(ended.__context__, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, before)
-            raise ended.__context__ from None
-        raise
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, before)
+        raise ended.__context__ from None

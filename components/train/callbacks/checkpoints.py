@@ -1,29 +1,34 @@
-"""When checkpoints are written, and how a run stops on a signal."""
+"""When checkpoints are written, and what is done about a bad step: leave it out, or go back."""
 
-import signal
+import os
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch.distributed.constants import default_pg_timeout
 
-from components.checkpoint.loading import choose_up_to, load_checkpoint, load_newest
-from components.checkpoint.metadata import DamagedCheckpointError, Kind, RunProgress, name_of
+from components.checkpoint import loading
+from components.checkpoint.metadata import Kind, RunProgress, name_of
 from components.checkpoint.retention import Policy, amend, check_target, drop_after
 from components.checkpoint.saving import FinishedCheckpoint, HostBuffers, Saver
 from components.config.schema.sections import Checkpoint
-from components.distributed.collectives import by_first
+from components.distributed.collectives import by_first, together
+from components.errors import RecipeError
+from components.fault_tolerance.guards import StepVerdict
 from components.run.disk import Patience
-from components.run.event_log import EventLog
+from components.run.event_log import EventLog, node_name
+from components.run.event_log import Kind as EventKind
 from components.train.callbacks.hooks import RunCallback
 from components.train.callbacks.metrics_logger import Metrics
 from components.train.module import Pretraining
 
+MOST_NAMED = 8
 Cause = Literal["due", "stopping"]
 
 
@@ -37,12 +42,8 @@ class Checkpoints(RunCallback):
     settings: Checkpoint
     say: Callable[[str], None]
     stopped: Callable[[], bool]
-    _saver: Saver | None = field(default=None, init=False)
-
-    @property
-    def saver(self) -> Saver:
-        assert self._saver is not None, "the run has begun"
-        return self._saver
+    saver: Saver = field(init=False, repr=False)  # once the run has begun
+    _closing: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_load(self, module: Pretraining) -> None:
         """Go on from the newest whole checkpoint, if there is one.
@@ -54,22 +55,25 @@ class Checkpoints(RunCallback):
         """
         by_first(lambda: self._patience()(self.folder, self.folder.stat))
         fingerprint = module.recipe.fingerprint()
-        chosen = load_newest(self.folder, module.engine, fingerprint=fingerprint)
+        chosen = loading.load_newest(self.folder, module.engine.state, fingerprint=fingerprint)
         if chosen is not None:
-            module.go_on_from(chosen.marker.progress)
+            module.progress = progress = chosen.marker.progress
+            module.engine.load_scale_state(progress.loss_scale)
+            if progress.guard is not None:
+                module.guard.load(progress.guard)
             for one in chosen.damaged:
                 self.say(f"going on from {chosen.checkpoint}: {one.path} {one.problem}")
-                self._note_damaged(chosen.marker.progress, one)
-        self._saver = self._make_saver(module, fingerprint)
+            self._note_damaged(chosen)
+        self.saver = self._make_saver(module, fingerprint)
+        self._closing.callback(self.saver.close)
 
     def on_step(self, module: Pretraining) -> None:
         if self.saver.has_failed:
             module.stop_asked = True  # all ranks hear of it in the next step, and wait for it
         self._note(self.saver.poll(), "due")
-        kinds: list[Kind] = []
+        weights, kinds = self.settings.weights_every_tokens, list[Kind]()
         if module.is_due(self.settings.every_tokens) or module.stopping:
             kinds.append("tokens")
-        weights = self.settings.weights_every_tokens
         if weights != "none" and module.is_due(weights):
             kinds.append("weights")
         if kinds:
@@ -79,24 +83,21 @@ class Checkpoints(RunCallback):
 
     def save(self, module: Pretraining, kinds: Sequence[Kind], cause: Cause) -> None:
         """Begin checkpoints of where the run is; wait for them where it stops here."""
-        loss = self.metrics.held_out_loss(module.progress.tokens)
-        saver, progress = self.saver, module.progress
-        before = saver.save(module.engine, progress, kinds=kinds, held_out_loss=loss)
-        self._note(before, "due")
+        state, progress = module.engine.state, module.progress
+        loss = self.metrics.held_out_loss(progress.tokens)
+        self._note(self.saver.save(state, progress, kinds=kinds, held_out_loss=loss), "due")
         if cause == "stopping":
-            self._note(saver.wait(), cause)
+            self._note(self.saver.wait(), cause)
 
     def go_back(self, module: Pretraining, tokens: int) -> RunProgress | None:
         """Load the newest whole checkpoint of at most ``tokens``, once the last is written."""
         self._note(self.saver.wait(), "due")
-        chosen = choose_up_to(self.folder, tokens)
-        if chosen is None:
+        if (chosen := loading.choose_up_to(self.folder, tokens)) is None:
             return None
-        for one in chosen.damaged:
-            self._note_damaged(chosen.marker.progress, one)
+        self._note_damaged(chosen)
         fingerprint = module.recipe.fingerprint()
-        return load_checkpoint(
-            chosen.checkpoint, chosen.marker, module.engine, fingerprint=fingerprint
+        return loading.load_checkpoint(
+            chosen.checkpoint, chosen.marker, module.engine.state, fingerprint=fingerprint
         )
 
     def claim(self, progress: RunProgress) -> list[str]:
@@ -112,16 +113,13 @@ class Checkpoints(RunCallback):
     def on_end(self, module: Pretraining) -> None:
         self._note(self.saver.wait(), "due")
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Let a save come to its end, but for who has asked twice to stop at once."""
         if not isinstance(exception, KeyboardInterrupt):
             super().on_exception(trainer, pl_module, exception)
 
     def on_close(self) -> None:
-        if self._saver is not None:
-            self._saver.close()
+        self._closing.close()
 
     def _note(self, finished: list[FinishedCheckpoint], cause: Cause) -> None:
         """Report of checkpoints that are whole by now; later steps may stand before them."""
@@ -131,9 +129,11 @@ class Checkpoints(RunCallback):
             seconds = evidence.pop("stall_seconds")
             self.journal.note("checkpoint", one.progress, cause, evidence, seconds=seconds)
 
-    def _note_damaged(self, progress: RunProgress, found: DamagedCheckpointError) -> None:
-        evidence = {"path": found.path, "problem": found.problem}
-        self.journal.note("damaged", progress, "a newer checkpoint is not whole", evidence)
+    def _note_damaged(self, chosen: loading.CheckpointChoice) -> None:
+        cause = "a newer checkpoint is not whole"
+        for one in chosen.damaged:
+            evidence = {"path": one.path, "problem": one.problem}
+            self.journal.note("damaged", chosen.marker.progress, cause, evidence)
 
     def _patience(self) -> Patience:
         return Patience(seconds=self.settings.retry_seconds, stopped=self.stopped)
@@ -143,12 +143,11 @@ class Checkpoints(RunCallback):
         copy_to = None if settings.copy_to == "none" else Path(settings.copy_to)
         if copy_to is not None:
             by_first(lambda: check_target(copy_to))
-        patience = timedelta(seconds=settings.retry_seconds)
-        group = dist.new_group(backend="gloo", timeout=default_pg_timeout + patience)
+        timeout = default_pg_timeout + timedelta(seconds=settings.retry_seconds)
         return Saver(
             folder=self.folder,
             fingerprint=fingerprint,
-            group=group,
+            group=dist.new_group(backend="gloo", timeout=timeout),
             stager=HostBuffers(module.device) if settings.asynchronous else None,
             policy=Policy(
                 last=settings.keep,
@@ -163,35 +162,84 @@ class Checkpoints(RunCallback):
 
 
 @dataclass(kw_only=True, eq=False)
-class StopOnRequest(RunCallback):
-    """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
+class Guarding(RunCallback):
+    """Act on the verdict over a step that was not taken, on all ranks alike."""
 
-    file: Path
-    say: Callable[[str], None]
-    say_at_once: Callable[[str], None]
-    _before: dict[int, Any] = field(default_factory=dict, init=False)
-    _signalled: bool = field(default=False, init=False)
+    checkpoints: Checkpoints
+    journal: EventLog
+    metrics: Metrics
 
-    def is_asked(self) -> bool:
-        """Whether a signal or the file has asked, as who waits for a disk wants to know."""
-        return self._signalled or self.file.exists()
+    def before_step(self, module: Pretraining, batch: object) -> None:
+        self._began = time.perf_counter()
 
-    def on_begin(self, module: Pretraining) -> None:
-        def ask(number: int, frame: FrameType | None) -> None:
-            if module.stop_asked and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            module.stop_asked = self._signalled = True
-            name = signal.Signals(number).name
-            self.say_at_once(f"{name}: saving after this step, then stopping")
+    def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
+        goes_back = verdict.action == "roll_back"
+        steps = module.recipe.guard.roll_back.skip_steps if goes_back else 1
+        bad = module.progress.step + 1
+        first = max(0, bad - steps)
+        window = module.batches.window(first, bad)
+        evidence = {**verdict.evidence, "rule": verdict.rule, "bad_step": bad, "window": window}
+        if verdict.rule == "non_finite":
+            evidence["found_by"] = found_by(module)
+        try:
+            module.guard.note(verdict, tokens=module.progress.tokens, window=window)
+            if goes_back:
+                evidence |= self._go_back(module, before=first, verdict=verdict)
+        except RecipeError:
+            module.progress = replace(module.progress, guard=module.guard.state())
+            self.checkpoints.save(module, ["tokens"], "stopping")
+            self._note("stop", module, verdict.cause, evidence)
+            raise
+        module.progress = replace(module.progress, guard=module.guard.state())
+        module.skip_windows()
+        assert verdict.action != "stop", "the guard has raised"
+        self._note(verdict.action, module, verdict.cause, evidence)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, ask)
+    def _go_back(
+        self, module: Pretraining, *, before: int, verdict: StepVerdict
+    ) -> dict[str, object]:
+        """Load the newest checkpoint of the first ``before`` steps; later ones are no more."""
+        recipe, left = module.recipe, module.progress.step
+        tokens = recipe.ramp.consumed_after(before) * recipe.budget.sequence_length
+        if (progress := self.checkpoints.go_back(module, tokens)) is None:
+            raise RecipeError(
+                f"guard.{verdict.rule}.action",
+                f"{verdict.cause}, and no checkpoint of step {before} or before it is kept",
+                "raise checkpoint.keep, save more often, or set the action to skip",
+            )
+        module.engine.load_scale_state(progress.loss_scale)
+        assert progress.guard is not None
+        module.guard.go_back(progress.guard)
+        module.progress = replace(progress, guard=module.guard.state())
+        self.metrics.go_back(progress)
+        return {
+            "from_step": left,
+            "checkpoint": name_of("tokens", progress.tokens),
+            "dropped": self.checkpoints.claim(module.progress),
+        }
 
-    def on_step(self, module: Pretraining) -> None:
-        if dist.get_rank() == 0 and not module.stop_asked and self.file.exists():
-            module.stop_asked = True
-            self.say(f"{self.file} exists: saving after the next step, then stopping")
+    def _note(self, kind: EventKind, module: Pretraining, cause: str, evidence: Any) -> None:
+        seconds = time.perf_counter() - self._began
+        self.journal.note(kind, module.progress, cause, evidence, seconds=seconds)
 
-    def on_close(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+
+def found_by(module: Pretraining) -> list[dict[str, Any]]:
+    """Ask all ranks what of theirs is no number; name those where it began, at most eight.
+
+    It goes from stage to stage with hidden states, so the first stage where a forward pass was
+    not finite counts. If none was, it began in a backward pass: gradients are averaged by then,
+    and tell the stage and the weights but not the data rank.
+    """
+    forward = not module.compute.is_sound
+    mine: dict[str, Any] = {
+        "rank": dist.get_rank(),
+        "node": node_name(os.environ),
+        "stage": module.mesh.place("pipeline"),
+        "in": "forward" if forward else "gradient",
+        "weights": [] if forward else module.engine.unsound()[:MOST_NAMED],
+    }
+    everyones = together(lambda: mine)
+    begun = [one for one in everyones if one["in"] == "forward"]
+    first = min((one["stage"] for one in begun), default=None)
+    found = [one for one in begun if one["stage"] == first]
+    return (found or [one for one in everyones if one["weights"]])[:MOST_NAMED]

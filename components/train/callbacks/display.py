@@ -1,9 +1,16 @@
-"""What a person sees while it trains: a live bar on a terminal, plain lines elsewhere."""
+"""What a person sees while it trains, a live bar or plain lines, and how one stops it."""
 
+import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import torch.distributed as dist
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from components import terminal
 from components.train.callbacks.hooks import RunCallback
@@ -18,9 +25,6 @@ class Display(RunCallback):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._began = time.monotonic()
-        self._first_tokens = 0
 
     def on_begin(self, module: Pretraining) -> None:
         self._began = time.monotonic()
@@ -47,14 +51,12 @@ class Display(RunCallback):
     def on_step(self, module: Pretraining) -> None:
         last, steps = module.last, module.recipe.derived.steps
         assert last is not None
+        lines, lines_before = (step * LINES // steps for step in (last.step, last.step - 1))
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=last.step, loss=last.loss, speed=last.tokens_per_second
             )
-        elif (
-            last.step in {1, steps}
-            or last.step * LINES // steps > (last.step - 1) * LINES // steps
-        ):
+        elif last.step in {1, steps} or lines > lines_before:
             # By all tokens since the start, evaluations and checkpoints included.
             done = module.progress.tokens - self._first_tokens
             tokens_left = module.recipe.budget.total_tokens - module.progress.tokens
@@ -76,3 +78,38 @@ class Display(RunCallback):
     def on_close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+@dataclass(kw_only=True, eq=False)
+class StopOnRequest(RunCallback):
+    """Turn a first Ctrl-C, a SIGTERM or the file ``stop`` into a wish to stop after a step."""
+
+    file: Path
+    say: Callable[[str], None]
+    say_at_once: Callable[[str], None]
+    _before: dict[int, Any] = field(default_factory=dict, init=False)
+    _signalled: bool = field(default=False, init=False)
+
+    def is_asked(self) -> bool:
+        """Whether a signal or the file has asked, as who waits for a disk wants to know."""
+        return self._signalled or self.file.exists()
+
+    def on_begin(self, module: Pretraining) -> None:
+        def ask(number: int, frame: FrameType | None) -> None:
+            if module.stop_asked and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            module.stop_asked = self._signalled = True
+            name = signal.Signals(number).name
+            self.say_at_once(f"{name}: saving after this step, then stopping")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, ask)
+
+    def on_step(self, module: Pretraining) -> None:
+        if dist.get_rank() == 0 and not module.stop_asked and self.file.exists():
+            module.stop_asked = True
+            self.say(f"{self.file} exists: saving after the next step, then stopping")
+
+    def on_close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

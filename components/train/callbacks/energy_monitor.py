@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,17 +31,15 @@ class EnergySource:
 class Metering(RunCallback):
     """Count energy from the first step of each process on, to the end of its training.
 
-    The ranks' counts are added where they tell each other figures anyway, and once at the end.
-    It comes before whoever writes them, so that the last line is written before that closes.
+    It comes before whoever writes the figures, so that its last line is before that closes.
     """
 
     metrics: Metrics
     sysfs: Path
     say: Callable[[str], None]
-    sources: dict[str, str] = field(
-        default_factory=lambda: dict.fromkeys(("devices", "hosts"), "no step was taken"),
-        init=False,
-    )
+
+    def __post_init__(self) -> None:
+        self.sources = dict.fromkeys(("devices", "hosts"), "no step was taken")
 
     def on_begin(self, module: Pretraining) -> None:
         rank, ranks = module.local_rank, module.recipe.cluster.devices_per_node
@@ -56,15 +54,12 @@ class Metering(RunCallback):
         ]
 
     def on_step(self, module: Pretraining) -> None:
-        told = module.rank_figures.told
-        if told is not None:
-            devices, hosts = told.energy
-            self.metrics.energy(module.progress, devices=devices, hosts=hosts)
+        if (told := module.rank_figures.told) is not None:
+            self.metrics.energy(module.progress, *told.energy)
 
     def on_end(self, module: Pretraining) -> None:
         own = module.rank_figures.own_energy(module.device)
-        devices, hosts = everyones_energy(sum_over_ranks(own))
-        self.metrics.energy(module.progress, devices=devices, hosts=hosts)
+        self.metrics.energy(module.progress, *everyones_energy(sum_over_ranks(own)))
 
 
 def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -> EnergySource:
@@ -78,18 +73,16 @@ def device_source(device: torch.device, *, rank: int, ranks: int, sysfs: Path) -
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         return _source(1, "NVML", lambda: [NvidiaCounter(uuid=uuid)])
-    units = 0 if rank else ranks
-    return _source(units, "hwmon of the cards", lambda: _whole_cards(ranks, sysfs))
+    cards = "hwmon of the cards"
+    return _source(0 if rank else ranks, cards, lambda: _whole_cards(ranks, sysfs))
 
 
 def _whole_cards(ranks: int, sysfs: Path) -> Sequence[EnergyCounter]:
     """Find the counters of Intel's cards, if all that they count is that of our ``ranks``."""
-    cards = card_counters(sysfs)
-    seen = count_devices("xpu")
+    cards, seen = card_counters(sysfs), count_devices("xpu")
     if os.environ.get(MASKS["xpu"]) or seen != ranks or seen % len(cards):
-        raise NoCounterError(
-            f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
-        )
+        together = f"{len(cards)} cards count together what {ranks} ranks and maybe others use"
+        raise NoCounterError(together)
     return cards
 
 

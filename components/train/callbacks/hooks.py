@@ -1,4 +1,4 @@
-"""The moments of a run that our callbacks hear of; its lifecycle events; faults on request."""
+"""Training callback hooks; the lifecycle events of a run; faults on request."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from components.config.schema.monitoring import Fault
@@ -43,42 +43,30 @@ class RunCallback(Callback):
     def on_close(self) -> None:
         """When training ends, for whatever reason."""
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Pretraining)
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.on_load(pl_module)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Pretraining)
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.on_begin(pl_module)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, Pretraining)
         self.before_step(pl_module, batch)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(pl_module, Pretraining)
         if pl_module.verdict is None:
             self.on_step(pl_module)
         else:
             self.on_bad_step(pl_module, pl_module.verdict)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Pretraining)
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.on_end(pl_module)
         self.on_close()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self.on_close()
 
 
@@ -95,29 +83,27 @@ class Story(RunCallback):
     began: float
 
     def on_begin(self, module: Pretraining) -> None:
+        progress, note = module.progress, self.journal.note
         nodes = together(lambda: node_name(os.environ))
-        where: dict[str, object] = {
+        seconds = time.perf_counter() - self.began
+        where = {
             "ranks": module.recipe.cluster.ranks,
             "nodes": list(dict.fromkeys(nodes)),
+            "job": job_name(os.environ),
+            "float8": emulation_of(module.recipe, module.device.type),
         }
-        if (job := job_name(os.environ)) is not None:
-            where["job"] = job
-        progress, seconds = module.progress, time.perf_counter() - self.began
-        if emulated := emulation_of(module.recipe, module.device.type):
-            where["float8"] = emulated
+        where = {key: value for key, value in where.items() if value is not None}
         if progress.step == 0:
-            self.journal.note("start", progress, "a run begins", where, seconds=seconds)
+            note("start", progress, "a run begins", where, seconds=seconds)
             return
-        cause = "a checkpoint was found"
-        self.journal.note("resume", progress, cause, where, seconds=seconds)
+        note("resume", progress, "a checkpoint was found", where, seconds=seconds)
         if changed := self.folder.changes_at(progress.step):
-            cause = "the user set other values"
-            self.journal.note("changed_setting", progress, cause, changed)
+            note("changed_setting", progress, "the user set other values", changed)
 
     def on_end(self, module: Pretraining) -> None:
+        asked = "a signal or the stop file asked for it"
         if module.stopping:
-            cause = "a signal or the stop file asked for it"
-            self.journal.note("stop", module.progress, cause, {})
+            self.journal.note("stop", module.progress, asked, {})
         else:
             self.journal.note("end", module.progress, "the budget is spent", {})
 

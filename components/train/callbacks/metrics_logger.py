@@ -54,10 +54,9 @@ class Curves:
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        if self._writer is None:
-            return
-        with self._lossy():
-            self._writer.close()
+        if self._writer is not None:
+            with self._lossy():
+                self._writer.close()
 
     @contextmanager
     def _lossy(self) -> Iterator[None]:
@@ -68,27 +67,24 @@ class Curves:
             _log.warning("%s: %s; some points are missing there", self._folder, error.strerror)
 
 
+@dataclass(kw_only=True, eq=False)
 class Metrics(RunCallback):
     """Append to ``metrics.jsonl`` on the first rank; other ranks write nothing.
 
     Where the disk is full or away the run waits for ``retry_seconds``, unless ``stopped``.
     """
 
-    def __init__(
-        self,
-        *,
-        file: Path,
-        curves: Curves | None,
-        retry_seconds: float,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._file = file
-        self._patience = Patience(seconds=retry_seconds, stopped=stopped)
-        self._curves = curves
+    file: Path
+    curves: Curves | None
+    retry_seconds: float
+    stopped: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
         self.held_out_losses: list[tuple[int, float, dict[str, float]]] = []
         # What steps used that were thrown away is part of it.
         self.energy_used = {"devices": NOTHING, "hosts": NOTHING}
-        for entry in read_lines(file):
+        for entry in read_lines(self.file):
             if entry["kind"] == "energy":
                 self.energy_used = {
                     name: EnergyReading.from_json(entry[name]) for name in self.energy_used
@@ -101,7 +97,7 @@ class Metrics(RunCallback):
             return
         found = {
             entry["tokens"]: (entry["loss"], entry["by_source"])
-            for entry in read_lines(self._file)
+            for entry in read_lines(self.file)
             if entry["kind"] == "held_out" and entry["step"] <= module.progress.step
         }
         self.held_out_losses = [(tokens, *found[tokens]) for tokens in sorted(found)]
@@ -114,8 +110,8 @@ class Metrics(RunCallback):
         self._write("step", module.last, figures, curves)
 
     def on_close(self) -> None:
-        if self._curves is not None:
-            self._curves.close()
+        if self.curves is not None:
+            self.curves.close()
 
     def held_out(
         self, progress: RunProgress, by_source: dict[str, float], seconds: float
@@ -127,14 +123,13 @@ class Metrics(RunCallback):
         self._write("held_out", progress, figures, {"held_out": mean})
 
     def energy(
-        self, progress: RunProgress, *, devices: EnergyReading, hosts: EnergyReading
+        self, progress: RunProgress, devices: EnergyReading, hosts: EnergyReading
     ) -> None:
         """Note what was counted since this process began; the run's earlier ones' is added."""
-        before = self._energy_before
-        used = {"devices": before["devices"] + devices, "hosts": before["hosts"] + hosts}
-        self.energy_used = used
-        devices = used["devices"]
-        curves = {"device_joules": devices.joules} if devices.counted_seconds else {}
+        counted = {"devices": devices, "hosts": hosts}
+        used = {name: self._energy_before[name] + one for name, one in counted.items()}
+        self.energy_used, total = used, used["devices"]
+        curves = {"device_joules": total.joules} if total.counted_seconds else {}
         figures = {name: one.as_json() for name, one in used.items()}
         self._write("energy", progress, figures, curves)
 
@@ -144,9 +139,8 @@ class Metrics(RunCallback):
 
     def go_back(self, progress: RunProgress) -> None:
         """Forget the evaluations after ``progress``; their lines stay in the file."""
-        self.held_out_losses = [
-            entry for entry in self.held_out_losses if entry[0] <= progress.tokens
-        ]
+        kept = [entry for entry in self.held_out_losses if entry[0] <= progress.tokens]
+        self.held_out_losses = kept
 
     def _write(
         self,
@@ -155,13 +149,13 @@ class Metrics(RunCallback):
         figures: Mapping[str, object],
         curves: Mapping[str, float],
     ) -> None:
-        if self._curves is None:
+        if self.curves is None:
             return
         line = {"kind": kind, "time": time.time(), "step": at.step, "tokens": at.tokens}
         line |= figures
-        self._patience(self._file, lambda: append_line(self._file, line, sync=False))
+        self._patience(self.file, lambda: append_line(self.file, line, sync=False))
         if curves:
-            self._curves.add(curves, step=at.step)
+            self.curves.add(curves, step=at.step)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -198,7 +192,12 @@ class HeldOutLoss(RunCallback):
         divisor = sequence_divisor(
             context=degrees.context, slices=degrees.tensor if degrees.sequence_parallel else 1
         )
-        windows = _divisible(self.windows.windows(source), divisor)
+        # The few last tokens are left out that would not divide among the ranks of a sequence.
+        windows = (
+            window[: kept + 1]
+            for window in self.windows.windows(source)
+            if (kept := (len(window) - 1) // divisor * divisor)
+        )
         batches = same_length(windows, degrees.microbatch_sequences)
         for rows, counts in _turns(batches, module.mesh.data_rank, module.mesh.data_ranks):
             loss = module.engine.evaluate(rows.to(module.device))
@@ -218,13 +217,6 @@ def _turns(batches: Iterator[Tensor], rank: int, ranks: int) -> Iterator[tuple[T
     for _, alike in groupby(batches, key=lambda batch: batch.shape):
         while turn := list(islice(alike, ranks)):
             yield (turn[rank], True) if rank < len(turn) else (turn[0], False)
-
-
-def _divisible(windows: Iterable[Tensor], divisor: int) -> Iterator[Tensor]:
-    """Leave out the few last tokens that would not divide among the ranks of a sequence."""
-    for window in windows:
-        if kept := (len(window) - 1) // divisor * divisor:
-            yield window[: kept + 1]
 
 
 def same_length(windows: Iterable[Tensor], most: int) -> Iterator[Tensor]:

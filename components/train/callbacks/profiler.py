@@ -1,4 +1,4 @@
-"""The profile of a run: some steps under torch's profiler, left as a trace and as a table."""
+"""The profile of a run: some steps as a trace and as a table; graphs of torch's compiler."""
 
 import time
 from collections.abc import Callable
@@ -16,9 +16,28 @@ from components.profiling.parts import Ranges
 from components.profiling.profile import ON_PURPOSE, profile_of
 from components.profiling.trace import STEP, read_trace
 from components.run.folder import RunFolder
+from components.torch_internals.operators import count_graphs
 from components.train.callbacks.hooks import RunCallback
 from components.train.module import Pretraining
-from components.train.results import GraphCount
+
+_SETTLED = 2  # steps; by then every kind of layer had its batch
+
+
+class GraphCount(RunCallback):
+    """Count this rank's graphs; recompiles are those made after its second step."""
+
+    _steps = _graphs = 0
+
+    def on_step(self, module: Pretraining) -> None:
+        self._steps += 1
+        if self._steps <= _SETTLED:
+            self._graphs = count_graphs()
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """``graphs`` of the process, and ``recompiles``, those of them that came late."""
+        graphs, is_settled = count_graphs(), self._steps > _SETTLED
+        return {"graphs": graphs, "recompiles": graphs - self._graphs if is_settled else 0}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,10 +59,8 @@ class Profiling(RunCallback):
     def on_begin(self, module: Pretraining) -> None:
         first, done = self.settings.first_step, module.progress.step
         if done >= first and not self.trace.exists():
-            self.say(
-                f"profiler.first_step: {first} is over, the run goes on after step {done}: "
-                "nothing is profiled"
-            )
+            gone = f"{first} is over, the run goes on after step {done}: nothing is profiled"
+            self.say(f"profiler.first_step: {gone}")
         self._begin_before(module)
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
@@ -69,10 +86,7 @@ class Profiling(RunCallback):
         return self.folder.profiles / f"rank-{self.rank}.trace.json.gz"
 
     def _begin_before(self, module: Pretraining) -> None:
-        """Begin when the next step is the first one, before its batch is read.
-
-        Guards can take the run back to before that step: a profile goes on that has begun.
-        """
+        """Begin before the first step's batch is read; guards that go back do not end it."""
         is_next = module.progress.step + 1 == self.settings.first_step
         if not is_next or self._taken == self.settings.steps or self._running is not None:
             return
@@ -94,8 +108,7 @@ class Profiling(RunCallback):
             return
         _wait(module.device)
         self._step.close()
-        self._step = None
-        self._taken += 1
+        self._step, self._taken = None, self._taken + 1
         if self._taken == self.settings.steps:
             self._write(module)
 
@@ -112,17 +125,15 @@ class Profiling(RunCallback):
         running = self._stop()
         self.folder.profiles.mkdir(exist_ok=True)
         running.export_chrome_trace(str(self.trace))
-        recipe = module.recipe
         found = profile_of(
             read_trace(self.trace),
-            machine=recipe.cluster.hardware,
+            machine=module.recipe.cluster.hardware,
             dtype=str(module.dtype_of("compute")).removeprefix("torch."),
         )
         name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
         about = {"rank": self.rank, "compiler": self.graphs.figures}
-        self.folder.write_json(name, {**about, **found})
-        seconds = time.perf_counter() - began
-        self.say(f"profile: {self.trace.parent} ({seconds:.1f} s to write)")
+        self.folder.write_json(name, about | found)
+        self.say(f"profile: {self.trace.parent} ({time.perf_counter() - began:.1f} s to write)")
 
 
 def _wait(device: torch.device) -> None:

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,22 +13,11 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from components.config.schema.monitoring import Watchdog
+from components.distributed.collectives import together
 from components.distributed.mesh import Mesh, sum_over_ranks
-from components.fault_tolerance.failures import describe_end, forget_errors, read_errors
+from components.fault_tolerance import failures, hang, rank_health
 from components.fault_tolerance.guards import StepVerdict
-from components.fault_tolerance.hang import (
-    HangState,
-    HangWatch,
-    WatchedWork,
-    last_collectives,
-    record_collectives,
-)
-from components.fault_tolerance.rank_health import Growth, slow_ranks
-from components.fault_tolerance.replicas import (
-    ReplicaDifference,
-    ReplicasDifferError,
-    compare_replicas,
-)
+from components.fault_tolerance.hang import HangWatch, WatchedWork
 from components.run.event_log import EventLog, Kind
 from components.run.folder import RunFolder
 from components.train.callbacks.hooks import RunCallback
@@ -46,23 +36,23 @@ def watch_for_hangs(folder: RunFolder, settings: Watchdog, *, ranks: int) -> Han
     journal is told by who waits for no other rank, and in any case by the first and the last of
     ``ranks``: one of them may be what holds the interpreter's lock and cannot say so.
     """
-    record_collectives(settings.collectives)
+    hang.record_collectives(settings.collectives)
     journal = EventLog(file=folder.journal, writes=True, retry_seconds=0.0)  # its end is near
 
-    def leave_word(report: HangState) -> None:
-        if report.waits_in is None or report.rank in (0, ranks - 1):
-            evidence = {"rank": report.rank, "node": report.node, "waits_in": report.waits_in}
-            seconds = report.work.seconds
-            journal.note("hang", report.work, str(report), evidence, seconds=seconds)
+    def leave_word(work: WatchedWork, text: str, report: Mapping[str, Any]) -> None:
+        if report["waits_in"] is None or report["rank"] in (0, ranks - 1):
+            evidence = {key: report[key] for key in ("rank", "node", "waits_in")}
+            journal.note("hang", work, text, evidence, seconds=work.seconds)
         try:
-            raise Hang(str(report))
-        except Hang as hang:
-            ErrorHandler().record_exception(hang)
+            raise Hang(text)
+        except Hang as error:
+            ErrorHandler().record_exception(error)
         # What the main thread raises when the others are gone would take this word's place.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
 
+    look = hang.last_collectives
     watch = HangWatch(
-        folder=folder.hangs, rank=rank_here(), collectives=last_collectives, on_hang=leave_word
+        folder=folder.hangs, rank=rank_here(), collectives=look, on_hang=leave_word
     )
     watch.expect(WatchedWork("start", 0, 0, settings.pause_seconds))
     return watch
@@ -76,27 +66,24 @@ class Watching(RunCallback):
     """
 
     settings: Watchdog
-    hang: HangWatch
+    watch: HangWatch
     folder: RunFolder
     journal: EventLog
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._growth = Growth(fraction=self.settings.memory_growth_fraction)
+        self._growth = rank_health.Growth(fraction=self.settings.memory_growth_fraction)
         self._is_first = True
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
-        limits = self.settings
+        limits, at = self.settings, module.progress
         # In its first step a process makes connections, and compiles where it does.
         seconds = limits.pause_seconds if self._is_first else limits.step_seconds
         self._is_first = False
-        progress = module.progress
-        name = f"step {progress.step + 1}"
-        self.hang.expect(WatchedWork(name, progress.step, progress.tokens, seconds))
+        self.watch.expect(WatchedWork(f"step {at.step + 1}", at.step, at.tokens, seconds))
 
     def on_bad_step(self, module: Pretraining, verdict: StepVerdict) -> None:
-        """Give the guard time: it may read a checkpoint."""
-        self._pause(module)
+        self._pause(module)  # the guard needs time: it may read a checkpoint
 
     def on_step(self, module: Pretraining) -> None:
         self._pause(module)
@@ -109,31 +96,29 @@ class Watching(RunCallback):
         module.engine.on_gradients = lambda: self._before_update(module)
         if dist.get_rank():  # who reads while the first rank forgets finds files gone
             return
-        errors = read_errors(self.folder.path / "ranks")
+        errors = failures.read_errors(self.folder.path / "ranks")
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         if not errors and not restarts:
             return
-        cause, silent = describe_end(errors, ranks=dist.get_world_size())
-        lost_at = min((error.at for error in errors), default=time.time_ns())
+        cause, silent = failures.describe_end(errors, ranks=dist.get_world_size())
         evidence = {"restart": restarts, "without_a_word": silent}
-        seconds = (time.time_ns() - lost_at) / 1e9
+        now = time.time_ns()
+        seconds = (now - min((error.at for error in errors), default=now)) / 1e9
         self.journal.note("restart", module.progress, cause, evidence, seconds=seconds)
-        forget_errors(self.folder.path / "ranks")
+        failures.forget_errors(self.folder.path / "ranks")
 
     def _pause(self, module: Pretraining) -> None:
-        step, tokens = module.progress.step, module.progress.tokens
-        seconds = self.settings.pause_seconds
-        self.hang.expect(WatchedWork(f"after step {step}", step, tokens, seconds))
+        at, seconds = module.progress, self.settings.pause_seconds
+        self.watch.expect(WatchedWork(f"after step {at.step}", at.step, at.tokens, seconds))
 
     def _look(self, module: Pretraining) -> None:
-        told = module.rank_figures.told
-        if told is None:
+        if (told := module.rank_figures.told) is None:
             return
         alike = kinds_of_work(module.mesh)
-        for slow in slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):
+        for slow in rank_health.slow_ranks(told.seconds, alike, ratio=self.settings.slow_ratio):
             text = f"rank {slow.rank} computes {slow.ratio:.1f} times as long as its like"
-            figures = {"ratio": slow.ratio, "seconds_a_step": slow.seconds}
-            self._tell(module, "slow_rank", text, {"rank": slow.rank, **figures})
+            evidence = {"rank": slow.rank, "ratio": slow.ratio, "seconds_a_step": slow.seconds}
+            self._tell(module, "slow_rank", text, evidence)
         for rank, fraction in self._growth.look(told.memory_bytes).items():
             text = f"rank {rank} holds {fraction:.0%} more memory than it did"
             evidence = {"rank": rank, "fraction": fraction, "bytes": told.memory_bytes[rank]}
@@ -151,17 +136,16 @@ class Watching(RunCallback):
 
     def _compare(self, module: Pretraining, step: int) -> None:
         """Compare replicas in ``step``; on a difference all ranks end."""
-        differences = everyones(compare_replicas(module.engine.shards, module.mesh))
-        if not differences:
+        mine = rank_health.compare_replicas(module.engine.shards, module.mesh)
+        found = sum_over_ranks(torch.tensor(len(mine), device=module.device))
+        if not found.item():  # most often: one number tells all ranks
             return
-        first = differences[0]
-        ranks = ", ".join(map(str, first.ranks))
-        text = (
-            f"{first.weight} is not the same on all ranks that hold it: it differs on {ranks}"
-        )
-        weights = [each.weight for each in differences]
-        self._tell(module, "replicas", text, {"weights": weights, "ranks": list(first.ranks)})
-        raise ReplicasDifferError(f"in step {step} {text}")
+        differences = list(dict.fromkeys(chain.from_iterable(together(lambda: mine))))
+        weights, ranks = [each.weight for each in differences], list(differences[0].ranks)
+        text = f"{weights[0]} is not the same on all ranks that hold it: it differs on "
+        text += ", ".join(map(str, ranks))
+        self._tell(module, "replicas", text, {"weights": weights, "ranks": ranks})
+        raise rank_health.ReplicasDifferError(f"in step {step} {text}")
 
     def _tell(
         self, module: Pretraining, kind: Kind, text: str, evidence: dict[str, Any]
@@ -172,26 +156,7 @@ class Watching(RunCallback):
 
 def kinds_of_work(mesh: Mesh) -> list[int]:
     """Number each rank's work: that of a pipeline stage, and of its experts."""
-    degrees = mesh.degrees
-    kinds = torch.arange(degrees.pipeline * degrees.expert)
-    kinds = kinds.view(degrees.pipeline, 1, 1, degrees.expert, 1, 1)
-    places = mesh.root.mesh.cpu()
-    by_rank = torch.empty(degrees.ranks, dtype=torch.int64)
-    by_rank[places.flatten()] = kinds.expand(places.shape).flatten()
-    found: list[int] = by_rank.tolist()
-    return found
-
-
-def everyones(mine: list[ReplicaDifference]) -> list[ReplicaDifference]:
-    """Collect the differences that any rank knows of; all ranks call this.
-
-    Most often there is none, and one number says so.
-    """
-    if dist.get_world_size() == 1:
-        return mine
-    device = torch.accelerator.current_accelerator() if dist.get_backend() != "gloo" else None
-    if not sum_over_ranks(torch.tensor(len(mine), device=device)).item():
-        return []
-    lists: list[list[ReplicaDifference]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(lists, mine)
-    return list(dict.fromkeys(each for one in lists for each in one))
+    pipeline, expert, places = mesh.degrees.pipeline, mesh.degrees.expert, mesh.root.mesh.cpu()
+    kinds = torch.arange(pipeline * expert).view(pipeline, 1, 1, expert, 1, 1)
+    by_rank = kinds.expand(places.shape).flatten()[places.flatten().argsort()]
+    return list(map(int, by_rank))

@@ -68,7 +68,7 @@ def goes_on_with_its_scale(parts: Parts, layout: Layout) -> bool:
             )
         )
     first, second = engines
-    batch = batch_of(0, first._mesh.data_rank)
+    batch = batch_of(0, first.mesh.data_rank)
     for _ in range(3):
         first.step(batch, lr=RATE, norm_limit=1.0, judge=lambda _: torch.tensor(torch.inf))
     state = first.scale_state()

@@ -22,8 +22,6 @@ def test_layers_are_compiled_where_the_recipe_says_so(compiles: str) -> None:
             recipe,
             trainer_of(recipe).strategy.mesh,  # type: ignore[attr-defined]  # a MeshStrategy has it
             device=torch.device("cpu"),
-            dtype=torch.float32,
-            reduce_dtype=torch.float32,
         ).stages
     plain = [isinstance(layer.forward, MethodType) for layer in decoder.layers.values()]
     assert plain == [compiles == "none"] * 2

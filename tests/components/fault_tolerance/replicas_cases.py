@@ -3,7 +3,7 @@
 import torch
 
 from components.distributed.weight_shards import local
-from components.fault_tolerance.replicas import ReplicaDifference, compare_replicas
+from components.fault_tolerance.rank_health import ReplicaDifference, compare_replicas
 from tests.components.distributed.layout_cases import Layout, ParallelModel
 from tests.components.distributed.tensor_cases import Parts, randomized
 

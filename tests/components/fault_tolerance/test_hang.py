@@ -23,7 +23,7 @@ watch = HangWatch(
     folder=Path(sys.argv[1]),
     rank=3,
     collectives=lambda: (waits_in, {"entries": [1, 2]}),
-    on_hang=lambda report: Path(sys.argv[1], "said").write_text(str(report)),
+    on_hang=lambda work, text, report: Path(sys.argv[1], "said").write_text(text),
 )
 for step in range(4):  # each in time, all together not
     watch.expect(WatchedWork(f"step {step}", step, step * 10, float(sys.argv[4])))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from components.fault_tolerance.replicas import ReplicaDifference, bit_sum, minority
+from components.fault_tolerance.rank_health import ReplicaDifference, bit_sum, minority
 from tests.components.distributed.layout_cases import Layout
 from tests.components.distributed.ranks import Ranks
 from tests.components.distributed.tensor_cases import GELU, LAYER_NORM, Parts

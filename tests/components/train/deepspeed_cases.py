@@ -88,9 +88,7 @@ def engine_of(name: str, *words: str) -> Engine:
     """Make an engine as `Pretraining` does."""
     recipe, mesh = recipe_of(name, words), layout_mesh(Layout(shard=2))
     cpu = torch.device("cpu")
-    (decoder,) = build_rank_model(
-        recipe, mesh, device=cpu, dtype=torch.float32, reduce_dtype=torch.float32
-    ).stages
+    (decoder,) = build_rank_model(recipe, mesh, device=cpu).stages
     make = build(recipe.optimizer, "optimizer")
     dtype = getattr(torch, recipe.precision.compute)
     if name == "mesh":
@@ -99,8 +97,6 @@ def engine_of(name: str, *words: str) -> Engine:
         recipe=recipe,
         decoder=decoder,
         compute=compute_in(dtype),
-        make_optimizer=make,
-        compute_dtype=dtype,
         device=cpu,
     )
 
@@ -252,13 +248,13 @@ def change(folder: Path, first: Words, second: Words) -> list[Changed]:
     """Save with the first engine and go on with the second, then the other way round."""
     engines = [engine_of(*first), engine_of(*second)]
     take(engines[0], enumerate(STEPS))
-    ours = save_checkpoint(folder / "ours", engine_of("mesh"), RunProgress(0, 0))
+    ours = save_checkpoint(folder / "ours", engine_of("mesh").state, RunProgress(0, 0))
     found = []
     for number, (before, after) in enumerate([engines, engines[::-1]]):
-        saved = save_checkpoint(folder / str(number), before, RunProgress(3, 30))
+        saved = save_checkpoint(folder / str(number), before.state, RunProgress(3, 30))
         if number:  # there must be something to forget
             take(after, iter([(7, Step(1, 0.05, 1.0))]))
-        load_checkpoint(saved, after)
+        load_checkpoint(saved, after.state)
         at_once = apart(after, before)
         norms = [take(engine, iter([(3, Step(2, 0.01, 0.3))]))[0] for engine in engines]
         found.append(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from components.train.results import strict, summarize_held_out
+from components.train.fit import strict, summarize_held_out
 
 UNIGRAM = {"a": 6.0, "b": 8.0}
 

@@ -11,7 +11,7 @@ from components.checkpoint.metadata import RunProgress
 from components.energy.counters import EnergyReading
 from components.train.callbacks.energy_monitor import device_source, host_source
 from components.train.callbacks.metrics_logger import Curves, Metrics
-from components.train.results import summarize_energy
+from components.train.fit import summarize_energy
 from tests.components.energy.sysfs import write_card, write_zone
 from tests.components.train.test_trainer import Plant, plant
 
