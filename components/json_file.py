@@ -69,12 +69,8 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is no UTF-8 text: byte {error.start + 1}") from None
     try:
-        tree = json.loads(
-            text,
-            parse_int=_whole,
-            parse_float=_finite if finite else float,
-            parse_constant=_finite if finite else float,
-        )
+        number = _finite if finite else float
+        tree = json.loads(text, parse_int=_whole, parse_float=number, parse_constant=number)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from None
     except RecursionError:
@@ -98,14 +94,9 @@ def _finite(text: str) -> float:
 
 
 def _check_depth(tree: object) -> None:
-    level, depth = [tree], 0
-    while level:
-        if depth > DEEPEST:
-            raise ValueError(f"is nested deeper than {DEEPEST}")
-        depth += 1
-        level = [
-            item
-            for node in level
-            if isinstance(node, dict | list)
-            for item in (node.values() if isinstance(node, dict) else node)
-        ]
+    level = [tree]
+    for _ in range(DEEPEST + 1):
+        inner = [node for node in level if isinstance(node, dict | list)]
+        level = [one for n in inner for one in (n.values() if isinstance(n, dict) else n)]
+    if level:
+        raise ValueError(f"is nested deeper than {DEEPEST}")

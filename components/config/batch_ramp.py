@@ -78,7 +78,7 @@ class BatchRamp:
     def steps(self, total_samples: int) -> int:
         """The fewest steps that see ``total_samples`` or more; the last may overshoot."""
         here = next(p for p in reversed(self.plateaus) if p.first_sample <= total_samples)
-        return here.first_step + _ceiling(total_samples - here.first_sample, here.samples)
+        return here.first_step - (here.first_sample - total_samples) // here.samples
 
     @cached_property
     def plateaus(self) -> tuple[Plateau, ...]:
@@ -88,18 +88,14 @@ class BatchRamp:
         while (samples := self.samples_at(consumed)) < self.full_samples:
             found.append(Plateau(step, consumed, samples))
             index = (samples - self.start_samples) // self.increment_samples
-            border = _ceiling((index + 1) * self.ramp_samples, self._increments)
-            taken = _ceiling(border - consumed, samples)  # a long step may leap over some
+            border = -(-(index + 1) * self.ramp_samples // self._increments)  # rounded up
+            taken = -((consumed - border) // samples)  # rounded up: it may leap over some
             step, consumed = step + taken, consumed + taken * samples
         return (*found, Plateau(step, consumed, self.full_samples))
 
     @property
     def _increments(self) -> int:
         return (self.full_samples - self.start_samples) // self.increment_samples
-
-
-def _ceiling(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
 
 
 class ParameterCounts(Section):

@@ -21,11 +21,7 @@ TITLES = {
     KeyGroup.RECORD: "only what is said or measured",
 }
 # Of another machine these follow from its name.
-_CLUSTER = "cluster.name"
-_PROFILE = tuple(
-    f"cluster.{key}"
-    for key in ("hardware", "site", "storage", "failures", "accounting", "queues")
-)
+_PROFILE = ("hardware", "site", "storage", "failures", "accounting", "queues")
 # Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
 ORDER = "(order)"
@@ -56,34 +52,29 @@ def _declared_in(
     for one in field.metadata:
         if isinstance(one, KeyGroup):
             group = one
-        elif isinstance(one, OtherGroup) and any(
-            f"{below}.".startswith(f"{key}.") for key in one.keys
-        ):
+        elif isinstance(one, OtherGroup) and f"{below}.".startswith(one.keys):
             group = one.group
     return group
 
 
 def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
     """Return the keys of ``parallelism`` that change what experts compute, and why."""
-    if not experts:
-        return {}
     reasons = {
         "expert_divisor": "the size of the experts' gradients follows from it",
         "microbatch_sequences": "routers are balanced over each microbatch",
+        "expert": "with expert_divisor=copies the experts' gradients are as many times larger "
+        "as there are expert ranks",
     }
-    if divisor == "copies":
-        reasons["expert"] = (
-            "with expert_divisor=copies the experts' gradients are as many times larger as "
-            "there are expert ranks"
-        )
-    return reasons
+    if divisor != "copies":
+        del reasons["expert"]
+    return reasons if experts else {}
 
 
 def without_profile(keys: Iterable[str]) -> list[str]:
     """Leave out what follows from ``cluster.name``, where that is among the keys."""
     listed = list(keys)
-    another = _CLUSTER in listed
-    return [key for key in listed if not (another and key.startswith(_PROFILE))]
+    follows = tuple(f"cluster.{key}" for key in _PROFILE) if "cluster.name" in listed else ()
+    return [key for key in listed if not key.startswith(follows)]
 
 
 def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from components.config.batch_ramp import BatchRamp
 from components.config.schema.sections import Parallelism
+from components.config.shape import divisors
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -19,13 +20,10 @@ def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
     The interleaved schedules deal them in rounds of at least one a rank, all equally long
     (``number_of_rounds`` in torch.distributed.pipelining.schedules).
     """
-    if pipeline == 1:
-        return True
-    if microbatches < pipeline:
-        return False
-    if schedule in {"interleaved", "zero_bubble"}:
-        return microbatches % (microbatches // pipeline) == 0
-    return True
+    if pipeline == 1 or microbatches < pipeline:
+        return pipeline == 1
+    dealt_in_rounds = schedule in {"interleaved", "zero_bubble"}
+    return not dealt_in_rounds or microbatches % (microbatches // pipeline) == 0
 
 
 def check_microbatches(recipe: "Recipe") -> None:
@@ -39,15 +37,13 @@ def check_microbatches(recipe: "Recipe") -> None:
     samples = recipe.budget.global_batch_tokens // length
     group = degrees.data * degrees.expert * degrees.microbatch_sequences
     if samples % group:
-        batches = sorted({number * length for number in neighbours(samples, group)})
-        nearest = " or ".join(f"budget.global_batch_tokens={tokens:_}" for tokens in batches)
-        raise RecipeError(
-            "budget.global_batch_tokens",
-            f"{samples} sequences a step do not divide among "
-            f"{degrees.data * degrees.expert} data ranks in microbatches of "
-            f"{degrees.microbatch_sequences}",
-            f"set {nearest}: {'these are' if batches[1:] else 'this is'} the nearest",
-        )
+        key, batches = "budget.global_batch_tokens", sorted(set(neighbours(samples, group)))
+        parts = f"microbatches of {degrees.microbatch_sequences}"
+        ranks = f"{degrees.data * degrees.expert} data ranks"
+        nearest = " or ".join(f"{key}={number * length:_}" for number in batches)
+        problem = f"{samples} sequences a step do not divide among {ranks} in {parts}"
+        remedy = f"set {nearest}: {'these are' if batches[1:] else 'this is'} the nearest"
+        raise RecipeError(key, problem, remedy)
     for plateau in recipe.ramp.plateaus:
         if not _fits(plateau.samples // group, degrees):
             raise _refusal(recipe, plateau.samples, plateau.samples // group)
@@ -66,14 +62,11 @@ def _fits(microbatches: int, degrees: Parallelism) -> bool:
 def _refusal(recipe: "Recipe", samples: int, microbatches: int) -> RecipeError:
     """Name batches that fit with these microbatches, and microbatches that fit the batch."""
     degrees, length = recipe.parallelism, recipe.budget.sequence_length
-    ramping = samples < recipe.budget.global_batch_tokens // length
     replicas, pipeline = degrees.data * degrees.expert, degrees.pipeline
-    need = (
-        f"{pipeline} pipeline ranks need as many at least"
-        if microbatches < pipeline
-        else f"{degrees.schedule} on {pipeline} pipeline ranks needs a multiple of its "
-        f"{microbatches // pipeline} rounds"
-    )
+    need = f"{pipeline} pipeline ranks need as many at least"
+    if rounds := microbatches // pipeline:
+        multiple = f"a multiple of its {rounds} rounds"
+        need = f"{degrees.schedule} on {pipeline} pipeline ranks needs {multiple}"
     # There is one above: every multiple of the pipeline ranks fits.
     below = [number for number in range(1, microbatches) if _fits(number, degrees)][-1:]
     above = next(number for number in count(microbatches + 1) if _fits(number, degrees))
@@ -85,12 +78,11 @@ def _refusal(recipe: "Recipe", samples: int, microbatches: int) -> RecipeError:
     )
     if sizes:
         way += "; or parallelism.microbatch_sequences=" + " or ".join(map(str, sizes))
-    return RecipeError(
-        "budget.ramp_up" if ramping else "budget.global_batch_tokens",
-        f"the batch{' of the ramp-up' if ramping else ''} of {samples * length:,} tokens makes "
-        f"{microbatches} microbatches a step and rank, but {need}",
-        way,
-    )
+    key, of = "budget.global_batch_tokens", ""
+    if samples < recipe.budget.global_batch_tokens // length:
+        key, of = "budget.ramp_up", " of the ramp-up"
+    makes = f"{microbatches} microbatches a step and rank, but {need}"
+    return RecipeError(key, f"the batch{of} of {samples * length:,} tokens makes {makes}", way)
 
 
 def microbatch_sizes(
@@ -105,14 +97,9 @@ def microbatch_sizes(
     if ramp.ramp_samples:
         helpings = gcd(helpings, ramp.start_samples, ramp.increment_samples)
     share, rest = divmod(helpings, replicas)
-    if rest:
-        return ()
-    return tuple(
-        size
-        for size in range(1, share + 1)
-        if share % size == 0
-        and all(
-            fits_schedule(samples // (replicas * size), pipeline=pipeline, schedule=schedule)
-            for samples in whole
-        )
-    )
+
+    def fits(size: int) -> bool:
+        counts = [samples // (replicas * size) for samples in whole]
+        return all(fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts)
+
+    return () if rest else tuple(size for size in divisors(share) if fits(size))

@@ -26,10 +26,9 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
     _shrink_vocabulary(tree, rule, named)
     named.put(tree, "budget.total_tokens", rule.total_tokens)
     named.put(tree, "budget.sequence_length", rule.sequence_length)
-    samples = rule.samples_per_step
-    named.put(tree, "budget.global_batch_tokens", samples * tree["budget"]["sequence_length"])
+    length = tree["budget"]["sequence_length"]
+    named.put(tree, "budget.global_batch_tokens", rule.samples_per_step * length)
     if "num_positions" in tree["model"]["positions"]:
-        length = tree["budget"]["sequence_length"]
         named.put(tree, "model.positions.num_positions", length)
     _shrink_ramp(tree, full["budget"]["total_tokens"], named)
     _shrink_schedule(tree, full, named)
@@ -46,8 +45,7 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
     # A phase of the mixture begins at the same part of the budget.
     for path, value in leaves(tree["data"]["phases"], "data.phases"):
         if path.endswith(".from_tokens"):
-            begin = value * total // full["budget"]["total_tokens"]
-            named.put(tree, path, max(1, begin))
+            named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))
     _stand_in(tree["data"], rule, named)
 
 
@@ -65,8 +63,7 @@ def _shrink_model(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> 
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
-    ffn_dim = round(ratio * model["dim"] / multiple) * multiple
-    named.put(tree, "model.mlp.ffn_dim", ffn_dim)
+    named.put(tree, "model.mlp.ffn_dim", round(ratio * model["dim"] / multiple) * multiple)
 
 
 def _shrink_experts(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
@@ -99,8 +96,7 @@ def _shrink_ramp(tree: Tree, full_tokens: int, named: UserOverrides) -> None:
     if budget["ramp_up"] == "none" or named.covers("budget.ramp_up"):
         return
     half = budget["global_batch_tokens"] // 2
-    over = budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens
-    over = max(half, over)
+    over = max(half, budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens)
     budget["ramp_up"] = {"start_tokens": half, "increment_tokens": half, "over_tokens": over}
 
 
@@ -111,13 +107,12 @@ def _shrink_schedule(tree: Tree, full: Tree, named: UserOverrides) -> None:
     rate: then lengths keep their share of the schedule instead.
     """
     total, reference = tree["budget"]["total_tokens"], full["budget"]["total_tokens"]
-    schedule: Any = full["schedule"]
-    if schedule.get("warmup_tokens", 0) >= reference:
-        reference = schedule["total_tokens"]
-    lengths = [*leaves(tree["schedule"], "schedule"), *leaves(tree["optimizer"], "optimizer")]
-    for path, value in lengths:
-        if path.endswith("_tokens"):
-            named.put(tree, path, value * total // reference)
+    if full["schedule"].get("warmup_tokens", 0) >= reference:
+        reference = full["schedule"]["total_tokens"]
+    for section in ("schedule", "optimizer"):
+        for path, value in list(leaves(tree[section], section)):
+            if path.endswith("_tokens"):
+                named.put(tree, path, value * total // reference)
 
 
 def _stand_in(data: Any, rule: Shrink, named: UserOverrides) -> None:

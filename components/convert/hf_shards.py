@@ -110,11 +110,9 @@ def _places(folder: Path) -> dict[str, str]:
     if (folder / SINGLE).is_file():
         return {}
     if not index.is_file():
-        raise RecipeError(
-            str(folder),
-            f"there is neither {SINGLE} nor {INDEX}",
-            "name a folder of safetensors; pickled weights (*.bin) are never read",
-        )
+        problem = f"there is neither {SINGLE} nor {INDEX}"
+        remedy = "name a folder of safetensors; pickled weights (*.bin) are never read"
+        raise RecipeError(str(folder), problem, remedy)
     try:
         places: dict[str, str] = {**read_mapping(index, remedy=FETCH)["weight_map"]}
     except (KeyError, TypeError) as error:

@@ -16,10 +16,6 @@ _NAMED = 6  # names in one message; the rest are counted
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def _unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors
-
-
 def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [tensor.T for tensor in tensors]
 
@@ -30,8 +26,8 @@ class TensorLink:
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    to_theirs: Turn = _unchanged
-    to_ours: Turn = _unchanged
+    to_theirs: Turn = tuple
+    to_ours: Turn = tuple
     is_vocabulary: bool = False
 
 
@@ -45,18 +41,22 @@ def vocabulary(ours: str, theirs: str) -> TensorLink:
     return TensorLink(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
 
 
-def module(ours: str, theirs: str, *, bias: bool) -> Iterator[TensorLink]:
+def module(ours: str, theirs: str, *, bias: bool = True) -> Iterator[TensorLink]:
     """Join the weights of two modules, and their biases if they have them."""
     yield same(f"{ours}.weight", f"{theirs}.weight")
     if bias:
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def turned(ours: str, theirs: str) -> TensorLink:
+def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
-    return TensorLink(
-        ours=(ours,), theirs=(theirs,), to_theirs=_transposed, to_ours=_transposed
+    yield TensorLink(
+        ours=(f"{ours}.weight",),
+        theirs=(f"{theirs}.weight",),
+        to_theirs=_transposed,
+        to_ours=_transposed,
     )
+    yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
@@ -104,17 +104,17 @@ def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[Tenso
     Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
     https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
     """
-    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
+    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm")
     for kind in ("weight", "bias"):
         yield interleaved(
             [f"{ours}.attention.{name}.{kind}" for name in ("query", "key", "value")],
             f"{theirs}.self_attention.query_key_value.{kind}",
-            num_heads=features.num_heads,
+            num_heads=features.attention.num_heads,
         )
-    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense", bias=True)
-    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", bias=True)
-    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h", bias=True)
-    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
+    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense")
+    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
+    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h")
+    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h")
 
 
 def name_some(names: Sequence[str]) -> str:

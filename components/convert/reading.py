@@ -121,11 +121,9 @@ def _check_config(
     """Compare what is computed, key by key, and name every difference."""
     ours, kind = family.shape(features), config.get("model_type")
     if kind != family.model_type:
-        raise RecipeError(
-            str(folder / "config.json"),
-            f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}",
-            "choose the model of the recipe that these weights belong to",
-        )
+        problem = f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}"
+        remedy = "choose the model of the recipe that these weights belong to"
+        raise RecipeError(str(folder / "config.json"), problem, remedy)
     theirs = family.stated(config)
     different = [
         f"{key}: {theirs[key]} there, {ours[key]} in the recipe"
@@ -133,11 +131,9 @@ def _check_config(
         if theirs[key] != ours[key]
     ]
     if different:
-        raise RecipeError(
-            str(folder / "config.json"),
-            "this is another model\n  " + "\n  ".join(different),
-            "set the model section to the folder's values, or name another folder",
-        )
+        problem = "this is another model\n  " + "\n  ".join(different)
+        remedy = "set the model section to the folder's values, or name another folder"
+        raise RecipeError(str(folder / "config.json"), problem, remedy)
 
 
 def _check_vocabulary(
@@ -146,11 +142,9 @@ def _check_vocabulary(
     own = sorted({features.vocab_size, features.padded_vocab_size})
     if rows not in own:
         wanted = " or ".join(f"{count:,}" for count in own)
-        raise RecipeError(
-            "model.vocab_size",
-            f"{folder} has {rows} vocabulary rows, the recipe {wanted}",
-            f"set model.vocab_size={rows}, with the tokenizer of that folder",
-        )
+        problem = f"{folder} has {rows} vocabulary rows, the recipe {wanted}"
+        remedy = f"set model.vocab_size={rows}, with the tokenizer of that folder"
+        raise RecipeError("model.vocab_size", problem, remedy)
     pieces = count_pieces(folder)
     if pieces is not None and pieces != tokenizer_vocab_size:
         raise RecipeError(

@@ -115,12 +115,12 @@ def _links(
     embedding = _embedding(names)
     yield vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
     if features.embedding_norm is not None:
-        yield from module("embedding_norm", f"{embedding}.word_embeddings.norm", bias=True)
-    if features.positions == "Learned":
+        yield from module("embedding_norm", f"{embedding}.word_embeddings.norm")
+    if features.positions.kind == "Learned":
         yield same("positions.weight", f"{embedding}.position_embeddings.weight")
     for layer in range(features.num_layers):
         yield from megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
-    yield from module("final_norm", final_norm, bias=True)
+    yield from module("final_norm", final_norm)
     if not features.tied_embeddings:
         yield vocabulary("head.weight", f"{head}.lm_head.weight")
 
@@ -158,15 +158,15 @@ def count_rows(
 
 
 def _check_parts(folder: Path, features: Features) -> None:
-    norm = features.norm
+    norm, attention, mlp = features.norm, features.attention, features.mlp
     has = {
-        "positions": features.positions in {"Alibi", "Learned"},
-        "norm": norm.is_layer_norm,
+        "positions": features.positions.kind in {"Alibi", "Learned"},
+        "norm": norm.kind == "LayerNorm with weight and bias",
         "embedding_norm": features.embedding_norm in {None, norm},
-        "mlp": features.has_plain_mlp and features.mlp_bias,
-        "attention.bias": features.attention_bias,
-        "attention.num_kv_heads": features.num_kv_heads == features.num_heads,
-        "attention.qk_norm": features.qk_norm is None,
+        "mlp": mlp.is_plain and mlp.bias,
+        "attention.bias": attention.bias,
+        "attention.num_kv_heads": attention.num_kv_heads == attention.num_heads,
+        "attention.qk_norm": attention.qk_norm is None,
     }
     lacking = [f"model.{key}" for key, is_met in has.items() if not is_met]
     if lacking:

@@ -30,23 +30,19 @@ def note_staged(recipe: Recipe, folder: Path) -> None:
     _write_note(folder.parent / STAGED, recipe, folder)
 
 
-def find_prepared(recipe: Recipe) -> Path | None:
-    """Find the folder that was prepared for these data, if there is one."""
-    return find_staged(recipe) or _read_note(recipe, NOTES)
-
-
-def find_staged(recipe: Recipe) -> Path | None:
-    """Find the folder that was brought here for these data, if there is one."""
-    return _read_note(recipe, STAGED)
-
-
 def _write_note(notes: Path, recipe: Recipe, folder: Path) -> None:
     notes.mkdir(parents=True, exist_ok=True)
     with replace_atomically(notes / _digest(recipe)) as file:
         file.write(folder.name.encode())
 
 
-def _read_note(recipe: Recipe, notes: str) -> Path | None:
+def find_prepared(recipe: Recipe) -> Path | None:
+    """Find the folder that was prepared for these data, if there is one."""
+    return find_staged(recipe) or find_staged(recipe, NOTES)
+
+
+def find_staged(recipe: Recipe, notes: str = STAGED) -> Path | None:
+    """Find the folder that was brought here for these data, if there is one."""
     note = Path(recipe.data.folder) / notes / _digest(recipe)
     if not note.is_file():
         return None

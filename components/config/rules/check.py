@@ -3,17 +3,15 @@
 from math import prod
 from typing import TYPE_CHECKING
 
-from components.config.microbatches import neighbours
-from components.config.rules.data import check_data, check_schedule
-from components.config.rules.engine import FLOAT8, check_float8
-from components.config.rules.fault_tolerance import check_guard, check_profiler, check_watchdog
-from components.config.rules.layout import check_layout
-from components.config.rules.model import check_model
+from components.config.microbatches import check_microbatches, neighbours
+from components.config.rules import engine, parts
+from components.config.rules.layout import check_degrees
 from components.config.shape import check_shape
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
+    from components.config.schema.sections import Precision
 
 
 def check_rules(recipe: "Recipe") -> None:
@@ -23,67 +21,53 @@ def check_rules(recipe: "Recipe") -> None:
         RecipeError: the first rule that is broken.
     """
     check_shape(recipe.shape)
-    check_model(recipe.model)
-    check_schedule(recipe.schedule)
+    parts.check_model(recipe.model)
+    parts.check_schedule(recipe.schedule)
     pieces, rows = recipe.tokenizer["vocab_size"], recipe.shape.vocab_size
     if pieces > rows:
         problem = f"{pieces:,} pieces do not fit model.vocab_size {rows:,}"
         raise RecipeError("tokenizer.vocab_size", problem, f"set model.vocab_size={pieces} too")
     _check_budget(recipe)
-    _check_ramp(recipe)
-    _check_precision(recipe)
-    check_float8(recipe)
-    check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
-    check_layout(recipe)
-    check_watchdog(recipe)
-    check_guard(recipe)
-    check_profiler(recipe)
+    _check_precision(recipe.precision)
+    engine.check_float8(recipe)
+    parts.check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
+    check_degrees(recipe)
+    check_microbatches(recipe)
+    engine.check_watchdog(recipe)
+    engine.check_guard(recipe)
+    engine.check_profiler(recipe)
 
 
 def _check_budget(recipe: "Recipe") -> None:
-    budget = recipe.budget
-    if budget.global_batch_tokens % budget.sequence_length:
-        below, above = neighbours(budget.global_batch_tokens, budget.sequence_length)
-        raise RecipeError(
-            "budget.global_batch_tokens",
-            f"{budget.global_batch_tokens:,} is no multiple of sequence_length "
-            f"{budget.sequence_length:,}",
-            f"the nearest that are: {below:,} and {above:,}",
-        )
-    if budget.total_tokens < budget.global_batch_tokens:
-        raise RecipeError(
-            "budget.total_tokens",
-            f"{budget.total_tokens:,} is less than one global batch of "
-            f"{budget.global_batch_tokens:,} tokens",
-            f"give at least {budget.global_batch_tokens:,}, or a smaller global_batch_tokens",
-        )
-
-
-def _check_ramp(recipe: "Recipe") -> None:
     budget, degrees = recipe.budget, recipe.parallelism
-    if isinstance(budget.ramp_up, str):
+    length, batch, ramp = budget.sequence_length, budget.global_batch_tokens, budget.ramp_up
+    _check_multiple("global_batch_tokens", batch, length, f"sequence_length {length:,}")
+    if budget.total_tokens < batch:
+        problem = f"{budget.total_tokens:,} is less than one global batch of {batch:,} tokens"
+        remedy = f"give at least {batch:,}, or a smaller global_batch_tokens"
+        raise RecipeError("budget.total_tokens", problem, remedy)
+    if isinstance(ramp, str):
         return
-    sequences = degrees.data * degrees.expert * degrees.microbatch_sequences
-    unit = budget.sequence_length * sequences
+    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
     for key in ("start_tokens", "increment_tokens"):
-        value = getattr(budget.ramp_up, key)
-        if value % unit:
-            below, above = neighbours(value, unit)
-            problem = f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank"
-            remedy = f"the nearest that are: {below:,} and {above:,}"
-            raise RecipeError(f"budget.ramp_up.{key}", problem, remedy)
-    grown = budget.global_batch_tokens - budget.ramp_up.start_tokens
-    if grown <= 0 or grown % budget.ramp_up.increment_tokens:
-        raise RecipeError(
-            "budget.ramp_up.increment_tokens",
-            f"{budget.ramp_up.increment_tokens:,} does not lead from "
-            f"{budget.ramp_up.start_tokens:,} to {budget.global_batch_tokens:,}",
-            "give a positive divisor of their difference",
-        )
+        what = f"{unit:,}, one microbatch of every data rank"
+        _check_multiple(f"ramp_up.{key}", getattr(ramp, key), unit, what)
+    grown, increment = batch - ramp.start_tokens, ramp.increment_tokens
+    if grown <= 0 or grown % increment:
+        problem = f"{increment:,} does not lead from {ramp.start_tokens:,} to {batch:,}"
+        remedy = "give a positive divisor of their difference"
+        raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
 
 
-def _check_precision(recipe: "Recipe") -> None:
-    scale, compute = recipe.precision.loss_scale, recipe.precision.compute
+def _check_multiple(key: str, value: int, unit: int, what: str) -> None:
+    if value % unit:
+        below, above = neighbours(value, unit)
+        remedy = f"the nearest that are: {below:,} and {above:,}"
+        raise RecipeError(f"budget.{key}", f"{value:,} is no multiple of {what}", remedy)
+
+
+def _check_precision(precision: "Precision") -> None:
+    scale, compute = precision.loss_scale, precision.compute
     scaled = not isinstance(scale, str)
     if not isinstance(scale, str) and scale.initial < scale.minimum:
         problem = f"{scale.initial:g} is below loss_scale.minimum {scale.minimum:g}"
@@ -119,7 +103,9 @@ def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
             f"lie on several nodes of {devices} devices; the Ultra-Scale Playbook lost 43 % of "
             "its throughput where that began, and 66 % of the rest at the next doubling"
         )
-    if recipe.precision.compute == FLOAT8 and not isinstance(recipe.cluster.hardware, str):
+    if recipe.precision.compute == engine.FLOAT8 and not isinstance(
+        recipe.cluster.hardware, str
+    ):
         lines.append(
             "precision.compute: float8 is planned as bfloat16, time and memory: no measured "
             "run in it stands behind the planner"

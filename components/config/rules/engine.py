@@ -1,4 +1,7 @@
-"""Rules of the engine and of float8: what DeepSpeed or torchao cannot do is refused at once."""
+"""Rules of what runs: the engine, float8, guards, watchdog and profiler.
+
+What DeepSpeed or torchao cannot do is refused at once.
+"""
 
 from math import log2
 from typing import TYPE_CHECKING
@@ -7,6 +10,7 @@ from components.errors import RecipeError
 
 if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
+    from components.config.schema.sections import Cluster, Parallelism
 
 _TO_MESH = "or parallelism.engine=mesh"
 
@@ -24,7 +28,7 @@ def check_engine(recipe: "Recipe") -> None:
             remedy = "set offload_optimizer=false, or parallelism.engine=deepspeed"
             raise RecipeError("parallelism.offload_optimizer", problem, remedy)
         return
-    _check_degrees(recipe)
+    _check_degrees(degrees)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":
         check_precision(recipe, compute)
@@ -32,19 +36,18 @@ def check_engine(recipe: "Recipe") -> None:
         check_precision(recipe, "float32" if device == "cpu" else "bfloat16")
 
 
-def _check_degrees(recipe: "Recipe") -> None:
-    degrees = recipe.parallelism
+def _check_degrees(degrees: "Parallelism") -> None:
     for axis in ("tensor", "pipeline", "expert", "context"):
         if (degree := getattr(degrees, axis)) > 1:
             problem = f"{degree}, but the deepspeed engine has data ranks alone"
             remedy = f"set parallelism.{axis}=1, {_TO_MESH}"
             raise RecipeError(f"parallelism.{axis}", problem, remedy)
     if degrees.zero and degrees.data_shard != degrees.data:
-        raise RecipeError(
-            "parallelism.data_shard",
-            f"{degrees.data_shard}, but DeepSpeed shards over all {degrees.data} data ranks",
-            f"set parallelism.data_shard={degrees.data}, {_TO_MESH}",
+        problem = (
+            f"{degrees.data_shard}, but DeepSpeed shards over all {degrees.data} data ranks"
         )
+        remedy = f"set parallelism.data_shard={degrees.data}, {_TO_MESH}"
+        raise RecipeError("parallelism.data_shard", problem, remedy)
     if degrees.offload_optimizer and degrees.zero == 0:
         problem = "true at zero=0, where DeepSpeed has no state of its own to move"
         remedy = "set parallelism.zero=1, or offload_optimizer=false"
@@ -80,11 +83,8 @@ def check_precision(recipe: "Recipe", compute: str) -> None:
         problem = f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32"
         remedy = f"set precision.accumulate=float32, {_TO_MESH}"
         raise RecipeError("precision.accumulate", problem, remedy)
-    if compute == "float16":
-        _check_loss_scale(recipe)
-
-
-def _check_loss_scale(recipe: "Recipe") -> None:
+    if compute != "float16":
+        return
     scaling = recipe.precision.loss_scale
     assert not isinstance(scaling, str), "float16 without one is refused before"
     if scaling.initial < 1 or not log2(scaling.initial).is_integer():
@@ -111,7 +111,21 @@ def check_float8(recipe: "Recipe") -> None:
     """
     if recipe.precision.compute != FLOAT8:
         return
-    _check_shapes(recipe)
+    shape = recipe.shape
+    heads, experts = shape.attention, shape.mlp.num_experts
+    widths = {
+        "model.dim": shape.dim,
+        "model.attention.head_dim": heads.num_heads * heads.head_dim,
+        "model.attention.num_kv_heads": heads.num_kv_heads * heads.head_dim,
+    }
+    if not experts:  # their products stay in bfloat16
+        widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
+    for key, width in widths.items():
+        if width % MULTIPLE:
+            wants = f"products in {FLOAT8} want multiples of {MULTIPLE}"
+            wider = width + MULTIPLE - width % MULTIPLE
+            remedy = f"choose it so that they are {wider:,}, or set {_TO_BFLOAT16}"
+            raise RecipeError(key, f"gives linear maps {width:,} wide, but {wants}", remedy)
     hardware = recipe.cluster.hardware
     if recipe.cluster.device == "cpu" or isinstance(hardware, str):
         return  # emulated, or known on the machine alone
@@ -132,34 +146,100 @@ def check_float8_layout(recipe: "Recipe") -> None:
     if recipe.precision.compute != FLOAT8:
         return
     if degrees.engine != "mesh":
-        raise RecipeError(
-            "parallelism.engine",
-            f"{degrees.engine}, which rounds weights to bfloat16 before they could become "
-            f"{FLOAT8}",
-            f"set parallelism.engine=mesh, or {_TO_BFLOAT16}",
-        )
+        rounds = f"rounds weights to bfloat16 before they could become {FLOAT8}"
+        remedy = f"set parallelism.engine=mesh, or {_TO_BFLOAT16}"
+        raise RecipeError("parallelism.engine", f"{degrees.engine}, which {rounds}", remedy)
     if degrees.tensor > 1:
-        raise RecipeError(
-            "parallelism.tensor",
-            f"{degrees.tensor}, but in {FLOAT8} a row has one scale, and tensor ranks have "
-            "parts of rows",
-            f"set parallelism.tensor=1, or {_TO_BFLOAT16}",
-        )
+        rows = f"in {FLOAT8} a row has one scale, and tensor ranks have parts of rows"
+        remedy = f"set parallelism.tensor=1, or {_TO_BFLOAT16}"
+        raise RecipeError("parallelism.tensor", f"{degrees.tensor}, but {rows}", remedy)
 
 
-def _check_shapes(recipe: "Recipe") -> None:
-    shape = recipe.shape
-    heads, experts = shape.attention, shape.mlp.num_experts
-    widths = {
-        "model.dim": shape.dim,
-        "model.attention.head_dim": heads.num_heads * heads.head_dim,
-        "model.attention.num_kv_heads": heads.num_kv_heads * heads.head_dim,
-    }
-    if not experts:  # their products stay in bfloat16
-        widths["model.mlp.ffn_dim"] = shape.mlp.ffn_dim
-    for key, width in widths.items():
-        if width % MULTIPLE:
-            wants = f"products in {FLOAT8} want multiples of {MULTIPLE}"
-            wider = width + MULTIPLE - width % MULTIPLE
-            remedy = f"choose it so that they are {wider:,}, or set {_TO_BFLOAT16}"
-            raise RecipeError(key, f"gives linear maps {width:,} wide, but {wants}", remedy)
+def check_guard(recipe: "Recipe") -> None:
+    """Hold what guards and rehearsals can do.
+
+    Raises:
+        RecipeError: a norm that no one knows in time, or a fault of no rank or no step.
+    """
+    guard, degrees = recipe.guard, recipe.parallelism
+    judged = not isinstance(guard.gradient_norm_spike, str)
+    if judged and degrees.engine == "deepspeed" and degrees.zero > 0:
+        problem = f"DeepSpeed at zero={degrees.zero} tells the norm only after the update"
+        ways = "guard.gradient_norm_spike=none, parallelism.zero=0 or parallelism.engine=mesh"
+        raise RecipeError("guard.gradient_norm_spike", problem, f"set {ways}")
+    limits = {"rank": recipe.cluster.ranks - 1, "step": _steps(recipe) if guard.inject else 0}
+    for number, fault in enumerate(guard.inject):
+        for key, limit in limits.items():
+            if (value := getattr(fault, key)) > limit:
+                problem = f"{value}, but the last {key} is {limit}"
+                remedy = f"choose one up to {limit}"
+                raise RecipeError(f"guard.inject.{number}.{key}", problem, remedy)
+
+
+def _steps(recipe: "Recipe") -> int:
+    # Of a copy: who goes through layouts gives the recipe other degrees yet.
+    return recipe.model_copy().derived.steps
+
+
+def check_watchdog(recipe: "Recipe") -> None:
+    """Hold the rules between the watchdog and the job.
+
+    Raises:
+        RecipeError: the first rule that is broken.
+    """
+    watchdog, cluster = recipe.watchdog, recipe.cluster
+    if (pause := watchdog.pause_seconds) < (step := watchdog.step_seconds):
+        problem = f"{pause:g} is less than step_seconds {step:g}, but the first step is a pause"
+        remedy = f"set watchdog.pause_seconds={step:g} or more"
+        raise RecipeError("watchdog.pause_seconds", problem, remedy)
+    if watchdog.restarts and cluster.ranks == 1 and cluster.scheduler == "none":
+        problem = f"{watchdog.restarts}, but a single rank here has no agent to start it again"
+        remedy = "set watchdog.restarts=0, or cluster.ranks=2"
+        raise RecipeError("watchdog.restarts", problem, remedy)
+    if cluster.spare_nodes:
+        _check_spare_nodes(cluster, restarts=watchdog.restarts)
+
+
+def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
+    """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
+    unseen, keep = (
+        isinstance(cluster.preflight, str),
+        "leave cluster.preflight as it is, or set",
+    )
+    if cluster.scheduler == "none":
+        problem = "without a scheduler there is no job to have them"
+        remedy = "set cluster.spare_nodes=0"
+    elif unseen and cluster.scheduler == "pbs":
+        problem = "under pbs no job outlives a node, and none is looked at before"
+        remedy = f"{keep} cluster.spare_nodes=0"
+    elif unseen and not restarts:
+        problem = "a run that neither looks at its nodes nor starts again has no use for them"
+        remedy = f"{keep} watchdog.restarts=3"
+    else:
+        return
+    raise RecipeError("cluster.spare_nodes", f"{cluster.spare_nodes}, but {problem}", remedy)
+
+
+def check_profiler(recipe: "Recipe") -> None:
+    """Hold a profile to the steps and ranks that there are.
+
+    Raises:
+        RecipeError: a step or a rank beyond the last.
+    """
+    profiler = recipe.profiler
+    if not profiler.steps:
+        return
+    steps = _steps(recipe)
+    last = profiler.first_step + profiler.steps - 1
+    if last > steps:
+        given = f"{profiler.first_step} and profiler.steps {profiler.steps}"
+        problem = f"{given} end with step {last}, but the last step is {steps}"
+        fitting = f"{max(1, steps - profiler.steps + 1)}"
+        if profiler.steps > steps:
+            fitting = f"1 profiler.steps={steps}"
+        remedy = f"set profiler.first_step={fitting} or less"
+        raise RecipeError("profiler.first_step", problem, remedy)
+    ranks = recipe.cluster.ranks
+    if max(profiler.ranks) >= ranks:
+        problem = f"there is no rank {max(profiler.ranks)}: the last rank is {ranks - 1}"
+        raise RecipeError("profiler.ranks", problem, f"choose ranks up to {ranks - 1}")

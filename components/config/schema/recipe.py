@@ -8,27 +8,13 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from components.config.batch_ramp import (
-    BatchRamp,
-    DerivedNumbers,
-    FlopsPerToken,
-    ParameterCounts,
-)
+from components.config import batch_ramp
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
-from components.config.schema import monitoring, sections
+from components.config.schema import monitoring, sections, types
 from components.config.schema.data import DataSection
 from components.config.schema.sections import Stem
-from components.config.schema.types import (
-    SECTION,
-    WORD,
-    FrozenMapping,
-    Node,
-    OtherGroup,
-    Section,
-    sections_at,
-    thaw,
-)
+from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
 from components.config.targets import check_nodes, nearest
 from components.errors import RecipeError
@@ -37,7 +23,7 @@ from components.json_file import read_mapping
 S = TypeVar("S", bound=BaseModel)
 
 
-class Recipe(Section):
+class Recipe(types.Section):
     """Everything that one run needs, with every number settled."""
 
     name: Annotated[Stem, KeyGroup.RECORD]
@@ -48,7 +34,7 @@ class Recipe(Section):
         Node,
         KeyGroup.MATHEMATICS,
         # Kernels for the same products; the last bits differ.
-        OtherGroup(KeyGroup.LAYOUT, ("attention.backend", "mlp.path")),
+        types.OtherGroup(KeyGroup.LAYOUT, ("attention.backend.", "mlp.path.")),
     ]
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
@@ -70,20 +56,20 @@ class Recipe(Section):
 
     @cached_property
     def shape(self) -> ModelShape:
-        return read_section(ModelShape, thaw(self.model), "model")
+        return read_section(ModelShape, types.thaw(self.model), "model")
 
     @cached_property
-    def ramp(self) -> BatchRamp:
+    def ramp(self) -> batch_ramp.BatchRamp:
         """Samples a step, as a function of the samples consumed before it."""
-        budget = self.budget
-        full = budget.global_batch_tokens // budget.sequence_length
-        if isinstance(budget.ramp_up, str):
-            return BatchRamp.constant(full)
-        return BatchRamp(
+        length, ramp = self.budget.sequence_length, self.budget.ramp_up
+        full = self.budget.global_batch_tokens // length
+        if isinstance(ramp, str):
+            return batch_ramp.BatchRamp.constant(full)
+        return batch_ramp.BatchRamp(
             full_samples=full,
-            start_samples=budget.ramp_up.start_tokens // budget.sequence_length,
-            increment_samples=budget.ramp_up.increment_tokens // budget.sequence_length,
-            ramp_samples=budget.ramp_up.over_tokens // budget.sequence_length,
+            start_samples=ramp.start_tokens // length,
+            increment_samples=ramp.increment_tokens // length,
+            ramp_samples=ramp.over_tokens // length,
         )
 
     @cached_property
@@ -94,8 +80,7 @@ class Recipe(Section):
         for name, phase in self.data.phases.items():
             first = phase.first_sample(total_tokens=tokens, sequence_length=length)
             later.append((first, f"data.phases.{name}.shares", phase.shares))
-        later.sort(key=lambda phase: phase[0])
-        return ((0, "data.shares", self.data.shares), *later)
+        return ((0, "data.shares", self.data.shares), *sorted(later, key=lambda one: one[0]))
 
     @property
     def total_samples(self) -> int:
@@ -110,13 +95,13 @@ class Recipe(Section):
         return stage_layers(self.shape.num_layers, stages, degrees.stage_balance)
 
     @cached_property
-    def derived(self) -> DerivedNumbers:
+    def derived(self) -> batch_ramp.DerivedNumbers:
         """Numbers that follow from the settled ones; computed here and nowhere else."""
         budget, degrees, shape = self.budget, self.parallelism, self.shape
         samples = budget.global_batch_tokens // budget.sequence_length
         ranks = degrees.data * degrees.expert
-        return DerivedNumbers(
-            parameters=ParameterCounts(
+        return batch_ramp.DerivedNumbers(
+            parameters=batch_ramp.ParameterCounts(
                 total=shape.total_parameters,
                 active=shape.active_parameters,
                 embedding=shape.embedding_parameters,
@@ -129,7 +114,7 @@ class Recipe(Section):
             ranks=self.cluster.ranks,
             microbatches_per_step=samples // (ranks * degrees.microbatch_sequences),
             layers_by_stage=tuple(len(layers) for layers in self.stages),
-            flops_per_token=FlopsPerToken.of(shape, budget.sequence_length),
+            flops_per_token=batch_ramp.FlopsPerToken.of(shape, budget.sequence_length),
         )
 
     def fingerprint(self) -> str:
@@ -180,11 +165,10 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
 
 
 def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
-    steps = [step for step in error["loc"] if step not in {SECTION.tag, WORD.tag}]
-    location = ".".join(str(step) for step in steps)
-    where = f"{path}.{location}" if path else location
+    steps = [step for step in error["loc"] if step not in {types.SECTION.tag, types.WORD.tag}]
+    where = ".".join(map(str, [path, *steps] if path else steps))
     if error["type"] == "extra_forbidden":
-        there = sections_at(kind, steps[:-1])
+        there = types.sections_at(kind, steps[:-1])
         known = [name for section in there for name in section.model_fields]
         return f"{where}: unknown key; {nearest(str(steps[-1]), known)}"
     if error["type"] == "missing":

@@ -39,7 +39,7 @@ class KeyGroup(StrEnum):
 
 @dataclass(frozen=True)
 class OtherGroup:
-    """Keys below a field that are of another group than the field."""
+    """Keys below a field, each with a dot behind, that are of another group than the field."""
 
     group: KeyGroup
     keys: tuple[str, ...]

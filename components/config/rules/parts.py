@@ -1,6 +1,6 @@
-"""Rules of ``data`` and ``schedule``: shares that add up, phases inside the budget.
+"""Rules of ``model``, ``data`` and ``schedule``, each by itself.
 
-Keys, not class names, carry the rules: a new schedule with the same keys keeps them too.
+Keys, not class names, carry the rules: a new part with the same keys keeps them too.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,50 @@ from components.config.schema.data import DataSection, Source
 from components.config.targets import nearest
 from components.errors import RecipeError
 
+NORMS = ("norm", "embedding_norm", "attention.qk_norm")
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
+PEAKS = ("start", "value")  # where a warm-up ends
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """Hold every rule of the section.
+
+    Raises:
+        RecipeError: a norm with a bias that does not center, heads of an odd width that are
+            rotated in pairs, attention weights that no kernel drops, or a padding row that the
+            embedding has not.
+    """
+    for path in NORMS:
+        norm = _at(model, path)
+        if norm.get("bias", False) and not norm.get("center", True):
+            problem = "true, but a norm that does not center has no bias"
+            remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
+            raise RecipeError(f"model.{path}.bias", problem, remedy)
+    attention = _at(model, "attention")
+    width, dropped = attention.get("head_dim", 0), attention.get("dropout", 0.0)
+    if _at(model, "positions").get("base") is not None and width % 2:
+        problem = f"{width} is odd, but rotary positions turn channels in pairs"
+        remedy = f"use {width - 1} or {width + 1}"
+        raise RecipeError("model.attention.head_dim", problem, remedy)
+    if attention.get("backend") == "flex" and dropped > 0:
+        problem = (
+            f"flex cannot drop attention weights, but model.attention.dropout is {dropped}"
+        )
+        remedy = "use auto or sdpa, or model.attention.dropout=0.0"
+        raise RecipeError("model.attention.backend", problem, remedy)
+    row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
+    if row is not None and not 0 <= row < rows:
+        problem = f"there is no row {row} among {rows:,}"
+        remedy = f"use 0 to {rows - 1:,}, or null for none"
+        raise RecipeError("model.initialization.padding_row", problem, remedy)
+
+
+def _at(model: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Find a part that names a class: only the arguments of such are checked before."""
+    here: Any = model
+    for step in path.split("."):
+        here = here.get(step) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) and "_target_" in here else {}
 
 
 def check_data(data: DataSection, *, total_tokens: int) -> None:
@@ -31,8 +74,9 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
             problem = "says not once where it begins"
             raise RecipeError(path, problem, "give it either from_tokens or from_fraction")
         if phase.from_tokens is not None and phase.from_tokens >= total_tokens:
-            outside = f"is not inside the budget of {total_tokens:,} tokens"
-            problem = f"{phase.from_tokens:,} {outside}"
+            problem = (
+                f"{phase.from_tokens:,} is not inside the budget of {total_tokens:,} tokens"
+            )
             remedy = "let it begin earlier, or leave it out"
             raise RecipeError(f"{path}.from_tokens", problem, remedy)
         _check_sum(f"{path}.shares", phase.shares)
@@ -42,18 +86,7 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
             remedy = f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}"
             raise RecipeError(f"data.sources.{name}", problem, remedy)
         _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
-    _check_tokenizer(data)
-
-
-def _check_sum(path: str, shares: Mapping[str, float]) -> None:
-    total = sum(shares.values())
-    if abs(total - 1) > SHARES_TOLERANCE:
-        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
-        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
-
-
-def _check_tokenizer(data: DataSection) -> None:
-    """Token files and text of one run have one tokenizer, which is not trained on the text."""
+    # Token files and text of one run have one tokenizer, which is not trained on the text.
     tokens = [name for name, source in data.sources.items() if source.tokens]
     texts = [name for name, s in data.sources.items() if s.has_text and not s.tokens]
     if tokens and texts and data.tokenizer_folder == "none":
@@ -63,6 +96,13 @@ def _check_tokenizer(data: DataSection) -> None:
             "tokenizer that wrote them",
             "name the folder that holds its tokenizer.json or tokenizer.model",
         )
+
+
+def _check_sum(path: str, shares: Mapping[str, float]) -> None:
+    total = sum(shares.values())
+    if abs(total - 1) > SHARES_TOLERANCE:
+        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
+        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
 
 
 def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
@@ -77,9 +117,6 @@ def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
         problem = "absent, but data.document_mask needs to see where documents end"
         remedy = "set data.document_mask=false, or tokenize again with --append-eod"
         raise RecipeError(f"{path}.eod", problem, remedy)
-
-
-PEAKS = ("start", "value")  # where a warm-up ends
 
 
 def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
