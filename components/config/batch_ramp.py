@@ -9,15 +9,14 @@ ramps both take the same steps.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 from components.config.schema.types import Section
 from components.config.shape import ModelShape
 from components.errors import RecipeError
 
 
-@dataclass(frozen=True)
-class Plateau:
+class Plateau(NamedTuple):
     """Steps of one batch size in a row: the first step, the samples before it, the batch."""
 
     first_step: int
@@ -106,6 +105,10 @@ class ParameterCounts(Section):
     embedding: int
     expert: int
     padding: int
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> Self:
+        return cls(**{name: getattr(shape, f"{name}_parameters") for name in cls.model_fields})
 
 
 class FlopsPerToken(Section):

@@ -1,8 +1,4 @@
-"""Which keys decide the mathematics, the layout, the machine and the record of a run.
-
-Each key says its group where the schema declares it. The fingerprint, moving a run, locks and
-comparisons ask here.
-"""
+"""Which keys decide mathematics, layout, machine and record of a run: the schema says it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import Any
 
 from components.config import layout
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute
-from components.config.rules.parts import check_phases
+from components.config.rules.check import check_phases
 from components.config.scale_down import scale_down
 from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
@@ -134,11 +134,7 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def check_movable(keys: Iterable[str]) -> None:
-    """Refuse what may not stand beside ``resume``.
-
-    Raises:
-        RecipeError: the first key that is not below one of :data:`SECTIONS`, and no place.
-    """
+    """Raise a RecipeError for the first key that may not stand beside ``resume``."""
     for key in keys:
         if not key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS))):
             problem = (
@@ -175,11 +171,7 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: UserOverrides) -> None:
 
 
 def check_mathematics(before: Recipe, after: Recipe) -> None:
-    """Refuse the keys of a layout that change what this model computes.
-
-    Raises:
-        RecipeError: one of them differs.
-    """
+    """Raise a RecipeError for keys of a layout that change what this model computes."""
     old, new = before.parallelism, after.parallelism
     reasons = degrees_that_compute(
         experts=before.shape.mlp.num_experts is not None, divisor=old.expert_divisor

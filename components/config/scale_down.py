@@ -18,8 +18,7 @@ FFN_MULTIPLE = 8  # keeps small matrices on whole vector registers
 def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
     """Make ``tree`` small in place, before its ranks are dealt.
 
-    ``full`` is the recipe without the user's keys: lengths and rates keep their proportion
-    to it.
+    Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
     """
     _shrink_model(tree, rule, named, full["model"])
     _shrink_experts(tree, rule, named, full["model"])

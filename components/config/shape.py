@@ -46,10 +46,7 @@ class AttentionShape(_Part):
 
 
 class MLPShape(_Part):
-    """Projections of one feed-forward block, or of many experts behind a router.
-
-    A gated one has a third matrix.
-    """
+    """Projections of one feed-forward block, with a third one if gated, or of many experts."""
 
     ffn_dim: Count
     gated: bool

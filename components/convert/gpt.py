@@ -168,4 +168,4 @@ class Bloom(HFFamily):
             yield links.vocabulary("head.weight", "lm_head.weight")
 
 
-FAMILIES = (GPT2(), Bloom())
+FAMILIES = (Bloom(), GPT2())

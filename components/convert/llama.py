@@ -103,7 +103,6 @@ _NO_CLIPPING = (None, lambda _: None)
 
 
 def _without(*names: str) -> dict[str, Any]:
-    """Return Llama's keys but for ``names``."""
     return {key: value for key, value in Llama.keys.items() if key not in names}
 
 

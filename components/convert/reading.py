@@ -54,12 +54,10 @@ def read_folder(
             missing or unknown tensors, or tensors of another shape.
     """
     features = read_features(section)
-    if universal.is_universal(folder):
+    if (folder / universal.PARTS).is_dir():
         reader = universal.UniversalReader(folder)
         links = universal.link_universal(folder, features, reader.names())
-        rows = universal.count_rows(
-            folder, features, reader, tokenizer_vocab_size=tokenizer_vocab_size
-        )
+        rows = universal.count_rows(folder, features, reader, tokenizer_vocab_size)
         found = {name: name for link in links for name in link.theirs}
         _fill(model, reader, links, found=found, rows=rows, remedy=universal.REMEDY)
         return
@@ -126,9 +124,9 @@ def _check_config(
         raise RecipeError(str(folder / "config.json"), problem, remedy)
     theirs = family.stated(config)
     different = [
-        f"{key}: {theirs[key]} there, {ours[key]} in the recipe"
-        for key in ours
-        if theirs[key] != ours[key]
+        f"{key}: {theirs[key]} there, {here} in the recipe"
+        for key, here in ours.items()
+        if theirs[key] != here
     ]
     if different:
         problem = "this is another model\n  " + "\n  ".join(different)
@@ -145,12 +143,11 @@ def _check_vocabulary(
         problem = f"{folder} has {rows} vocabulary rows, the recipe {wanted}"
         remedy = f"set model.vocab_size={rows}, with the tokenizer of that folder"
         raise RecipeError("model.vocab_size", problem, remedy)
-    pieces = count_pieces(folder)
-    if pieces is not None and pieces != tokenizer_vocab_size:
+    if (pieces := count_pieces(folder)) not in {None, tokenizer_vocab_size}:
+        theirs = f"the tokenizer in {folder} has {pieces:,} pieces"
+        remedy = "weights only mean something with the tokenizer that they were trained with"
         raise RecipeError(
-            "tokenizer.vocab_size",
-            f"{tokenizer_vocab_size:,}, but the tokenizer in {folder} has {pieces:,} pieces",
-            "weights only mean something with the tokenizer that they were trained with",
+            "tokenizer.vocab_size", f"{tokenizer_vocab_size:,}, but {theirs}", remedy
         )
 
 

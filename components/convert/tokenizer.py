@@ -71,11 +71,7 @@ def count_pieces(folder: Path) -> int | None:
 
 
 def open_engine(file: Path) -> Tokenizer:
-    """Load ``tokenizer.json``.
-
-    Raises:
-        RecipeError: it is none.
-    """
+    """Load ``tokenizer.json``, or raise a RecipeError if it is none."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the engine raises nothing more special
@@ -83,11 +79,7 @@ def open_engine(file: Path) -> Tokenizer:
 
 
 def open_pieces(file: Path) -> SentencePieceProcessor:
-    """Load a SentencePiece model.
-
-    Raises:
-        RecipeError: it is none.
-    """
+    """Load a SentencePiece model, or raise a RecipeError if it is none."""
     try:
         return SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError) as error:
@@ -113,13 +105,9 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
             "nfkc and identity can, with remove_extra_whitespaces=false",
         )
     processor = open_pieces(model)
-    engine = Tokenizer(
-        models.Unigram(
-            _scored_pieces(processor),
-            unk_id=processor.unk_id(),
-            byte_fallback=section["byte_fallback"],
-        )
-    )
+    unknown, fallback = processor.unk_id(), section["byte_fallback"]
+    pieces = _scored_pieces(processor)
+    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=fallback))
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
@@ -155,8 +143,8 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
     """Find the pieces that have a role; ``eos`` is what training put after each document."""
-    found = {"eos": section.get("special_pieces", section)["eod"]}
-    for role, names in _SPELLINGS.items():
-        known = (name for name in names if engine.token_to_id(name) is not None)
-        found[role] = next(known, None)
-    return found
+    known = {
+        role: next((name for name in names if engine.token_to_id(name) is not None), None)
+        for role, names in _SPELLINGS.items()
+    }
+    return {"eos": section.get("special_pieces", section)["eod"], **known}

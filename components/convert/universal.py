@@ -16,36 +16,22 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
+from components.convert import links
 from components.convert.features import Features
-from components.convert.links import (
-    TensorLink,
-    megatron_block,
-    module,
-    name_differences,
-    name_some,
-    same,
-    vocabulary,
-)
+from components.convert.links import TensorLink
 from components.data.files import check_regular
 from components.errors import RecipeError
 
 REMEDY = "set the model section to what was trained, or name another folder"
 _PATH = "model.init_from"
-_PARTS = "zero"
-_FILE = "fp32.pt"
-_KEY = "param"
-
-
-def is_universal(folder: Path) -> bool:
-    """Return whether DeepSpeed's converter wrote the folder, by its outline."""
-    return (folder / _PARTS).is_dir()
+PARTS, _FILE, _KEY = "zero", "fp32.pt", "param"  # by the first is such a folder known
 
 
 class UniversalReader:
     """Parameters of a universal checkpoint by name, each mapped when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / _PARTS
+        self._folder = folder / PARTS
 
     def names(self) -> list[str]:
         return sorted(file.parent.name for file in self._folder.glob(f"*/{_FILE}"))
@@ -69,9 +55,8 @@ class UniversalReader:
         tensor = held.get(_KEY) if isinstance(held, dict) else None
         if not isinstance(tensor, Tensor):
             # Without tensor parallelism ZeRO 3 is converted to vectors that lost their shapes.
-            problem = f"holds no tensor under {_KEY!r}"
             remedy = "convert a checkpoint of ZeRO 0 to 2, as those of pipelines are"
-            raise RecipeError(str(file), problem, remedy)
+            raise RecipeError(str(file), f"holds no tensor under {_KEY!r}", remedy)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -88,21 +73,20 @@ def link_universal(folder: Path, features: Features, names: Sequence[str]) -> li
     _check_parts(folder, features)
     blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
     if not blocks:
-        raise RecipeError(
-            _PATH,
-            f"{folder} is a universal checkpoint without blocks of a Megatron-DeepSpeed "
-            f"pipeline, N.input_layernorm.weight; it holds {name_some(names) or 'nothing'}",
-            "name one that such a pipeline was converted to, or a Hugging Face folder",
-        )
+        lacks = "blocks of a Megatron-DeepSpeed pipeline, N.input_layernorm.weight"
+        held = f"it holds {links.name_some(names) or 'nothing'}"
+        problem = f"{folder} is a universal checkpoint without {lacks}; {held}"
+        remedy = "name one that such a pipeline was converted to, or a Hugging Face folder"
+        raise RecipeError(_PATH, problem, remedy)
     if len(blocks) != features.num_layers:
         problem = f"{folder} has {len(blocks)} blocks, the recipe {features.num_layers}"
         raise RecipeError(_PATH, problem, f"set model.num_layers={len(blocks)}")
-    links = list(_links(features, names, blocks))
-    wanted = {name for link in links for name in link.theirs}
-    missing, unknown = wanted.difference(names), set(names) - wanted
-    if said := name_differences(sorted(missing), sorted(unknown)):
+    joined = list(_links(features, names, blocks))
+    wanted = {name for link in joined for name in link.theirs}
+    missing, unknown = sorted(wanted.difference(names)), sorted(set(names) - wanted)
+    if said := links.name_differences(missing, unknown):
         raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
-    return links
+    return joined
 
 
 def _links(
@@ -113,16 +97,16 @@ def _links(
     final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
     head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
     embedding = _embedding(names)
-    yield vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
+    yield links.vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
     if features.embedding_norm is not None:
-        yield from module("embedding_norm", f"{embedding}.word_embeddings.norm")
+        yield from links.module("embedding_norm", f"{embedding}.word_embeddings.norm")
     if features.positions.kind == "Learned":
-        yield same("positions.weight", f"{embedding}.position_embeddings.weight")
+        yield links.same("positions.weight", f"{embedding}.position_embeddings.weight")
     for layer in range(features.num_layers):
-        yield from megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
-    yield from module("final_norm", final_norm)
+        yield from links.megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
+    yield from links.module("final_norm", final_norm)
     if not features.tied_embeddings:
-        yield vocabulary("head.weight", f"{head}.lm_head.weight")
+        yield links.vocabulary("head.weight", f"{head}.lm_head.weight")
 
 
 def _places(names: Sequence[str], rest: str) -> list[str]:
@@ -137,7 +121,7 @@ def _embedding(names: Sequence[str]) -> str:
 
 
 def count_rows(
-    folder: Path, features: Features, reader: UniversalReader, *, tokenizer_vocab_size: int
+    folder: Path, features: Features, reader: UniversalReader, tokenizer_vocab_size: int
 ) -> int:
     """Count the vocabulary rows, from which the converter may have cut the padding.
 
@@ -148,12 +132,10 @@ def count_rows(
     own = sorted({tokenizer_vocab_size, features.vocab_size, features.padded_vocab_size})
     if rows not in own:
         wanted = " or ".join(f"{count:,}" for count in own)
-        raise RecipeError(
-            _PATH,
-            f"{folder} has {rows:,} vocabulary rows, the recipe {wanted}",
-            f"set model.padded_vocab_size={rows} if rows were added for training, or "
-            f"model.vocab_size={rows}, with the tokenizer of that run",
-        )
+        problem = f"{folder} has {rows:,} vocabulary rows, the recipe {wanted}"
+        padded = f"set model.padded_vocab_size={rows} if rows were added for training"
+        fresh = f"model.vocab_size={rows}, with the tokenizer of that run"
+        raise RecipeError(_PATH, problem, f"{padded}, or {fresh}")
     return rows
 
 
@@ -168,8 +150,7 @@ def _check_parts(folder: Path, features: Features) -> None:
         "attention.num_kv_heads": attention.num_kv_heads == attention.num_heads,
         "attention.qk_norm": attention.qk_norm is None,
     }
-    lacking = [f"model.{key}" for key, is_met in has.items() if not is_met]
-    if lacking:
+    if lacking := [f"model.{key}" for key, is_met in has.items() if not is_met]:
         raise RecipeError(
             _PATH,
             f"{folder} is a universal checkpoint, read for models with ALiBi or learned "

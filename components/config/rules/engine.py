@@ -16,11 +16,7 @@ _TO_MESH = "or parallelism.engine=mesh"
 
 
 def check_engine(recipe: "Recipe") -> None:
-    """Hold what each of the two engines can do.
-
-    Raises:
-        RecipeError: the first thing that the chosen one cannot.
-    """
+    """Raise a RecipeError for the first thing that the chosen engine cannot do."""
     degrees = recipe.parallelism
     if degrees.engine == "mesh":
         if degrees.offload_optimizer:
@@ -63,11 +59,7 @@ def _check_degrees(degrees: "Parallelism") -> None:
 
 
 def check_precision(recipe: "Recipe", compute: str) -> None:
-    """Hold what DeepSpeed can do in ``compute``, which is never ``auto`` here.
-
-    Raises:
-        RecipeError: the first dtype or loss scale that it has not.
-    """
+    """Raise a RecipeError for what DeepSpeed has not; ``compute`` is never ``auto`` here."""
     for key, value in {**recipe.precision.model_dump(), "compute": compute}.items():
         if value == "float64":
             remedy = f"set precision.{key}=float32, {_TO_MESH}"
@@ -104,11 +96,7 @@ _TO_BFLOAT16 = "precision.compute=bfloat16"
 
 
 def check_float8(recipe: "Recipe") -> None:
-    """Hold what products in float8 ask of the model and of the device.
-
-    Raises:
-        RecipeError: a width that they cannot have, or a device that has none.
-    """
+    """Raise a RecipeError for widths or a device without products in float8."""
     if recipe.precision.compute != FLOAT8:
         return
     shape = recipe.shape
@@ -137,11 +125,7 @@ def check_float8(recipe: "Recipe") -> None:
 
 
 def check_float8_layout(recipe: "Recipe") -> None:
-    """Hold that every rank has whole rows and float32 weights to round by itself.
-
-    Raises:
-        RecipeError: tensor ranks have parts of rows, or DeepSpeed has weights of its own.
-    """
+    """Raise a RecipeError where a rank has parts of rows, or no float32 weights to round."""
     degrees = recipe.parallelism
     if recipe.precision.compute != FLOAT8:
         return
@@ -156,11 +140,7 @@ def check_float8_layout(recipe: "Recipe") -> None:
 
 
 def check_guard(recipe: "Recipe") -> None:
-    """Hold what guards and rehearsals can do.
-
-    Raises:
-        RecipeError: a norm that no one knows in time, or a fault of no rank or no step.
-    """
+    """Raise a RecipeError for a norm known too late, or a fault of no rank or no step."""
     guard, degrees = recipe.guard, recipe.parallelism
     judged = not isinstance(guard.gradient_norm_spike, str)
     if judged and degrees.engine == "deepspeed" and degrees.zero > 0:
@@ -182,11 +162,7 @@ def _steps(recipe: "Recipe") -> int:
 
 
 def check_watchdog(recipe: "Recipe") -> None:
-    """Hold the rules between the watchdog and the job.
-
-    Raises:
-        RecipeError: the first rule that is broken.
-    """
+    """Raise a RecipeError for a watchdog or spare nodes that do not fit the job."""
     watchdog, cluster = recipe.watchdog, recipe.cluster
     if (pause := watchdog.pause_seconds) < (step := watchdog.step_seconds):
         problem = f"{pause:g} is less than step_seconds {step:g}, but the first step is a pause"
@@ -221,11 +197,7 @@ def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
 
 
 def check_profiler(recipe: "Recipe") -> None:
-    """Hold a profile to the steps and ranks that there are.
-
-    Raises:
-        RecipeError: a step or a rank beyond the last.
-    """
+    """Raise a RecipeError for a step or a rank beyond the last."""
     profiler = recipe.profiler
     if not profiler.steps:
         return

@@ -18,11 +18,7 @@ AXES = ("data", "expert", "context", "tensor", "pipeline")
 
 
 def check_degrees(recipe: "Recipe") -> None:
-    """Hold every rule between the degrees, the ranks and the model, whatever the microbatches.
-
-    Raises:
-        RecipeError: the first rule that is broken.
-    """
+    """Raise a RecipeError for degrees that ranks or model refuse, whatever the microbatches."""
     _check_ranks(recipe)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
@@ -180,11 +176,7 @@ def _check_fully_sharded(degrees: Parallelism, experts: int) -> None:
 
 
 def check_schedule(degrees: Parallelism) -> None:
-    """Hold that one schedule has one stage on each rank, the other several; also on one rank.
-
-    Raises:
-        RecipeError: it is the other way round.
-    """
+    """Raise a RecipeError unless a rank, a single one too, has the stages of its schedule."""
     schedule, stages = degrees.schedule, degrees.stages_per_rank
     several = schedule in {"interleaved", "zero_bubble"}
     if several == (stages > 1):

@@ -185,6 +185,3 @@ class Preflight(Section):
     def longest_seconds(self) -> float:
         """How long all of it may take, whatever hangs."""
         return self.answer_seconds + _ROUNDS * self.link_seconds
-
-
-Preflights = OrNone[Preflight]

@@ -101,13 +101,7 @@ class Recipe(types.Section):
         samples = budget.global_batch_tokens // budget.sequence_length
         ranks = degrees.data * degrees.expert
         return batch_ramp.DerivedNumbers(
-            parameters=batch_ramp.ParameterCounts(
-                total=shape.total_parameters,
-                active=shape.active_parameters,
-                embedding=shape.embedding_parameters,
-                expert=shape.expert_parameters,
-                padding=shape.padding_parameters,
-            ),
+            parameters=batch_ramp.ParameterCounts.of(shape),
             tokens_per_step=budget.global_batch_tokens,
             samples_per_step=samples,
             steps=self.ramp.steps(-(-budget.total_tokens // budget.sequence_length)),

@@ -159,7 +159,7 @@ class Cluster(Section):
     jobs: Literal["auto"] | Count
     smoke: bool
     spare_nodes: Annotated[int, Field(ge=0)]
-    preflight: profile.Preflights
+    preflight: OrNone[profile.Preflight]
     imports: Literal["shared", "node_local"]
     site: OrNone[profile.Site]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.config.rules.parts import check_model, check_schedule
+from components.config.rules.check import check_model, check_schedule
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 
