@@ -75,8 +75,12 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
         raise ValueError(f"is not JSON: {error}") from None
     except RecursionError:
         raise ValueError(f"is nested deeper than {DEEPEST}") from None
-    if text.count("[") + text.count("{") > DEEPEST:
-        _check_depth(tree)
+    level = [tree] if text.count("[") + text.count("{") > DEEPEST else []
+    for _ in range(DEEPEST + 1):
+        inner = [node for node in level if isinstance(node, dict | list)]
+        level = [one for n in inner for one in (n.values() if isinstance(n, dict) else n)]
+    if level:
+        raise ValueError(f"is nested deeper than {DEEPEST}")
     return tree
 
 
@@ -91,12 +95,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"has a number that is not finite: {text[:20]}")
     return number
-
-
-def _check_depth(tree: object) -> None:
-    level = [tree]
-    for _ in range(DEEPEST + 1):
-        inner = [node for node in level if isinstance(node, dict | list)]
-        level = [one for n in inner for one in (n.values() if isinstance(n, dict) else n)]
-    if level:
-        raise ValueError(f"is nested deeper than {DEEPEST}")

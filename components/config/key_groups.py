@@ -1,13 +1,13 @@
 """Which keys decide mathematics, layout, machine and record of a run: the schema says it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from components.config.schema.types import KeyGroup as KeyGroup
-from components.config.schema.types import OtherGroup, Section, sections_at
+from components.config.schema.types import OtherGroup, sections_at
 from components.config.user_overrides import leaves
 
 TITLES = {
@@ -30,27 +30,20 @@ def declared(path: str) -> KeyGroup | None:
 
     steps = path.split(".")
     group = None
-    for depth in range(len(steps)):
+    for depth, step in enumerate(steps):
+        below = "".join(f"{key}." for key in steps[depth + 1 :])
         for section in sections_at(Recipe, steps[:depth]):
-            group = _declared_in(section, steps[depth:], group)
-    below = [*sections_at(Recipe, steps), *sections_at(Recipe, [*steps, "*"])]
-    return None if any(section.keys_group for section in below) else group
-
-
-def _declared_in(
-    section: type[Section], steps: Sequence[str], above: KeyGroup | None
-) -> KeyGroup | None:
-    """Return what ``section`` says of ``steps`` below it; ``above`` is its own group."""
-    field, below = section.model_fields.get(steps[0]), ".".join(steps[1:])
-    if field is None:
-        return None if section.keys_group else above
-    group = section.keys_group or above
-    for one in field.metadata:
-        if isinstance(one, KeyGroup):
-            group = one
-        elif isinstance(one, OtherGroup) and f"{below}.".startswith(one.keys):
-            group = one.group
-    return group
+            field = section.model_fields.get(step)
+            group = section.keys_group or group
+            for one in field.metadata if field else ():
+                if isinstance(one, KeyGroup):
+                    group = one
+                elif isinstance(one, OtherGroup) and below.startswith(one.keys):
+                    group = one.group
+            if field is None and section.keys_group:
+                group = None
+    inner = [*sections_at(Recipe, steps), *sections_at(Recipe, [*steps, "*"])]
+    return None if any(section.keys_group for section in inner) else group
 
 
 def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:

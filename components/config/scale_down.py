@@ -21,7 +21,6 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
     Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
     """
     _shrink_model(tree, rule, named, full["model"])
-    _shrink_experts(tree, rule, named, full["model"])
     _shrink_vocabulary(tree, rule, named)
     named.put(tree, "budget.total_tokens", rule.total_tokens)
     named.put(tree, "budget.sequence_length", rule.sequence_length)
@@ -63,17 +62,11 @@ def _shrink_model(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> 
     named.put(tree, "model.attention.num_kv_heads", grouped)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
     named.put(tree, "model.mlp.ffn_dim", round(ratio * model["dim"] / multiple) * multiple)
-
-
-def _shrink_experts(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
-    """Fewer experts, the same part of them for each token, but two if there were several."""
-    mlp: Any = tree["model"]["mlp"]
-    if "num_experts" not in full["mlp"]:
-        return
-    experts, top_k = full["mlp"]["num_experts"], full["mlp"]["top_k"]
-    named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
-    part = round(top_k * mlp["num_experts"] / experts)
-    named.put(tree, "model.mlp.top_k", max(min(2, top_k), part))
+    if experts := full["mlp"].get("num_experts"):
+        # A token goes to the same part of fewer experts, but to two if it went to several.
+        named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
+        part = round(full["mlp"]["top_k"] * model["mlp"]["num_experts"] / experts)
+        named.put(tree, "model.mlp.top_k", max(min(2, full["mlp"]["top_k"]), part))
 
 
 def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides) -> None:

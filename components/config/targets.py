@@ -93,7 +93,11 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
     signature = read_signature(node["_target_"], f"{path}._target_")
     if "." not in path:  # one inside another was held to what that one does with it
         _check_partial(node, path, wanted=path in PARTIAL)
-        refuse_stranger(signature, str(node["_target_"]), path)
+        _, marks = ROOMS[path]
+        if not any(mark.startswith(marks) for mark in signature.marks):
+            problem = f"{node['_target_']} is no {path}: it has no {' or '.join(marks)}"
+            remedy = f"see conf/{path}/ for those there are"
+            raise RecipeError(f"{path}._target_", problem, remedy)
     for key in [key for key in node if key not in NODE_KEYS]:
         if key not in signature.arguments:
             hint = nearest(key, list(signature.arguments))
@@ -107,14 +111,6 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
     if missing and not node.get("_partial_", False):
         problem = f"{node['_target_']} needs {', '.join(sorted(missing))}"
         raise RecipeError(path, problem, f"set {path}.{min(missing)}=...")
-
-
-def refuse_stranger(signature: Signature, target: str, path: str) -> None:
-    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule."""
-    _, wanted = ROOMS[path]
-    if not any(mark.startswith(wanted) for mark in signature.marks):
-        problem = f"{target} is no {path}: it has no {' or '.join(wanted)}"
-        raise RecipeError(f"{path}._target_", problem, f"see conf/{path}/ for those there are")
 
 
 def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:

@@ -36,7 +36,9 @@ def write_shards(
         if pending and pending_bytes + tensor.nbytes > max_bytes:
             write()
             pending, pending_bytes = {}, 0
-        pending[name] = _own(tensor)
+        tensor = tensor.detach().contiguous()  # the format holds whole ones: views are copied
+        is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
+        pending[name] = tensor.clone() if is_view else tensor
         pending_bytes += tensor.nbytes
         total_bytes += tensor.nbytes
     write()
@@ -51,13 +53,6 @@ def write_shards(
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     return total_bytes
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """Copy what is a view: the format holds whole, contiguous tensors."""
-    tensor = tensor.detach().contiguous()
-    shares = tensor.untyped_storage().nbytes() != tensor.nbytes
-    return tensor.clone() if shares else tensor
 
 
 class ShardReader(ExitStack):

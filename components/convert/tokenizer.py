@@ -39,12 +39,10 @@ def write_tokenizer(
         shutil.copyfile(source / FILE, target / FILE)
         engine = open_engine(source / FILE)
     else:
-        raise RecipeError(
-            str(source),
-            f"there is neither {SENTENCEPIECE_FILE} nor {FILE}",
-            "prepare the run's data again with action=prepare; of token files alone, with "
-            "data.tokenizer_folder=FOLDER",
-        )
+        problem = f"there is neither {SENTENCEPIECE_FILE} nor {FILE}"
+        alone = "of token files alone, with data.tokenizer_folder=FOLDER"
+        remedy = f"prepare the run's data again with action=prepare; {alone}"
+        raise RecipeError(str(source), problem, remedy)
     roles = _find_roles(engine, section)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -98,12 +96,10 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     """
     rule = section["normalization_rule_name"]
     if rule not in _NORMALIZERS or section["remove_extra_whitespaces"]:
-        raise RecipeError(
-            "tokenizer.normalization_rule_name",
-            f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}, "
-            "cannot be converted exactly",
-            "nfkc and identity can, with remove_extra_whitespaces=false",
-        )
+        given = f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}"
+        problem = f"{given}, cannot be converted exactly"
+        remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
+        raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
     processor = open_pieces(model)
     unknown, fallback = processor.unk_id(), section["byte_fallback"]
     pieces = _scored_pieces(processor)

@@ -112,10 +112,11 @@ def _differing(a: Leaves, b: Leaves) -> Pairs:
 def _settle_degrees(computes: Pairs, layout: Pairs) -> None:
     """A degree that computes on one side alone is in two groups: the weightier one keeps it."""
     for key in computes.keys() & layout.keys():
-        both = zip(computes.pop(key), layout.pop(key), strict=True)
+        both = zip(computes[key], layout.pop(key), strict=True)
         a, b = (other if one is None else one for one, other in both)
-        if a != b:
-            computes[key] = (a, b)
+        computes[key] = (a, b)
+        if a == b:
+            del computes[key]
 
 
 def _data_leaves(data: PreparedHashes) -> Leaves:

@@ -153,12 +153,10 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
     tokens = [name for name, source in data.sources.items() if source.tokens]
     texts = [name for name, s in data.sources.items() if s.has_text and not s.tokens]
     if tokens and texts and data.tokenizer_folder == "none":
-        raise RecipeError(
-            "data.tokenizer_folder",
-            f"none, but {tokens[0]} has tokens already, and the text of {texts[0]} needs the "
-            "tokenizer that wrote them",
-            "name the folder that holds its tokenizer.json or tokenizer.model",
-        )
+        needs = f"the text of {texts[0]} needs the tokenizer that wrote them"
+        problem = f"none, but {tokens[0]} has tokens already, and {needs}"
+        remedy = "name the folder that holds its tokenizer.json or tokenizer.model"
+        raise RecipeError("data.tokenizer_folder", problem, remedy)
 
 
 def _check_sum(path: str, shares: Mapping[str, float]) -> None:
