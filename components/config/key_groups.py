@@ -46,7 +46,7 @@ def declared(path: str) -> KeyGroup | None:
     return None if any(section.keys_group for section in inner) else group
 
 
-def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
+def degrees_that_compute(num_experts: int | None, divisor: object) -> dict[str, str]:
     """Return the keys of ``parallelism`` that change what experts compute, and why."""
     reasons = {
         "expert_divisor": "the size of the experts' gradients follows from it",
@@ -56,7 +56,7 @@ def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
     }
     if divisor != "copies":
         del reasons["expert"]
-    return reasons if experts else {}
+    return reasons if num_experts else {}
 
 
 def without_profile(keys: Iterable[str]) -> list[str]:
@@ -68,10 +68,8 @@ def without_profile(keys: Iterable[str]) -> list[str]:
 
 def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:
     """Return the keys of ``parallelism`` that change what this recipe computes."""
-    degrees = degrees_that_compute(
-        experts=tree["model"].get("mlp", {}).get("num_experts") is not None,
-        divisor=str(tree["parallelism"].get("expert_divisor")),
-    )
+    experts = tree["model"].get("mlp", {}).get("num_experts")
+    degrees = degrees_that_compute(experts, tree["parallelism"].get("expert_divisor"))
     return frozenset(f"parallelism.{key}" for key in degrees)
 
 

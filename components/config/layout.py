@@ -107,10 +107,9 @@ def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
 
     def fits(size: int) -> bool:
         whole = all(share >= size and share % size == 0 for share in shares)
-        counts = [share // size for share in shares]
-        return whole and all(
-            fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts
-        )
+        counts = {share // size for share in shares}
+        fit = (fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts)
+        return whole and all(fit)
 
     return max(filter(fits, range(1, most + 1)), default=1)
 

@@ -137,10 +137,9 @@ def check_movable(keys: Iterable[str]) -> None:
     """Raise a RecipeError for the first key that may not stand beside ``resume``."""
     for key in keys:
         if not key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS))):
-            problem = (
-                f"a resumed run takes its recipe from its folder, {key} too; beside resume may "
-                f"stand keys of {', '.join(f'{name}.*' for name in SECTIONS)}"
-            )
+            takes = f"a resumed run takes its recipe from its folder, {key} too"
+            movable = ", ".join(f"{name}.*" for name in SECTIONS)
+            problem = f"{takes}; beside resume may stand keys of {movable}"
             raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}")
 
 
@@ -173,9 +172,7 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: UserOverrides) -> None:
 def check_mathematics(before: Recipe, after: Recipe) -> None:
     """Raise a RecipeError for keys of a layout that change what this model computes."""
     old, new = before.parallelism, after.parallelism
-    reasons = degrees_that_compute(
-        experts=before.shape.mlp.num_experts is not None, divisor=old.expert_divisor
-    )
+    reasons = degrees_that_compute(before.shape.mlp.num_experts, old.expert_divisor)
     for key, reason in reasons.items():
         kept, wanted = getattr(old, key), getattr(new, key)
         if wanted != kept:

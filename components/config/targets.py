@@ -164,9 +164,8 @@ def _read_class(node: ast.ClassDef) -> Signature:
     """Read the keyword-only arguments of ``__init__``, or a dataclass's fields."""
     methods = {item.name: item.args for item in node.body if isinstance(item, ast.FunctionDef)}
     if "__init__" in methods:
-        pairs = zip(
-            methods["__init__"].kwonlyargs, methods["__init__"].kw_defaults, strict=True
-        )
+        given = methods["__init__"]
+        pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
         found = [(argument.arg, argument.annotation, default) for argument, default in pairs]
     else:
         found = [

@@ -63,7 +63,7 @@ def read_folder(
         return
     family = choose_family(features)
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
-    _check_config(folder, config, family, features)
+    _check_config(str(folder / "config.json"), config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     links = list(family.links(features))
     with ShardReader(folder) as shards:
@@ -114,14 +114,14 @@ def _cut(link: TensorLink, parameters: Mapping[str, Tensor], rows: int) -> list[
 
 
 def _check_config(
-    folder: Path, config: Mapping[str, Any], family: HFFamily, features: Features
+    file: str, config: Mapping[str, Any], family: HFFamily, features: Features
 ) -> None:
     """Compare what is computed, key by key, and name every difference."""
     ours, kind = family.shape(features), config.get("model_type")
     if kind != family.model_type:
         problem = f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}"
         remedy = "choose the model of the recipe that these weights belong to"
-        raise RecipeError(str(folder / "config.json"), problem, remedy)
+        raise RecipeError(file, problem, remedy)
     theirs = family.stated(config)
     different = [
         f"{key}: {theirs[key]} there, {here} in the recipe"
@@ -131,7 +131,7 @@ def _check_config(
     if different:
         problem = "this is another model\n  " + "\n  ".join(different)
         remedy = "set the model section to the folder's values, or name another folder"
-        raise RecipeError(str(folder / "config.json"), problem, remedy)
+        raise RecipeError(file, problem, remedy)
 
 
 def _check_vocabulary(
@@ -144,11 +144,10 @@ def _check_vocabulary(
         remedy = f"set model.vocab_size={rows}, with the tokenizer of that folder"
         raise RecipeError("model.vocab_size", problem, remedy)
     if (pieces := count_pieces(folder)) not in {None, tokenizer_vocab_size}:
-        theirs = f"the tokenizer in {folder} has {pieces:,} pieces"
+        own_pieces = f"{tokenizer_vocab_size:,}, but the tokenizer in {folder}"
+        problem = f"{own_pieces} has {pieces:,} pieces"
         remedy = "weights only mean something with the tokenizer that they were trained with"
-        raise RecipeError(
-            "tokenizer.vocab_size", f"{tokenizer_vocab_size:,}, but {theirs}", remedy
-        )
+        raise RecipeError("tokenizer.vocab_size", problem, remedy)
 
 
 def _match_names(

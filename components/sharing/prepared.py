@@ -60,8 +60,8 @@ def describe_prepared(folder: Path) -> PreparedHashes:
     sources = {}
     for name, source in manifest.sources.items():
         # The token files' hashes in their order: where they lie makes no difference.
-        digests = [record.sha256 for record in (*source.train, *source.held_out)]
-        sources[name] = sha256("\n".join(digests).encode()).hexdigest()
+        digests = "\n".join(record.sha256 for record in (*source.train, *source.held_out))
+        sources[name] = sha256(digests.encode()).hexdigest()
     return PreparedHashes(
         key=manifest.key,
         tokenizer={file.name: file.sha256 for file in manifest.tokenizer.files},

@@ -241,13 +241,10 @@ def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
             f"lie on several nodes of {devices} devices; the Ultra-Scale Playbook lost 43 % of "
             "its throughput where that began, and 66 % of the rest at the next doubling"
         )
-    if recipe.precision.compute == engine.FLOAT8 and not isinstance(
-        recipe.cluster.hardware, str
-    ):
-        lines.append(
-            "precision.compute: float8 is planned as bfloat16, time and memory: no measured "
-            "run in it stands behind the planner"
-        )
+    if recipe.precision.compute == engine.FLOAT8 and recipe.cluster.hardware != "none":
+        planned = "float8 is planned as bfloat16, time and memory"
+        unmeasured = "no measured run in it stands behind the planner"
+        lines.append(f"precision.compute: {planned}: {unmeasured}")
         if recipe.parallelism.compile == "none":
             lines.append(
                 "parallelism.compile: none leaves each cast to float8 a pass over memory of "

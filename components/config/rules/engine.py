@@ -39,10 +39,8 @@ def _check_degrees(degrees: "Parallelism") -> None:
             remedy = f"set parallelism.{axis}=1, {_TO_MESH}"
             raise RecipeError(f"parallelism.{axis}", problem, remedy)
     if degrees.zero and degrees.data_shard != degrees.data:
-        problem = (
-            f"{degrees.data_shard}, but DeepSpeed shards over all {degrees.data} data ranks"
-        )
-        remedy = f"set parallelism.data_shard={degrees.data}, {_TO_MESH}"
+        ranks, remedy = degrees.data, f"set parallelism.data_shard={degrees.data}, {_TO_MESH}"
+        problem = f"{degrees.data_shard}, but DeepSpeed shards over all {ranks} data ranks"
         raise RecipeError("parallelism.data_shard", problem, remedy)
     if degrees.offload_optimizer and degrees.zero == 0:
         problem = "true at zero=0, where DeepSpeed has no state of its own to move"
@@ -50,12 +48,10 @@ def _check_degrees(degrees: "Parallelism") -> None:
         raise RecipeError("parallelism.offload_optimizer", problem, remedy)
     # Layers could not share a graph: a run would stop at the ninth.
     if degrees.compile != "none" and degrees.zero == 3:
-        raise RecipeError(
-            "parallelism.compile",
-            f"{degrees.compile}, but at zero=3 DeepSpeed's hooks are inside of each layer, and "
-            "no two layers have a graph in common",
-            f"set parallelism.compile=none, zero=2, {_TO_MESH}",
-        )
+        hooks = "at zero=3 DeepSpeed's hooks are inside of each layer"
+        problem = f"{degrees.compile}, but {hooks}, and no two layers have a graph in common"
+        remedy = f"set parallelism.compile=none, zero=2, {_TO_MESH}"
+        raise RecipeError("parallelism.compile", problem, remedy)
 
 
 def check_precision(recipe: "Recipe", compute: str) -> None:
@@ -65,10 +61,8 @@ def check_precision(recipe: "Recipe", compute: str) -> None:
             remedy = f"set precision.{key}=float32, {_TO_MESH}"
             raise RecipeError(f"precision.{key}", "float64 is unknown to DeepSpeed", remedy)
     if compute != "float32" and recipe.parallelism.zero == 0:
-        problem = (
-            f"0, but in {compute} DeepSpeed keeps float32 weights that can be saved only with "
-            "ZeRO"
-        )
+        weights = "float32 weights that can be saved only with ZeRO"
+        problem = f"0, but in {compute} DeepSpeed keeps {weights}"
         raise RecipeError("parallelism.zero", problem, f"set parallelism.zero=1, {_TO_MESH}")
     accumulate = recipe.precision.accumulate
     if accumulate not in {"float32", compute}:
@@ -178,10 +172,7 @@ def check_watchdog(recipe: "Recipe") -> None:
 
 def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
     """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
-    unseen, keep = (
-        isinstance(cluster.preflight, str),
-        "leave cluster.preflight as it is, or set",
-    )
+    unseen, keep = cluster.preflight == "none", "leave cluster.preflight as it is, or set"
     if cluster.scheduler == "none":
         problem = "without a scheduler there is no job to have them"
         remedy = "set cluster.spare_nodes=0"

@@ -99,9 +99,8 @@ def _check_tensor(recipe: "Recipe") -> None:
         raise RecipeError("model.padded_vocab_size", problem, remedy)
     length = recipe.budget.sequence_length
     if recipe.parallelism.sequence_parallel and length % tensor:
-        problem = (
-            f"budget.sequence_length {length:,} does not divide among {tensor} tensor ranks"
-        )
+        given = f"budget.sequence_length {length:,}"
+        problem = f"{given} does not divide among {tensor} tensor ranks"
         fitting = f"{length + tensor - length % tensor:,}"
         remedy = f"set sequence_parallel=false, or a sequence_length of {fitting}"
         raise RecipeError("parallelism.sequence_parallel", problem, remedy)
@@ -213,10 +212,9 @@ def _check_pipeline(recipe: "Recipe") -> None:
         return
     if degrees.zero == 3:
         gather = "would gather every parameter again for each microbatch"
+        problem = f"3 with {pipeline} pipeline stages {gather}"
         remedy = "set parallelism.zero=1 or 2, or parallelism.pipeline=1"
-        raise RecipeError(
-            "parallelism.zero", f"3 with {pipeline} pipeline stages {gather}", remedy
-        )
+        raise RecipeError("parallelism.zero", problem, remedy)
     if pipeline * stages > layers:
         need = f"{pipeline} ranks x {stages} stages need as many layers"
         fitting = f"parallelism.pipeline={max(1, layers // stages)}"
