@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from components.config.microbatches import fits_schedule, neighbours
+from components.config.batch_ramp import fits_schedule, neighbours
 from components.config.rules.layout import sequence_divisor, tensor_fits
 from components.config.schema.recipe import read_section
 from components.config.shape import ModelShape

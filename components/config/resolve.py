@@ -44,11 +44,7 @@ def resolve(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
 
 
 def resolve_template(tree: Tree, named_keys: Iterable[str]) -> Recipe:
-    """Check all but the layout, for a search that will choose one; ``auto`` is 1 until then.
-
-    Raises:
-        RecipeError: a key or a type is wrong, with its YAML path.
-    """
+    """Check keys and types, or raise a RecipeError; ``auto`` is 1 until a search lays out."""
     _check_sections(tree)
     _drop_unshared(tree, UserOverrides(named_keys))
     return read_section(Recipe, _without_auto(tree), "")

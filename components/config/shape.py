@@ -140,12 +140,7 @@ def divisors(number: int) -> list[int]:
 
 
 def check_shape(shape: ModelShape) -> None:
-    """Hold the rules between the numbers of one model.
-
-    Raises:
-        RecipeError: query heads that do not divide among the key/value heads, a padded
-            vocabulary smaller than the vocabulary, or more experts a token than there are.
-    """
+    """Raise a RecipeError for heads, vocabulary or experts that contradict each other."""
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     if heads % groups:
         legal = ", ".join(map(str, divisors(heads)))

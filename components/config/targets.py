@@ -122,11 +122,7 @@ def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
 
 
 def read_signature(target: object, path: str) -> Signature:
-    """Read the constructor of the class ``target`` from its source file.
-
-    Raises:
-        RecipeError: ``target`` is no class defined at the top of a module of ``components``.
-    """
+    """Read a class of ``components`` from its source, or raise a RecipeError if it is none."""
     refuse_foreign(target, path)
     refuse_room(str(target), path)
     module, _, name = str(target).rpartition(".")

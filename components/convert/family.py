@@ -94,11 +94,7 @@ def all_families() -> tuple[HFFamily, ...]:
 
 
 def choose_family(features: Features) -> HFFamily:
-    """Take the family that has every feature of the model.
-
-    Raises:
-        RecipeError: none has; what keeps the model from the nearest one is named.
-    """
+    """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
         family: [need for need in family.needs if not need.is_met(features)]
         for family in all_families()

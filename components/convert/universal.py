@@ -64,12 +64,7 @@ class UniversalReader:
 
 
 def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[TensorLink]:
-    """Join every parameter of ours to exactly one of the folder's.
-
-    Raises:
-        RecipeError: the recipe's model has parts that such a pipeline has not, another number
-            of blocks, or parameters without a partner on either side.
-    """
+    """Join each parameter to one of the folder's, or raise a RecipeError of what differs."""
     _check_parts(folder, features)
     blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
     if not blocks:

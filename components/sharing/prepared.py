@@ -51,11 +51,7 @@ def find_staged(recipe: Recipe, notes: str = STAGED) -> Path | None:
 
 
 def describe_prepared(folder: Path) -> PreparedHashes:
-    """Give the hashes that the manifest of a prepared folder lists.
-
-    Raises:
-        RecipeError: the folder has no readable manifest.
-    """
+    """Give the hashes of a prepared folder's manifest, or raise a RecipeError without one."""
     manifest = Manifest.read(folder)
     sources = {}
     for name, source in manifest.sources.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from components.config.microbatches import check_microbatches, neighbours
+from components.config.batch_ramp import check_microbatches, neighbours
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
 from components.config.schema.data import DataSection, Source
@@ -202,11 +202,9 @@ def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
 def check_phases(
     schedule: Mapping[str, Any], path: str = "schedule"
 ) -> dict[str, Mapping[str, Any]]:
-    """Give the phases of a schedule, by their paths; none if it has no such key.
+    """Give a schedule's phases by path; a RecipeError if it has none, or one without a class.
 
-    Raises:
-        RecipeError: there is no phase at all, or one that names no class: only the arguments of
-            a class have types that are checked.
+    Only the arguments of a class have types that are checked.
     """
     if "phases" not in schedule:
         return {}

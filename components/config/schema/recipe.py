@@ -120,11 +120,7 @@ class Recipe(types.Section):
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Load the frozen recipe of a run folder.
-
-    Raises:
-        RecipeError: the file is missing, no JSON, or no valid recipe.
-    """
+    """Load the frozen recipe of a run folder, or raise a RecipeError that names the file."""
     tree = read_mapping(file)
     try:
         return check_recipe(tree)
@@ -133,11 +129,7 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def check_recipe(tree: Mapping[str, Any]) -> Recipe:
-    """Turn a settled tree into a :class:`Recipe`: targets first, then fields, then rules.
-
-    Raises:
-        RecipeError: what is wrong, with its YAML path; of the fields, all that are wrong.
-    """
+    """Check a settled tree: targets, fields, then rules; a RecipeError says what is wrong."""
     check_nodes(tree)
     recipe = read_section(Recipe, tree, "")
     check_rules(recipe)
@@ -145,11 +137,7 @@ def check_recipe(tree: Mapping[str, Any]) -> Recipe:
 
 
 def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
-    """Validate one section; pydantic's errors become ours, with paths below ``path``.
-
-    Raises:
-        RecipeError: every field that is missing, unknown or out of range, one a line.
-    """
+    """Validate one section; a RecipeError has every wrong field below ``path``, one a line."""
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
