@@ -20,7 +20,6 @@ TITLES = {
 _PROFILE = ("hardware", "site", "storage", "failures", "accounting", "queues")
 # Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
-ORDER = "(order)"
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +86,7 @@ def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
         found[group][path] = value
     phases = tree["schedule"].get("phases")
     if isinstance(phases, Mapping):
-        found[KeyGroup.MATHEMATICS][f"schedule.phases {ORDER}"] = list(phases)
+        found[KeyGroup.MATHEMATICS]["schedule.phases (order)"] = list(phases)
     return found
 
 

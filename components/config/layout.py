@@ -16,11 +16,7 @@ SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
 
 
 def settle_smoke(tree: Tree, named: UserOverrides) -> None:
-    """Give a smoke job two nodes, unless the user says how many.
-
-    Raises:
-        RecipeError: there is no scheduler, or a replica of the full-size layout needs more.
-    """
+    """Give a smoke job two nodes unless the user says how many, or raise a RecipeError."""
     cluster, degrees = tree["cluster"], tree["parallelism"]
     if not cluster["smoke"]:
         return
@@ -115,12 +111,7 @@ def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
 
 
 def settle_layout(tree: Tree, named: UserOverrides) -> None:
-    """Derive whichever of ranks and data degree is not given, and the nodes.
-
-    Raises:
-        RecipeError: the other degrees do not divide the ranks, or the ranks do not fill nodes;
-            the nearest data degrees that do are proposed.
-    """
+    """Derive ranks or data degree, and nodes; a RecipeError proposes the nearest that fit."""
     degrees, cluster = tree["parallelism"], tree["cluster"]
     others = prod(degrees[axis] for axis in OTHERS)
     ranks = _given_ranks(cluster)

@@ -28,8 +28,7 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
     named.put(tree, "budget.global_batch_tokens", rule.samples_per_step * length)
     if "num_positions" in tree["model"]["positions"]:
         named.put(tree, "model.positions.num_positions", length)
-    _shrink_ramp(tree, full["budget"]["total_tokens"], named)
-    _shrink_schedule(tree, full, named)
+    _shrink_lengths(tree, full, named)
     batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
     named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
     named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
@@ -82,23 +81,23 @@ def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides) -> None:
     named.put(tree, "model.padded_vocab_size", rows)
 
 
-def _shrink_ramp(tree: Tree, full_tokens: int, named: UserOverrides) -> None:
-    """A batch that ramps up starts at half its size and takes one step, in the same share."""
-    budget = tree["budget"]
-    if budget["ramp_up"] == "none" or named.covers("budget.ramp_up"):
-        return
-    half = budget["global_batch_tokens"] // 2
-    over = max(half, budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens)
-    budget["ramp_up"] = {"start_tokens": half, "increment_tokens": half, "over_tokens": over}
+def _shrink_lengths(tree: Tree, full: Any, named: UserOverrides) -> None:
+    """Every length of ramp, schedule and optimizer keeps its share of the budget.
 
-
-def _shrink_schedule(tree: Tree, full: Tree, named: UserOverrides) -> None:
-    """Every length of schedule and optimizer keeps its share of the budget.
-
-    A published run that ends inside its warm-up would leave a miniature without a learning
-    rate: then lengths keep their share of the schedule instead.
+    A batch that ramps up starts at half its size and takes one step. A published run that ends
+    inside its warm-up would leave a miniature without a learning rate: then lengths keep their
+    share of the schedule instead.
     """
     total, reference = tree["budget"]["total_tokens"], full["budget"]["total_tokens"]
+    budget = tree["budget"]
+    if budget["ramp_up"] != "none" and not named.covers("budget.ramp_up"):
+        half = budget["global_batch_tokens"] // 2
+        over = max(half, budget["ramp_up"]["over_tokens"] * total // reference)
+        budget["ramp_up"] = {
+            "start_tokens": half,
+            "increment_tokens": half,
+            "over_tokens": over,
+        }
     if full["schedule"].get("warmup_tokens", 0) >= reference:
         reference = full["schedule"]["total_tokens"]
     for section in ("schedule", "optimizer"):

@@ -56,12 +56,7 @@ def write_shards(
 
 
 class ShardReader(ExitStack):
-    """Tensors of a folder by name, each read when it is asked for.
-
-    Raises:
-        RecipeError: there are no safetensors, a file cannot be read, or the index is none or
-            leads out of the folder.
-    """
+    """Tensors of a folder by name, each read when asked for, or a RecipeError if it cannot be."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ writes its table once and a round trip is exact.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [tensor.T for tensor in tensors]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorLink:
+class TensorLink(NamedTuple):
     """Tensors of ours and of theirs that hold the same numbers; most links only rename."""
 
     ours: tuple[str, ...]
@@ -33,12 +32,12 @@ class TensorLink:
 
 def same(ours: str, theirs: str) -> TensorLink:
     """Join one tensor to one, under another name."""
-    return TensorLink(ours=(ours,), theirs=(theirs,))
+    return TensorLink((ours,), (theirs,))
 
 
 def vocabulary(ours: str, theirs: str) -> TensorLink:
     """Join two matrices of vocabulary rows, whose padding may be left out."""
-    return TensorLink(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
+    return TensorLink((ours,), (theirs,), is_vocabulary=True)
 
 
 def module(ours: str, theirs: str, *, bias: bool = True) -> Iterator[TensorLink]:
@@ -50,20 +49,15 @@ def module(ours: str, theirs: str, *, bias: bool = True) -> Iterator[TensorLink]
 
 def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
-    yield TensorLink(
-        ours=(f"{ours}.weight",),
-        theirs=(f"{theirs}.weight",),
-        to_theirs=_transposed,
-        to_ours=_transposed,
-    )
+    yield TensorLink((f"{ours}.weight",), (f"{theirs}.weight",), _transposed, _transposed)
     yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
     """Join a stack along the first dimension to its slices."""
     return TensorLink(
-        ours=(ours,),
-        theirs=tuple(theirs),
+        (ours,),
+        tuple(theirs),
         to_theirs=lambda tensors: tensors[0].unbind(),
         to_ours=lambda tensors: [torch.stack(list(tensors))],
     )
@@ -80,7 +74,7 @@ def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> TensorLink:
         whole = tensors[0].T if transposed else tensors[0]
         return whole.chunk(len(ours))
 
-    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(tuple(ours), (theirs,), join, part)
 
 
 def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLink:
@@ -95,7 +89,7 @@ def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLi
         by_head = whole.view(num_heads, len(ours), -1, *whole.shape[1:])
         return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
 
-    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(tuple(ours), (theirs,), join, part)
 
 
 def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:

@@ -81,16 +81,12 @@ def _fill(
     rows: int,
     remedy: str,
 ) -> None:
-    """Copy every linked tensor; all shapes are compared before, with ours exported.
-
-    ``found`` maps the names of ``links`` to the folder's, which has so many vocabulary
-    ``rows``; ``remedy`` is said where a shape is another.
-    """
+    """Copy every linked tensor, by the folder's names that ``found`` has for the links'."""
     parameters = dict(model.named_parameters())
     unlinked = set(parameters) - {name for link in links for name in link.ours}
     assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
     held = [link for link in links if all(name in parameters for name in link.ours)]
-    for link in held:
+    for link in held:  # all shapes are compared first, with ours exported
         ours = _cut(link, parameters, rows)
         empty = [torch.empty_like(tensor, device="meta") for tensor in ours]
         for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):

@@ -26,11 +26,7 @@ _SPELLINGS = {"bos": ("<s>",), "pad": ("<pad>", "<|padding|>")}
 def write_tokenizer(
     source: Path, section: Mapping[str, Any], target: Path, *, context_tokens: int
 ) -> dict[str, int | None]:
-    """Write the tokenizer of the folder ``source``; return the ids for ``config.json``.
-
-    Raises:
-        RecipeError: there is no tokenizer, or it normalizes text as nothing here can.
-    """
+    """Write the tokenizer of ``source`` and return its ids, or raise a RecipeError."""
     if (source / SENTENCEPIECE_FILE).is_file():
         engine = convert_unigram(source / SENTENCEPIECE_FILE, section)
         engine.save(str(target / FILE))

@@ -9,7 +9,7 @@ are compared with the recipe, but not what leaves no trace in them.
 
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -37,11 +37,7 @@ class UniversalReader:
         return sorted(file.parent.name for file in self._folder.glob(f"*/{_FILE}"))
 
     def read(self, name: str) -> Tensor:
-        """Map the float32 values of a parameter; what else the file holds is not unpickled.
-
-        Raises:
-            RecipeError: the file is damaged, or holds anything but tensors and numbers.
-        """
+        """Map a parameter's float32 values, unpickling nothing else, or raise a RecipeError."""
         file = self._folder / name / _FILE
         check_regular(file, str(file))
         try:
@@ -76,32 +72,26 @@ def link_universal(folder: Path, features: Features, names: Sequence[str]) -> li
     if len(blocks) != features.num_layers:
         problem = f"{folder} has {len(blocks)} blocks, the recipe {features.num_layers}"
         raise RecipeError(_PATH, problem, f"set model.num_layers={len(blocks)}")
-    joined = list(_links(features, names, blocks))
+    # Where the norm or the head is missing, a message names the place that it could have.
+    final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
+    head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
+    words = f"{_embedding(names)}.word_embeddings"
+    joined = [links.vocabulary("embedding.weight", f"{words}.weight")]
+    if features.embedding_norm is not None:
+        joined += links.module("embedding_norm", f"{words}.norm")
+    if features.positions.kind == "Learned":
+        places = f"{_embedding(names)}.position_embeddings.weight"
+        joined.append(links.same("positions.weight", places))
+    for layer in range(features.num_layers):
+        joined += links.megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
+    joined += links.module("final_norm", final_norm)
+    if not features.tied_embeddings:
+        joined.append(links.vocabulary("head.weight", f"{head}.lm_head.weight"))
     wanted = {name for link in joined for name in link.theirs}
     missing, unknown = sorted(wanted.difference(names)), sorted(set(names) - wanted)
     if said := links.name_differences(missing, unknown):
         raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
     return joined
-
-
-def _links(
-    features: Features, names: Sequence[str], blocks: Sequence[int]
-) -> Iterator[TensorLink]:
-    """List all parameters of the pipeline, with ours; ``names`` tell in which place each is."""
-    # Where the norm or the head is missing, a message names the place that it could have.
-    final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
-    head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
-    embedding = _embedding(names)
-    yield links.vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
-    if features.embedding_norm is not None:
-        yield from links.module("embedding_norm", f"{embedding}.word_embeddings.norm")
-    if features.positions.kind == "Learned":
-        yield links.same("positions.weight", f"{embedding}.position_embeddings.weight")
-    for layer in range(features.num_layers):
-        yield from links.megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
-    yield from links.module("final_norm", final_norm)
-    if not features.tied_embeddings:
-        yield links.vocabulary("head.weight", f"{head}.lm_head.weight")
 
 
 def _places(names: Sequence[str], rest: str) -> list[str]:
@@ -118,11 +108,7 @@ def _embedding(names: Sequence[str]) -> str:
 def count_rows(
     folder: Path, features: Features, reader: UniversalReader, tokenizer_vocab_size: int
 ) -> int:
-    """Count the vocabulary rows, from which the converter may have cut the padding.
-
-    Raises:
-        RecipeError: they are neither the tokenizer's pieces nor the recipe's rows.
-    """
+    """Count vocabulary rows, maybe without padding; a RecipeError if the recipe has others."""
     rows = reader.shape(f"{_embedding(reader.names())}.word_embeddings.weight")[0]
     own = sorted({tokenizer_vocab_size, features.vocab_size, features.padded_vocab_size})
     if rows not in own:

@@ -1,7 +1,4 @@
-"""Rules of what runs: the engine, float8, guards, watchdog and profiler.
-
-What DeepSpeed or torchao cannot do is refused at once.
-"""
+"""Rules of what runs: what DeepSpeed or torchao cannot do, guards, watchdog and profiler."""
 
 from math import log2
 from typing import TYPE_CHECKING

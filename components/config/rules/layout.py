@@ -157,18 +157,12 @@ def _check_experts(recipe: "Recipe") -> None:
         problem = f"{degrees.tensor}: experts are not split over this axis, here as in Optimus"
         remedy = "set parallelism.tensor=1, and parallelism.expert for experts that do not fit"
         raise RecipeError("parallelism.tensor", problem, remedy)
-    if degrees.zero == 3:
-        _check_fully_sharded(degrees, experts)
-
-
-def _check_fully_sharded(degrees: Parallelism, experts: int) -> None:
-    """ZeRO 3 deals whole experts to the ranks that share a copy."""
-    if degrees.expert > 1:
+    pieces = degrees.data_shard * degrees.context
+    if degrees.zero == 3 and degrees.expert > 1:
         problem = f"3 would gather what {degrees.expert} expert ranks divide already"
         remedy = "set parallelism.zero=1 or 2, or parallelism.expert=1"
         raise RecipeError("parallelism.zero", problem, remedy)
-    pieces = degrees.data_shard * degrees.context
-    if degrees.engine == "mesh" and experts % pieces:
+    if degrees.zero == 3 and degrees.engine == "mesh" and experts % pieces:
         problem = f"3 deals whole experts, and {pieces} ranks do not divide {experts} of them"
         remedy = f"set parallelism.data_shard to a divisor of {experts}, or parallelism.zero=1"
         raise RecipeError("parallelism.zero", problem, remedy)

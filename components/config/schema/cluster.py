@@ -157,9 +157,6 @@ class Site(Section):
     file_systems: FrozenMapping[FileSystem]
 
 
-_ROUNDS = 1 + 2 + 3  # of pairs: the second waits twice as long as the first, the third thrice
-
-
 class Preflight(Section):
     """Limits by which a node is judged.
 
@@ -184,4 +181,5 @@ class Preflight(Section):
     @property
     def longest_seconds(self) -> float:
         """How long all of it may take, whatever hangs."""
-        return self.answer_seconds + _ROUNDS * self.link_seconds
+        # Three rounds of pairs: the second waits twice as long as the first, the third thrice.
+        return self.answer_seconds + (1 + 2 + 3) * self.link_seconds

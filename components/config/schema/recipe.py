@@ -76,11 +76,11 @@ class Recipe(types.Section):
     def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
         """First sample, YAML path and shares of each phase; the first may be left to a rule."""
         tokens, length = self.budget.total_tokens, self.budget.sequence_length
-        later = []
+        found = [(0, "data.shares", self.data.shares)]
         for name, phase in self.data.phases.items():
             first = phase.first_sample(total_tokens=tokens, sequence_length=length)
-            later.append((first, f"data.phases.{name}.shares", phase.shares))
-        return ((0, "data.shares", self.data.shares), *sorted(later, key=lambda one: one[0]))
+            found.append((first, f"data.phases.{name}.shares", phase.shares))
+        return tuple(sorted(found, key=lambda one: one[0]))
 
     @property
     def total_samples(self) -> int:
