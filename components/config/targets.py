@@ -200,7 +200,8 @@ def _check_type(choices: tuple[str, ...], value: object, path: str) -> None:
 
 @cache
 def _adapter(choices: tuple[str, ...]) -> TypeAdapter[Any]:
-    return TypeAdapter(Union[*map(_type, choices)] if choices else Any)
+    kind: Any = Union[*map(_type, choices)] if choices else Any
+    return TypeAdapter(kind)
 
 
 def _type(annotation: str) -> Any:

@@ -56,7 +56,7 @@ def write_shards(
 
 
 class ShardReader(ExitStack):
-    """Tensors of a folder by name, each read when asked for, or a RecipeError if it cannot be."""
+    """Tensors of a folder by name, each read when asked for, or a RecipeError if that fails."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
