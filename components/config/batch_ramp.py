@@ -110,10 +110,10 @@ def fits_schedule(microbatches: int, *, pipeline: int, schedule: str) -> bool:
     The interleaved schedules deal them in rounds of at least one a rank, all equally long
     (``number_of_rounds`` in torch.distributed.pipelining.schedules).
     """
-    if pipeline == 1 or microbatches < pipeline:
-        return pipeline == 1
-    dealt_in_rounds = schedule in {"interleaved", "zero_bubble"}
-    return not dealt_in_rounds or microbatches % (microbatches // pipeline) == 0
+    if pipeline == 1:
+        return True
+    rounds = microbatches // pipeline if schedule in {"interleaved", "zero_bubble"} else 1
+    return microbatches >= pipeline and microbatches % rounds == 0
 
 
 def check_microbatches(recipe: "Recipe") -> None:

@@ -177,7 +177,7 @@ def check_schedule(degrees: Parallelism) -> None:
     wants = "needs several stages" if several else "has one stage"
     problem = f"{schedule} {wants} on each rank, not {stages}"
     number, other = (2, "1f1b") if several else (1, "interleaved")
-    remedy = f"set parallelism.stages_per_rank={number}, or parallelism.schedule={other}"
+    remedy = "set parallelism.stages_per_rank={number}, or parallelism.schedule=interleaved"
     raise RecipeError("parallelism.stages_per_rank", problem, remedy)
 
 
@@ -186,16 +186,16 @@ def _check_zero_bubble(recipe: "Recipe") -> None:
     degrees, accumulate = recipe.parallelism, recipe.precision.accumulate
     if degrees.pipeline == 1 or degrees.schedule != "zero_bubble":
         return
-    when, other = "after each microbatch, which zero_bubble leaves no moment for", "interleaved"
+    when = "after each microbatch, which zero_bubble leaves no moment for"
     if degrees.zero == 2:
-        remedy = f"set parallelism.zero=1, or parallelism.schedule={other}"
+        remedy = "set parallelism.zero=1, or parallelism.schedule=interleaved"
         raise RecipeError("parallelism.zero", f"2 shards gradients {when}", remedy)
     if degrees.recompute != "none":
         problem = "zero_bubble goes through the backward pass twice, torch's recomputation once"
-        remedy = f"set parallelism.recompute=none, or parallelism.schedule={other}"
+        remedy = "set parallelism.recompute=none, or parallelism.schedule=interleaved"
         raise RecipeError("parallelism.recompute", problem, remedy)
     if accumulate == "bfloat16":
-        remedy = f"set precision.accumulate=float32, or parallelism.schedule={other}"
+        remedy = "set precision.accumulate=float32, or parallelism.schedule=interleaved"
         raise RecipeError("precision.accumulate", f"bfloat16 rounds {when}", remedy)
 
 
