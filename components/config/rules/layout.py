@@ -177,7 +177,7 @@ def check_schedule(degrees: Parallelism) -> None:
     wants = "needs several stages" if several else "has one stage"
     problem = f"{schedule} {wants} on each rank, not {stages}"
     number, other = (2, "1f1b") if several else (1, "interleaved")
-    remedy = "set parallelism.stages_per_rank={number}, or parallelism.schedule=interleaved"
+    remedy = f"set parallelism.stages_per_rank={number}, or parallelism.schedule={other}"
     raise RecipeError("parallelism.stages_per_rank", problem, remedy)
 
 
