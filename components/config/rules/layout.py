@@ -101,8 +101,8 @@ def _check_tensor(recipe: "Recipe") -> None:
     if recipe.parallelism.sequence_parallel and length % tensor:
         given = f"budget.sequence_length {length:,}"
         problem = f"{given} does not divide among {tensor} tensor ranks"
-        fitting = f"{length + tensor - length % tensor:,}"
-        remedy = f"set sequence_parallel=false, or a sequence_length of {fitting}"
+        longer = f"{length + tensor - length % tensor:,}"
+        remedy = f"set sequence_parallel=false, or a sequence_length of {longer}"
         raise RecipeError("parallelism.sequence_parallel", problem, remedy)
 
 
