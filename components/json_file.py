@@ -69,18 +69,18 @@ def parse_json(raw: bytes, *, finite: bool) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is no UTF-8 text: byte {error.start + 1}") from None
     try:
-        tree = json.loads(
-            text,
-            parse_int=_whole,
-            parse_float=_finite if finite else float,
-            parse_constant=_finite if finite else float,
-        )
+        number = _finite if finite else float
+        tree = json.loads(text, parse_int=_whole, parse_float=number, parse_constant=number)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from None
     except RecursionError:
         raise ValueError(f"is nested deeper than {DEEPEST}") from None
-    if text.count("[") + text.count("{") > DEEPEST:
-        _check_depth(tree)
+    level = [tree] if text.count("[") + text.count("{") > DEEPEST else []
+    for _ in range(DEEPEST + 1):
+        inner = [node for node in level if isinstance(node, dict | list)]
+        level = [one for n in inner for one in (n.values() if isinstance(n, dict) else n)]
+    if level:
+        raise ValueError(f"is nested deeper than {DEEPEST}")
     return tree
 
 
@@ -95,17 +95,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"has a number that is not finite: {text[:20]}")
     return number
-
-
-def _check_depth(tree: object) -> None:
-    level, depth = [tree], 0
-    while level:
-        if depth > DEEPEST:
-            raise ValueError(f"is nested deeper than {DEEPEST}")
-        depth += 1
-        level = [
-            item
-            for node in level
-            if isinstance(node, dict | list)
-            for item in (node.values() if isinstance(node, dict) else node)
-        ]

@@ -28,7 +28,7 @@ _VISIBLE = frozenset(
 )
 _JOINERS = frozenset("\u200c\u200d")
 _FIRST_JOINING = "\u0590"  # Latin, Greek and Cyrillic come before it and join nothing
-_C0_PICTURES, _DELETE, _DELETE_PICTURE = 0x2400, 0x7F, "\u2421"
+_C0_PICTURES, _DELETE, _DELETE_PICTURE = 0x2400, "\x7f", "\u2421"
 _REPLACEMENT = "\ufffd"
 
 _format_warning = warnings.formatwarning
@@ -55,10 +55,9 @@ def _shown(before: str, character: str) -> str:
     joins = before >= _FIRST_JOINING and unicodedata.category(before)[0] in "LMS"
     if character in _JOINERS and joins:
         return character
-    code = ord(character)
-    if code == _DELETE:
+    if character == _DELETE:
         return _DELETE_PICTURE
-    return chr(_C0_PICTURES + code) if code < ord(" ") else _REPLACEMENT
+    return chr(_C0_PICTURES + ord(character)) if character < " " else _REPLACEMENT
 
 
 def say(text: str) -> None:

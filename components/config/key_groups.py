@@ -1,17 +1,13 @@
-"""Which keys decide the mathematics, the layout, the machine and the record of a run.
-
-Each key says its group where the schema declares it. The fingerprint, moving a run, locks and
-comparisons ask here.
-"""
+"""Which keys decide mathematics, layout, machine and record of a run: the schema says it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from components.config.schema.types import KeyGroup as KeyGroup
-from components.config.schema.types import OtherGroup, Section, sections_at
+from components.config.schema.types import OtherGroup, sections_at
 from components.config.user_overrides import leaves
 
 TITLES = {
@@ -21,14 +17,9 @@ TITLES = {
     KeyGroup.RECORD: "only what is said or measured",
 }
 # Of another machine these follow from its name.
-_CLUSTER = "cluster.name"
-_PROFILE = tuple(
-    f"cluster.{key}"
-    for key in ("hardware", "site", "storage", "failures", "accounting", "queues")
-)
+_PROFILE = ("hardware", "site", "storage", "failures", "accounting", "queues")
 # Where inputs lie; what is in them decides. Whoever has their hashes compares these instead.
 PLACES = frozenset({"files", "embedded", "tokens", "dataset", "tokenizer_folder"})
-ORDER = "(order)"
 
 
 @lru_cache(maxsize=4096)
@@ -38,60 +29,46 @@ def declared(path: str) -> KeyGroup | None:
 
     steps = path.split(".")
     group = None
-    for depth in range(len(steps)):
+    for depth, step in enumerate(steps):
+        below = "".join(f"{key}." for key in steps[depth + 1 :])
         for section in sections_at(Recipe, steps[:depth]):
-            group = _declared_in(section, steps[depth:], group)
-    below = [*sections_at(Recipe, steps), *sections_at(Recipe, [*steps, "*"])]
-    return None if any(section.keys_group for section in below) else group
+            field = section.model_fields.get(step)
+            group = section.keys_group or group
+            for one in field.metadata if field else ():
+                if isinstance(one, KeyGroup):
+                    group = one
+                elif isinstance(one, OtherGroup) and below.startswith(one.keys):
+                    group = one.group
+            if field is None and section.keys_group:
+                group = None
+    inner = [*sections_at(Recipe, steps), *sections_at(Recipe, [*steps, "*"])]
+    return None if any(section.keys_group for section in inner) else group
 
 
-def _declared_in(
-    section: type[Section], steps: Sequence[str], above: KeyGroup | None
-) -> KeyGroup | None:
-    """Return what ``section`` says of ``steps`` below it; ``above`` is its own group."""
-    field, below = section.model_fields.get(steps[0]), ".".join(steps[1:])
-    if field is None:
-        return None if section.keys_group else above
-    group = section.keys_group or above
-    for one in field.metadata:
-        if isinstance(one, KeyGroup):
-            group = one
-        elif isinstance(one, OtherGroup) and any(
-            f"{below}.".startswith(f"{key}.") for key in one.keys
-        ):
-            group = one.group
-    return group
-
-
-def degrees_that_compute(*, experts: bool, divisor: str) -> dict[str, str]:
+def degrees_that_compute(num_experts: int | None, divisor: object) -> dict[str, str]:
     """Return the keys of ``parallelism`` that change what experts compute, and why."""
-    if not experts:
-        return {}
     reasons = {
         "expert_divisor": "the size of the experts' gradients follows from it",
         "microbatch_sequences": "routers are balanced over each microbatch",
+        "expert": "with expert_divisor=copies the experts' gradients are as many times larger "
+        "as there are expert ranks",
     }
-    if divisor == "copies":
-        reasons["expert"] = (
-            "with expert_divisor=copies the experts' gradients are as many times larger as "
-            "there are expert ranks"
-        )
-    return reasons
+    if divisor != "copies":
+        del reasons["expert"]
+    return reasons if num_experts else {}
 
 
 def without_profile(keys: Iterable[str]) -> list[str]:
     """Leave out what follows from ``cluster.name``, where that is among the keys."""
     listed = list(keys)
-    another = _CLUSTER in listed
-    return [key for key in listed if not (another and key.startswith(_PROFILE))]
+    follows = tuple(f"cluster.{key}" for key in _PROFILE) if "cluster.name" in listed else ()
+    return [key for key in listed if not key.startswith(follows)]
 
 
 def computing_keys(tree: Mapping[str, Any]) -> frozenset[str]:
     """Return the keys of ``parallelism`` that change what this recipe computes."""
-    degrees = degrees_that_compute(
-        experts=tree["model"].get("mlp", {}).get("num_experts") is not None,
-        divisor=str(tree["parallelism"].get("expert_divisor")),
-    )
+    experts = tree["model"].get("mlp", {}).get("num_experts")
+    degrees = degrees_that_compute(experts, tree["parallelism"].get("expert_divisor"))
     return frozenset(f"parallelism.{key}" for key in degrees)
 
 
@@ -109,7 +86,7 @@ def split(tree: Mapping[str, Any]) -> dict[KeyGroup, dict[str, Any]]:
         found[group][path] = value
     phases = tree["schedule"].get("phases")
     if isinstance(phases, Mapping):
-        found[KeyGroup.MATHEMATICS][f"schedule.phases {ORDER}"] = list(phases)
+        found[KeyGroup.MATHEMATICS]["schedule.phases (order)"] = list(phases)
     return found
 
 

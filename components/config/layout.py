@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from components.config.microbatches import fits_schedule
+from components.config.batch_ramp import fits_schedule, neighbours
 from components.config.rules.layout import sequence_divisor, tensor_fits
 from components.config.schema.recipe import read_section
 from components.config.shape import ModelShape
@@ -16,11 +16,7 @@ SMOKE_NODES = 2  # the fewest on which ranks talk across nodes
 
 
 def settle_smoke(tree: Tree, named: UserOverrides) -> None:
-    """Give a smoke job two nodes, unless the user says how many.
-
-    Raises:
-        RecipeError: there is no scheduler, or a replica of the full-size layout needs more.
-    """
+    """Give a smoke job two nodes unless the user says how many, or raise a RecipeError."""
     cluster, degrees = tree["cluster"], tree["parallelism"]
     if not cluster["smoke"]:
         return
@@ -32,12 +28,10 @@ def settle_smoke(tree: Tree, named: UserOverrides) -> None:
     cluster["ranks"] = SMOKE_NODES * cluster["devices_per_node"]
     others = prod(degrees[axis] for axis in OTHERS)
     if tree["scale"]["shrink"] == "none" and cluster["ranks"] % others:
-        raise RecipeError(
-            "cluster.smoke",
-            f"two nodes of {cluster['name']} are {cluster['ranks']} ranks, one replica of this "
-            f"layout has {others}",
-            "add scale=mini: the same layout in twos; or set cluster.nodes=...",
-        )
+        nodes = f"two nodes of {cluster['name']} are {cluster['ranks']} ranks"
+        problem = f"{nodes}, one replica of this layout has {others}"
+        remedy = "add scale=mini: the same layout in twos; or set cluster.nodes=..."
+        raise RecipeError("cluster.smoke", problem, remedy)
 
 
 def deal_ranks(tree: Tree, microbatch_sequences: int, named: UserOverrides) -> None:
@@ -105,34 +99,28 @@ def _microbatch_sequences(tree: Tree, dealt: dict[str, int], most: int) -> int:
         steps = range(ramp["start_tokens"], batches[0], ramp["increment_tokens"])
         batches = [*steps, *batches]
     shares = [tokens // budget["sequence_length"] // data_ranks for tokens in batches]
+    pipeline, schedule = dealt["pipeline"], degrees["schedule"]
 
-    def fits(share: int, size: int) -> bool:
-        whole = share >= size and share % size == 0
-        pipeline, schedule = dealt["pipeline"], degrees["schedule"]
-        return whole and fits_schedule(share // size, pipeline=pipeline, schedule=schedule)
+    def fits(size: int) -> bool:
+        whole = all(share >= size and share % size == 0 for share in shares)
+        counts = {share // size for share in shares}
+        fit = (fits_schedule(n, pipeline=pipeline, schedule=schedule) for n in counts)
+        return whole and all(fit)
 
-    sizes = range(1, most + 1)
-    return max((size for size in sizes if all(fits(one, size) for one in shares)), default=1)
+    return max(filter(fits, range(1, most + 1)), default=1)
 
 
 def settle_layout(tree: Tree, named: UserOverrides) -> None:
-    """Derive whichever of ranks and data degree is not given, and the nodes.
-
-    Raises:
-        RecipeError: the other degrees do not divide the ranks, or the ranks do not fill nodes;
-            the nearest data degrees that do are proposed.
-    """
+    """Derive ranks or data degree, and nodes; a RecipeError proposes the nearest that fit."""
     degrees, cluster = tree["parallelism"], tree["cluster"]
     others = prod(degrees[axis] for axis in OTHERS)
     ranks = _given_ranks(cluster)
     if ranks is not None and not named.covers("parallelism.data"):
         if ranks % others:
-            below, above = max(ranks // others, 1) * others, (ranks // others + 1) * others
-            raise RecipeError(
-                "cluster.ranks",
-                f"{ranks} are no multiple of tensor x pipeline x expert x context = {others}",
-                f"the nearest that are: {below} and {above}",
-            )
+            below, above = neighbours(ranks, others)
+            product = f"tensor x pipeline x expert x context = {others}"
+            remedy = f"the nearest that are: {below} and {above}"
+            raise RecipeError("cluster.ranks", f"{ranks} are no multiple of {product}", remedy)
         degrees["data"] = ranks // others
     elif degrees["data"] == "auto":
         degrees["data"] = 1
@@ -164,15 +152,11 @@ def _proposal(tree: Tree, devices: int) -> str:
     budget, wanted = tree["budget"], tree["parallelism"]["data"]
     others = prod(tree["parallelism"][axis] for axis in OTHERS)
     samples = budget["global_batch_tokens"] // budget["sequence_length"]
-    filling = [
-        data for data in range(1, 2 * wanted + devices + 1) if data * others % devices == 0
-    ]
+    filling = [n for n in range(1, 2 * wanted + devices + 1) if n * others % devices == 0]
     legal = [data for data in filling if samples % data == 0] or filling
     nearest = sorted(legal, key=lambda data: abs(data - wanted))[:3]
-    layouts = ", ".join(
-        f"parallelism.data={data} ({data * others // devices} nodes)"
-        for data in sorted(nearest)
-    )
+    nodes = {data: data * others // devices for data in sorted(nearest)}
+    layouts = ", ".join(f"parallelism.data={data} ({n} nodes)" for data, n in nodes.items())
     if legal is filling and samples % nearest[0]:
         layouts += f", with a batch that divides (now {samples} sequences)"
     return f"the nearest that do: {layouts}"

@@ -4,8 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 # Words that YAML 1.1 reads as a boolean or as nothing.
@@ -13,22 +12,17 @@ _RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "nul
 _INLINE_WIDTH = 88
 
 
-@dataclass(frozen=True, slots=True)
-class YamlLine:
+class YamlLine(NamedTuple):
     """One line; ``differs`` marks a key whose value is another in another run."""
 
     text: str
     differs: bool
 
 
-def recipe_lines(recipe: Mapping[str, Any], differing: frozenset[str]) -> tuple[YamlLine, ...]:
-    """Write the recipe line by line, and mark those of the dotted keys in ``differing``."""
-    return tuple(_lines(recipe, "", 0, differing))
-
-
-def _lines(
-    tree: Mapping[str, Any], prefix: str, indent: int, differing: frozenset[str]
+def recipe_lines(
+    tree: Mapping[str, Any], differing: frozenset[str], prefix: str = "", indent: int = 0
 ) -> Iterator[YamlLine]:
+    """Write a recipe line by line, and mark those of the dotted keys in ``differing``."""
     for key, value in tree.items():
         path = f"{prefix}{key}"
         head = f"{' ' * indent}{_scalar(key)}:"
@@ -36,10 +30,9 @@ def _lines(
         fits = len(line) <= _INLINE_WIDTH and not (indent == 0 and value)
         if isinstance(value, Mapping) and value and not fits:
             yield YamlLine(head, path in differing)
-            yield from _lines(value, f"{path}.", indent + 2, differing)
+            yield from recipe_lines(value, differing, f"{path}.", indent + 2)
         else:
-            touched = any(f"{key}.".startswith(f"{path}.") for key in differing)
-            yield YamlLine(line, touched)
+            yield YamlLine(line, any(f"{key}.".startswith(f"{path}.") for key in differing))
 
 
 def _inline(value: object) -> str:
@@ -55,9 +48,12 @@ def _scalar(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, int):
         return f"{value:_}" if abs(value) >= 10_000 else str(value)
-    if isinstance(value, float):
-        return _float(value)
     text = str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return re.sub("nan|inf", r".\g<0>", text)
+        # YAML 1.1 reads 1e-05 as a string: it wants the point.
+        return text.replace("e", ".0e") if "." not in text else text
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
     return '"' + "".join(_character(c) for c in text) + '"'
@@ -69,11 +65,3 @@ def _character(character: str) -> str:
         return character
     short = ord(character) <= 0xFFFF
     return json.dumps(character)[1:-1] if short else f"\\U{ord(character):08x}"
-
-
-def _float(value: float) -> str:
-    if not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ("-.inf" if value < 0 else ".inf")
-    text = repr(value)
-    # YAML 1.1 reads 1e-05 as a string: it wants the point.
-    return text.replace("e", ".0e") if "e" in text and "." not in text else text

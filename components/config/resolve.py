@@ -8,12 +8,12 @@ under either engine; the keys that say so are those of a few sections.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from components.config import layout
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute
-from components.config.layout import deal_ranks, settle_layout, settle_smoke
-from components.config.rules.data import check_phases
+from components.config.rules.check import check_phases
 from components.config.scale_down import scale_down
 from components.config.schema.recipe import Recipe, check_recipe, read_section
-from components.config.schema.sections import Cluster, Parallelism, ScaleSection, Shrink
+from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
 from components.config.targets import check_nodes, nearest
 from components.config.user_overrides import Tree, UserOverrides, leaves
@@ -34,21 +34,17 @@ def resolve(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
     named = UserOverrides(named_keys)
     _check_sections(tree)
     _drop_unshared(tree, named)
-    settle_smoke(tree, named)
-    scale = read_section(ScaleSection, tree["scale"], "scale")
-    if isinstance(scale.shrink, Shrink):
-        scale_down(tree, scale.shrink, named, full)
-        deal_ranks(tree, scale.shrink.microbatch_sequences, named)
-    settle_layout(tree, named)
+    layout.settle_smoke(tree, named)
+    shrink = read_section(ScaleSection, tree["scale"], "scale").shrink
+    if not isinstance(shrink, str):
+        scale_down(tree, shrink, named, full)
+        layout.deal_ranks(tree, shrink.microbatch_sequences, named)
+    layout.settle_layout(tree, named)
     return check_recipe(tree)
 
 
 def resolve_template(tree: Tree, named_keys: Iterable[str]) -> Recipe:
-    """Check all but the layout, for a search that will choose one; ``auto`` is 1 until then.
-
-    Raises:
-        RecipeError: a key or a type is wrong, with its YAML path.
-    """
+    """Check keys and types, or raise a RecipeError; ``auto`` is 1 until a search lays out."""
     _check_sections(tree)
     _drop_unshared(tree, UserOverrides(named_keys))
     return read_section(Recipe, _without_auto(tree), "")
@@ -126,7 +122,7 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         read_section(kind, section, name)
     named = UserOverrides(key for key, value in values.items() if value != "auto")
     _forget_derived(recipe, tree, named)
-    settle_layout(tree, named)
+    layout.settle_layout(tree, named)
     moved = check_recipe(tree)
     check_mathematics(recipe, moved)
     assert moved.fingerprint() == recipe.fingerprint()
@@ -134,18 +130,12 @@ def relayout(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def check_movable(keys: Iterable[str]) -> None:
-    """Refuse what may not stand beside ``resume``.
-
-    Raises:
-        RecipeError: the first key that is not below one of :data:`SECTIONS`, and no place.
-    """
+    """Raise a RecipeError for the first key that may not stand beside ``resume``."""
     for key in keys:
-        section, dot, _ = key.partition(".")
-        if (not dot or section not in SECTIONS) and not key.startswith(_PLACES):
-            problem = (
-                f"a resumed run takes its recipe from its folder, {key} too; beside resume may "
-                f"stand keys of {', '.join(f'{name}.*' for name in SECTIONS)}"
-            )
+        if not key.startswith((*_PLACES, *(f"{name}." for name in SECTIONS))):
+            takes = f"a resumed run takes its recipe from its folder, {key} too"
+            movable = ", ".join(f"{name}.*" for name in SECTIONS)
+            problem = f"{takes}; beside resume may stand keys of {movable}"
             raise RecipeError("resume", problem, f"drop {key}, or {_NEW_RUN}")
 
 
@@ -176,15 +166,9 @@ def _forget_derived(recipe: Recipe, tree: Tree, named: UserOverrides) -> None:
 
 
 def check_mathematics(before: Recipe, after: Recipe) -> None:
-    """Refuse the keys of a layout that change what this model computes.
-
-    Raises:
-        RecipeError: one of them differs.
-    """
+    """Raise a RecipeError for keys of a layout that change what this model computes."""
     old, new = before.parallelism, after.parallelism
-    reasons = degrees_that_compute(
-        experts=before.shape.mlp.num_experts is not None, divisor=old.expert_divisor
-    )
+    reasons = degrees_that_compute(before.shape.mlp.num_experts, old.expert_divisor)
     for key, reason in reasons.items():
         kept, wanted = getattr(old, key), getattr(new, key)
         if wanted != kept:

@@ -18,21 +18,17 @@ FFN_MULTIPLE = 8  # keeps small matrices on whole vector registers
 def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
     """Make ``tree`` small in place, before its ranks are dealt.
 
-    ``full`` is the recipe without the user's keys: lengths and rates keep their proportion
-    to it.
+    Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
     """
     _shrink_model(tree, rule, named, full["model"])
-    _shrink_experts(tree, rule, named, full["model"])
     _shrink_vocabulary(tree, rule, named)
     named.put(tree, "budget.total_tokens", rule.total_tokens)
     named.put(tree, "budget.sequence_length", rule.sequence_length)
-    samples = rule.samples_per_step
-    named.put(tree, "budget.global_batch_tokens", samples * tree["budget"]["sequence_length"])
+    length = tree["budget"]["sequence_length"]
+    named.put(tree, "budget.global_batch_tokens", rule.samples_per_step * length)
     if "num_positions" in tree["model"]["positions"]:
-        length = tree["budget"]["sequence_length"]
         named.put(tree, "model.positions.num_positions", length)
-    _shrink_ramp(tree, full["budget"]["total_tokens"], named)
-    _shrink_schedule(tree, full, named)
+    _shrink_lengths(tree, full, named)
     batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
     named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
     named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
@@ -46,8 +42,7 @@ def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> No
     # A phase of the mixture begins at the same part of the budget.
     for path, value in leaves(tree["data"]["phases"], "data.phases"):
         if path.endswith(".from_tokens"):
-            begin = value * total // full["budget"]["total_tokens"]
-            named.put(tree, path, max(1, begin))
+            named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))
     _stand_in(tree["data"], rule, named)
 
 
@@ -65,19 +60,12 @@ def _shrink_model(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> 
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
-    ffn_dim = round(ratio * model["dim"] / multiple) * multiple
-    named.put(tree, "model.mlp.ffn_dim", ffn_dim)
-
-
-def _shrink_experts(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
-    """Fewer experts, the same part of them for each token, but two if there were several."""
-    mlp: Any = tree["model"]["mlp"]
-    if "num_experts" not in full["mlp"]:
-        return
-    experts, top_k = full["mlp"]["num_experts"], full["mlp"]["top_k"]
-    named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
-    part = round(top_k * mlp["num_experts"] / experts)
-    named.put(tree, "model.mlp.top_k", max(min(2, top_k), part))
+    named.put(tree, "model.mlp.ffn_dim", round(ratio * model["dim"] / multiple) * multiple)
+    if experts := full["mlp"].get("num_experts"):
+        # A token goes to the same part of fewer experts, but to two if it went to several.
+        named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
+        part = round(full["mlp"]["top_k"] * model["mlp"]["num_experts"] / experts)
+        named.put(tree, "model.mlp.top_k", max(min(2, full["mlp"]["top_k"]), part))
 
 
 def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides) -> None:
@@ -93,31 +81,29 @@ def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides) -> None:
     named.put(tree, "model.padded_vocab_size", rows)
 
 
-def _shrink_ramp(tree: Tree, full_tokens: int, named: UserOverrides) -> None:
-    """A batch that ramps up starts at half its size and takes one step, in the same share."""
-    budget = tree["budget"]
-    if budget["ramp_up"] == "none" or named.covers("budget.ramp_up"):
-        return
-    half = budget["global_batch_tokens"] // 2
-    over = budget["ramp_up"]["over_tokens"] * budget["total_tokens"] // full_tokens
-    over = max(half, over)
-    budget["ramp_up"] = {"start_tokens": half, "increment_tokens": half, "over_tokens": over}
+def _shrink_lengths(tree: Tree, full: Any, named: UserOverrides) -> None:
+    """Every length of ramp, schedule and optimizer keeps its share of the budget.
 
-
-def _shrink_schedule(tree: Tree, full: Tree, named: UserOverrides) -> None:
-    """Every length of schedule and optimizer keeps its share of the budget.
-
-    A published run that ends inside its warm-up would leave a miniature without a learning
-    rate: then lengths keep their share of the schedule instead.
+    A batch that ramps up starts at half its size and takes one step. A published run that ends
+    inside its warm-up would leave a miniature without a learning rate: then lengths keep their
+    share of the schedule instead.
     """
     total, reference = tree["budget"]["total_tokens"], full["budget"]["total_tokens"]
-    schedule: Any = full["schedule"]
-    if schedule.get("warmup_tokens", 0) >= reference:
-        reference = schedule["total_tokens"]
-    lengths = [*leaves(tree["schedule"], "schedule"), *leaves(tree["optimizer"], "optimizer")]
-    for path, value in lengths:
-        if path.endswith("_tokens"):
-            named.put(tree, path, value * total // reference)
+    budget = tree["budget"]
+    if budget["ramp_up"] != "none" and not named.covers("budget.ramp_up"):
+        half = budget["global_batch_tokens"] // 2
+        over = max(half, budget["ramp_up"]["over_tokens"] * total // reference)
+        budget["ramp_up"] = {
+            "start_tokens": half,
+            "increment_tokens": half,
+            "over_tokens": over,
+        }
+    if full["schedule"].get("warmup_tokens", 0) >= reference:
+        reference = full["schedule"]["total_tokens"]
+    for section in ("schedule", "optimizer"):
+        for path, value in list(leaves(tree[section], section)):
+            if path.endswith("_tokens"):
+                named.put(tree, path, value * total // reference)
 
 
 def _stand_in(data: Any, rule: Shrink, named: UserOverrides) -> None:

@@ -4,6 +4,7 @@ Fields, not class names, carry what is counted, so a new part that uses the same
 counted too. A build on ``meta`` must agree to the last digit; the tests compare the two.
 """
 
+from itertools import accumulate
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -24,7 +25,7 @@ class NormShape(_Part):
     bias: bool
 
     def parameters(self, width: int) -> int:
-        return width * (int(self.weight) + int(self.bias))
+        return width * (self.weight + self.bias)
 
 
 class AttentionShape(_Part):
@@ -41,16 +42,11 @@ class AttentionShape(_Part):
         count = dim * (2 * queries + 2 * keys)
         if self.bias:
             count += queries + 2 * keys + dim
-        if self.qk_norm is not None:
-            count += self.qk_norm.parameters(queries) + self.qk_norm.parameters(keys)
-        return count
+        return count + (self.qk_norm.parameters(queries + keys) if self.qk_norm else 0)
 
 
 class MLPShape(_Part):
-    """Projections of one feed-forward block, or of many experts behind a router.
-
-    A gated one has a third matrix.
-    """
+    """Projections of one feed-forward block, with a third one if gated, or of many experts."""
 
     ffn_dim: Count
     gated: bool
@@ -128,33 +124,26 @@ class ModelShape(_Part):
     def total_parameters(self) -> int:
         """Parameters of the published checkpoint: without the rows added for training."""
         entry = self.embedding_norm.parameters(self.dim) if self.embedding_norm else 0
-        return (
-            self.embedding_parameters
-            + self.position_parameters
-            + entry
-            + self.num_layers * self.layer_parameters
-            + self.norm.parameters(self.dim)
-        )
+        ends = self.embedding_parameters + self.position_parameters + entry
+        return ends + self.num_layers * self.layer_parameters + self.norm.parameters(self.dim)
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token meets: of the experts, the ``top_k`` that it is sent to."""
-        idle = (self.mlp.num_experts or 1) - (self.mlp.top_k or 1)
-        return self.total_parameters - (
-            self.num_layers * idle * self.mlp.expert_parameters(self.dim)
-        )
+        idle = self.num_layers * ((self.mlp.num_experts or 1) - (self.mlp.top_k or 1))
+        return self.total_parameters - idle * self.mlp.expert_parameters(self.dim)
+
+
+def divisors(number: int) -> list[int]:
+    """List the divisors of ``number``."""
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def check_shape(shape: ModelShape) -> None:
-    """Hold the rules between the numbers of one model.
-
-    Raises:
-        RecipeError: query heads that do not divide among the key/value heads, a padded
-            vocabulary smaller than the vocabulary, or more experts a token than there are.
-    """
+    """Raise a RecipeError for heads, vocabulary or experts that contradict each other."""
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
     if heads % groups:
-        legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        legal = ", ".join(map(str, divisors(heads)))
         problem = f"{groups} does not divide num_heads {heads}"
         raise RecipeError("model.attention.num_kv_heads", problem, f"values that do: {legal}")
     if shape.padded_vocab_size < shape.vocab_size:
@@ -195,5 +184,5 @@ def stage_layers(num_layers: int, stages: int, balance: Balance) -> tuple[range,
         taker = min(range(stages), key=lambda stage: (load[stage], abs(2 * stage - stages + 1)))
         load[taker] += 1
         counts[taker] += 1
-    starts = [sum(counts[:stage]) for stage in range(stages)]
-    return tuple(range(start, start + n) for start, n in zip(starts, counts, strict=True))
+    ends = zip(accumulate(counts), counts, strict=True)
+    return tuple(range(end - count, end) for end, count in ends)

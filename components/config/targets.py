@@ -8,10 +8,9 @@ import ast
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import InstanceOf, TypeAdapter, ValidationError
 
@@ -22,19 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = re.compile(r"components(\.[a-z][a-z0-9_]*)+\.[A-Z][A-Za-z0-9]*")
 NODE_KEYS = frozenset({"_target_", "_partial_"})
 REFUSAL = "a recipe may only name a class that this repository defines under components/"
-# The rooms whose classes a section may name.
+# The room whose classes a section may name, and by which method or base one is what it wants.
 ROOMS = {
-    "model": "components.model.",
-    "tokenizer": "components.data.",
-    "optimizer": "components.optim.",
-    "schedule": "components.optim.",
-}
-# By which a class is known to be what its section wants: a method, or a class that it extends.
-MARKS = {
-    "model": ("loss",),
-    "tokenizer": ("encode",),
-    "optimizer": ("torch.optim.", "Optimizer"),
-    "schedule": ("__call__",),
+    "model": ("components.model.", ("loss",)),
+    "tokenizer": ("components.data.", ("encode",)),
+    "optimizer": ("components.optim.", ("torch.optim.", "Optimizer")),
+    "schedule": ("components.optim.", ("__call__",)),
 }
 PARTIAL = frozenset({"optimizer"})  # sections whose class gets its other arguments later
 RANGES = {name: kind for name, kind in vars(ranges).items() if get_origin(kind) is Annotated}
@@ -53,16 +45,15 @@ TYPES: Mapping[str, Any] = {
 OUT_OF_RANGE = re.compile(r"(greater|less)_than(_equal)?|finite_number")
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Keyword arguments of a class: name to annotation, and those with a default.
+class Signature(NamedTuple):
+    """Keyword arguments of a class: the types that each may have, and those without a default.
 
     ``marks`` are its methods and the classes that it extends, as its source names them.
     """
 
-    arguments: Mapping[str, ast.expr | None]
-    optional: frozenset[str]
-    marks: frozenset[str]
+    arguments: Mapping[str, tuple[str, ...]]
+    required: frozenset[str]
+    marks: tuple[str, ...]
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -102,29 +93,24 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
     signature = read_signature(node["_target_"], f"{path}._target_")
     if "." not in path:  # one inside another was held to what that one does with it
         _check_partial(node, path, wanted=path in PARTIAL)
-        refuse_stranger(signature, str(node["_target_"]), path)
-    given = [key for key in node if key not in NODE_KEYS]
-    for key in given:
+        _, marks = ROOMS[path]
+        if not any(mark.startswith(marks) for mark in signature.marks):
+            problem = f"{node['_target_']} is no {path}: it has no {' or '.join(marks)}"
+            remedy = f"see conf/{path}/ for those there are"
+            raise RecipeError(f"{path}._target_", problem, remedy)
+    for key in [key for key in node if key not in NODE_KEYS]:
         if key not in signature.arguments:
             hint = nearest(key, list(signature.arguments))
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
-        choices = _alternatives(signature.arguments[key])
+        choices = signature.arguments[key]
         _check_type(choices, node[key], f"{path}.{key}")
         if isinstance(node[key], Mapping) and "_target_" in node[key]:
             called = any(choice.startswith("Callable[") for choice in choices)
             _check_partial(node[key], f"{path}.{key}", wanted=called)
-    missing = set(signature.arguments) - signature.optional - set(given)
+    missing = signature.required.difference(node)
     if missing and not node.get("_partial_", False):
         problem = f"{node['_target_']} needs {', '.join(sorted(missing))}"
         raise RecipeError(path, problem, f"set {path}.{min(missing)}=...")
-
-
-def refuse_stranger(signature: Signature, target: str, path: str) -> None:
-    """Refuse a class of the right room that is no model, tokenizer, optimizer or schedule."""
-    wanted = MARKS[path]
-    if not any(mark.startswith(wanted) for mark in signature.marks):
-        problem = f"{target} is no {path}: it has no {' or '.join(wanted)}"
-        raise RecipeError(f"{path}._target_", problem, f"see conf/{path}/ for those there are")
 
 
 def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
@@ -136,21 +122,16 @@ def _check_partial(node: Mapping[str, Any], path: str, *, wanted: bool) -> None:
 
 
 def read_signature(target: object, path: str) -> Signature:
-    """Read the constructor of the class ``target`` from its source file.
-
-    Raises:
-        RecipeError: ``target`` is no class defined at the top of a module of ``components``.
-    """
+    """Read a class of ``components`` from its source, or raise a RecipeError if it is none."""
     refuse_foreign(target, path)
     refuse_room(str(target), path)
     module, _, name = str(target).rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     if not file.is_file():
         raise RecipeError(path, f"{target!r}: there is no module {module}", REFUSAL)
-    for statement in _parse(file).body:
-        if isinstance(statement, ast.ClassDef) and statement.name == name:
-            return _class_signature(statement)
-    raise RecipeError(path, f"{target!r}: {module} defines no class {name}", REFUSAL)
+    if name not in (signatures := _read_module(file)):
+        raise RecipeError(path, f"{target!r}: {module} defines no class {name}", REFUSAL)
+    return signatures[name]
 
 
 def refuse_foreign(target: object, path: str) -> None:
@@ -161,29 +142,26 @@ def refuse_foreign(target: object, path: str) -> None:
 
 def refuse_room(target: str, path: str) -> None:
     """Refuse a class of another room than the section's."""
-    room = ROOMS.get(path.partition(".")[0])
-    if room is None:
+    if (section := path.partition(".")[0]) not in ROOMS:
         remedy = f"only {', '.join(ROOMS)} name classes"
         raise RecipeError(path, f"{target!r} is refused", remedy)
+    room, _ = ROOMS[section]
     if not target.startswith(room):
         raise RecipeError(path, f"{target!r} is refused", f"name a class of {room}*")
 
 
 @cache
-def _parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"))
+def _read_module(file: Path) -> dict[str, Signature]:
+    body = ast.parse(file.read_text("utf-8")).body
+    return {node.name: _read_class(node) for node in body if isinstance(node, ast.ClassDef)}
 
 
-def _class_signature(node: ast.ClassDef) -> Signature:
-    """Read the arguments of ``__init__`` besides ``self``, or a dataclass's fields."""
-    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
-    marks = frozenset([*methods, *map(ast.unparse, node.bases)])
+def _read_class(node: ast.ClassDef) -> Signature:
+    """Read the keyword-only arguments of ``__init__``, or a dataclass's fields."""
+    methods = {item.name: item.args for item in node.body if isinstance(item, ast.FunctionDef)}
     if "__init__" in methods:
-        given = methods["__init__"].args
-        positional = [*given.posonlyargs, *given.args]
-        required = len(positional) - len(given.defaults)
-        defaults = [*[None] * required, *given.defaults, *given.kw_defaults]
-        pairs = list(zip([*positional, *given.kwonlyargs], defaults, strict=True))[1:]
+        given = methods["__init__"]
+        pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
         found = [(argument.arg, argument.annotation, default) for argument, default in pairs]
     else:
         found = [
@@ -192,9 +170,9 @@ def _class_signature(node: ast.ClassDef) -> Signature:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         ]
     return Signature(
-        arguments={name: annotation for name, annotation, _ in found},
-        optional=frozenset(name for name, _, default in found if default is not None),
-        marks=marks,
+        arguments={name: _alternatives(annotation) for name, annotation, _ in found},
+        required=frozenset(name for name, _, default in found if default is None),
+        marks=(*methods, *map(ast.unparse, node.bases)),
     )
 
 

@@ -9,9 +9,8 @@ import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import components.convert as package
 from components.convert.features import Features
@@ -19,55 +18,34 @@ from components.convert.links import TensorLink
 from components.errors import RecipeError
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """A feature that a class always has; ``{norm}`` in ``has`` stands for the model's norm."""
 
-    key: str
+    key: str  # of the model section
     has: str
     is_met: Callable[[Features], bool]
 
 
 # What several classes need.
-ROTARY_POSITIONS = Need(
-    "model.positions", "it has rotary positions", lambda m: m.positions == "Rotary"
-)
+ROTARY = Need("positions", "it has rotary positions", lambda m: m.positions.kind == "Rotary")
 RMS_NORM = Need(
-    "model.norm", "it has RMSNorm with weight, here is {norm}", lambda m: m.norm.is_rms
+    "norm",
+    "it has RMSNorm with weight, here is {norm}",
+    lambda m: m.norm.kind == "RMSNorm with weight",
 )
-LAYER_NORM = Need(
-    "model.norm",
-    "it has LayerNorm with weight and bias, here is {norm}",
-    lambda m: m.norm.is_layer_norm,
-)
-NO_EXPERTS = Need("model.mlp.num_experts", "it is dense", lambda m: m.num_experts is None)
-PLAIN_MLP = Need(
-    "model.mlp", "its MLP is plain: neither gated nor of experts", lambda m: m.has_plain_mlp
-)
-ALL_BIASES = Need(
-    "model.attention.bias",
-    "all its maps have biases",
-    lambda m: m.attention_bias and m.mlp_bias,
-)
-KEYS_FOR_EACH_QUERY = Need(
-    "model.attention.num_kv_heads",
-    "it has as many as query heads",
-    lambda m: m.num_kv_heads == m.num_heads,
-)
+NO_EXPERTS = Need("mlp.num_experts", "it is dense", lambda m: m.mlp.num_experts is None)
 EVEN_HEADS = Need(
-    "model.attention.head_dim",
+    "attention.head_dim",
     "its heads divide the width among them",
-    lambda m: m.num_heads * m.head_dim == m.dim,
+    lambda m: m.attention.num_heads * m.attention.head_dim == m.dim,
 )
 NO_QK_NORM = Need(
-    "model.attention.qk_norm",
+    "attention.qk_norm",
     "it does not normalize queries and keys",
-    lambda m: m.qk_norm is None,
+    lambda m: m.attention.qk_norm is None,
 )
 NO_EMBEDDING_NORM = Need(
-    "model.embedding_norm",
-    "it does not normalize embeddings",
-    lambda m: m.embedding_norm is None,
+    "embedding_norm", "it does not normalize embeddings", lambda m: m.embedding_norm is None
 )
 
 
@@ -116,27 +94,22 @@ def all_families() -> tuple[HFFamily, ...]:
 
 
 def choose_family(features: Features) -> HFFamily:
-    """Take the family that has every feature of the model.
-
-    Raises:
-        RecipeError: none has; what keeps the model from the nearest one is named.
-    """
+    """Take the family with every feature, or raise a RecipeError of what the nearest lack."""
     unmet = {
         family: [need for need in family.needs if not need.is_met(features)]
         for family in all_families()
     }
-    fewest = min(len(lacking) for lacking in unmet.values())
+    fewest = min(map(len, unmet.values()))
     nearest = [family for family, lacking in unmet.items() if len(lacking) == fewest]
     if not fewest:
         return nearest[0]
     reasons = "the nearest:"
     for family in nearest:
         lacking = (
-            f"{need.key} ({need.has.format(norm=features.norm)})" for need in unmet[family]
+            f"model.{need.key} ({need.has.format(norm=features.norm)})"
+            for need in unmet[family]
         )
         reasons += f"\n  {family.architecture} but for {', '.join(lacking)}"
-    raise RecipeError(
-        unmet[nearest[0]][0].key,
-        f"no class of Hugging Face has this; {reasons}",
-        "the model can be trained here, but not exported",
-    )
+    problem = f"no class of Hugging Face has this; {reasons}"
+    remedy = "the model can be trained here, but not exported"
+    raise RecipeError(f"model.{unmet[nearest[0]][0].key}", problem, remedy)

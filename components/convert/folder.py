@@ -46,10 +46,8 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
     ]
     if recipe.assumed:
         said = "No source gives these values; the recipe sets them, for the reason beside each."
-        rows = [
-            (f"`{name}`", _brief(entry.value), entry.reason)
-            for name, entry in recipe.assumed.items()
-        ]
+        assumed = recipe.assumed.items()
+        rows = [(f"`{name}`", _brief(one.value), one.reason) for name, one in assumed]
         table = _table(("value of", "set to", "reason"), rows)
         parts += ["## Assumed, never published", said, table]
     parts += ["## Use", _USE]
@@ -59,28 +57,25 @@ def write_card(recipe: Recipe, *, step: int, tokens: int, results: Results | Non
 def _figures(
     recipe: Recipe, step: int, tokens: int, results: Results | None
 ) -> list[tuple[str, str]]:
-    budget = recipe.budget
+    budget, data = recipe.budget, recipe.data
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in data.shares.items())
     rows = [
         ("recipe", f"`{recipe.name}`, scale `{recipe.scale.name}`"),
         ("fingerprint", f"`{recipe.fingerprint()}`"),
         ("parameters", f"{recipe.derived.parameters.total:,}"),
         ("trained", f"{tokens:,} of {budget.total_tokens:,} tokens, {step:,} steps"),
         ("sequence length", f"{budget.sequence_length:,} tokens"),
-        (
-            "data",
-            ", ".join(f"{name} {share:.3f}" for name, share in recipe.data.shares.items())
-            or f"{', '.join(recipe.data.names)}: shares by the rule {recipe.data.mixture}",
-        ),
+        ("data", shares or f"{', '.join(data.names)}: shares by the rule {data.mixture}"),
     ]
     # What the run ended with says nothing about an earlier checkpoint.
     if results is None or results.tokens != tokens:
         return rows
-    held_out = results.held_out
-    losses = {"last training loss": results.loss, "held-out loss": held_out.final}
-    losses["smoothed unigram model"] = held_out.unigram
-    said = {name: loss for name, loss in losses.items() if loss is not None}
-    rows += [(name, f"{loss:.4f} nats a token") for name, loss in said.items()]
-    return rows
+    losses = {
+        "last training loss": results.loss,
+        "held-out loss": results.held_out.final,
+        "smoothed unigram model": results.held_out.unigram,
+    }
+    return rows + [(k, f"{v:.4f} nats a token") for k, v in losses.items() if v is not None]
 
 
 def _brief(value: object) -> str:
@@ -131,19 +126,15 @@ def write_folder(
     config = make_config(
         family, features, rows=count, context_tokens=context_tokens, ids=ids, dtype=dtype
     )
-    _write_json(beside / CONFIG, config)
-    _write_json(beside / "generation_config.json", ids)
+    for file, tree in ((CONFIG, config), ("generation_config.json", ids)):
+        (beside / file).write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
     (beside / "README.md").write_text(card, "utf-8")
     beside.rename(target)
     return family
 
 
 def check_free(target: Path) -> None:
-    """Refuse to write over anything.
-
-    Raises:
-        RecipeError: the folder exists.
-    """
+    """Raise a RecipeError if the folder exists: nothing is written over."""
     if target.exists():
         raise RecipeError("file", f"{target} exists", "name another folder with file=FOLDER")
 
@@ -186,7 +177,3 @@ def their_tensors(
             yield name, tensor[:rows] if link.is_vocabulary else tensor
     left = set(parameters) - linked
     assert not left, f"{family.architecture} has no place for {sorted(left)}"
-
-
-def _write_json(file: Path, tree: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(tree, indent=2) + "\n", "utf-8")

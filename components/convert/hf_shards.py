@@ -24,63 +24,45 @@ def write_shards(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], *, max_bytes: int = MAX_SHARD_BYTES
 ) -> int:
     """Write tensors as they come, one shard in memory at a time, and return their bytes."""
-    shards: list[Path] = []
-    names: list[list[str]] = []  # of the tensors in each shard
+    shards: list[list[str]] = []  # the names of the tensors in each
     pending: dict[str, Tensor] = {}
     pending_bytes = total_bytes = 0
 
     def write() -> None:
-        shards.append(folder / f"shard-{len(shards)}")
-        names.append(list(pending))
-        save_file(pending, shards[-1], metadata={"format": "pt"})
+        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        shards.append(list(pending))
 
     for name, tensor in tensors:
         if pending and pending_bytes + tensor.nbytes > max_bytes:
             write()
             pending, pending_bytes = {}, 0
-        pending[name] = _own(tensor)
+        tensor = tensor.detach().contiguous()  # the format holds whole ones: views are copied
+        is_view = tensor.untyped_storage().nbytes() != tensor.nbytes
+        pending[name] = tensor.clone() if is_view else tensor
         pending_bytes += tensor.nbytes
         total_bytes += tensor.nbytes
     write()
     if len(shards) == 1:
-        shards[0].rename(folder / SINGLE)
+        (folder / "shard-0").rename(folder / SINGLE)
         return total_bytes
     places: dict[str, str] = {}
-    for number, shard in enumerate(shards):  # their names hold their count
+    for number, names in enumerate(shards):  # their files' names hold their count
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        shard.rename(folder / file)
-        places |= dict.fromkeys(names[number], file)
+        (folder / f"shard-{number}").rename(folder / file)
+        places |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     return total_bytes
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """Copy what is a view: the format holds whole, contiguous tensors."""
-    tensor = tensor.detach().contiguous()
-    shares = tensor.untyped_storage().nbytes() != tensor.nbytes
-    return tensor.clone() if shares else tensor
-
-
-class ShardReader:
-    """Tensors of a folder by name, each read when it is asked for.
-
-    Raises:
-        RecipeError: there are no safetensors, a file cannot be read, or the index is none or
-            leads out of the folder.
-    """
+class ShardReader(ExitStack):
+    """Tensors of a folder by name, each read when asked for, or a RecipeError if that fails."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self._open = ExitStack()
         self._files: dict[str, Any] = {}
         self._places = _places(folder) or dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
-
-    def __enter__(self) -> "ShardReader":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._open.close()
 
     def names(self) -> list[str]:
         return list(self._places)
@@ -100,7 +82,7 @@ class ShardReader:
                 opened = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise RecipeError(str(path), f"cannot be read: {error}", FETCH) from None
-            self._files[name] = self._open.enter_context(opened)
+            self._files[name] = self.enter_context(opened)
         return self._files[name]
 
 
@@ -110,11 +92,8 @@ def _places(folder: Path) -> dict[str, str]:
     if (folder / SINGLE).is_file():
         return {}
     if not index.is_file():
-        raise RecipeError(
-            str(folder),
-            f"there is neither {SINGLE} nor {INDEX}",
-            "name a folder of safetensors; pickled weights (*.bin) are never read",
-        )
+        remedy = "name a folder of safetensors; pickled weights (*.bin) are never read"
+        raise RecipeError(str(folder), f"there is neither {SINGLE} nor {INDEX}", remedy)
     try:
         places: dict[str, str] = {**read_mapping(index, remedy=FETCH)["weight_map"]}
     except (KeyError, TypeError) as error:

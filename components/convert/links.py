@@ -5,7 +5,7 @@ writes its table once and a round trip is exact.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,54 +16,48 @@ _NAMED = 6  # names in one message; the rest are counted
 Turn = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def _unchanged(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors
-
-
 def _transposed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [tensor.T for tensor in tensors]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorLink:
+class TensorLink(NamedTuple):
     """Tensors of ours and of theirs that hold the same numbers; most links only rename."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    to_theirs: Turn = _unchanged
-    to_ours: Turn = _unchanged
+    to_theirs: Turn = tuple
+    to_ours: Turn = tuple
     is_vocabulary: bool = False
 
 
 def same(ours: str, theirs: str) -> TensorLink:
     """Join one tensor to one, under another name."""
-    return TensorLink(ours=(ours,), theirs=(theirs,))
+    return TensorLink((ours,), (theirs,))
 
 
 def vocabulary(ours: str, theirs: str) -> TensorLink:
     """Join two matrices of vocabulary rows, whose padding may be left out."""
-    return TensorLink(ours=(ours,), theirs=(theirs,), is_vocabulary=True)
+    return TensorLink((ours,), (theirs,), is_vocabulary=True)
 
 
-def module(ours: str, theirs: str, *, bias: bool) -> Iterator[TensorLink]:
+def module(ours: str, theirs: str, *, bias: bool = True) -> Iterator[TensorLink]:
     """Join the weights of two modules, and their biases if they have them."""
     yield same(f"{ours}.weight", f"{theirs}.weight")
     if bias:
         yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def turned(ours: str, theirs: str) -> TensorLink:
+def turned(ours: str, theirs: str) -> Iterator[TensorLink]:
     """Join a linear map to one that stores its weight as ``(inputs, outputs)``."""
-    return TensorLink(
-        ours=(ours,), theirs=(theirs,), to_theirs=_transposed, to_ours=_transposed
-    )
+    yield TensorLink((f"{ours}.weight",), (f"{theirs}.weight",), _transposed, _transposed)
+    yield same(f"{ours}.bias", f"{theirs}.bias")
 
 
 def unstacked(ours: str, theirs: Sequence[str]) -> TensorLink:
     """Join a stack along the first dimension to its slices."""
     return TensorLink(
-        ours=(ours,),
-        theirs=tuple(theirs),
+        (ours,),
+        tuple(theirs),
         to_theirs=lambda tensors: tensors[0].unbind(),
         to_ours=lambda tensors: [torch.stack(list(tensors))],
     )
@@ -80,7 +74,7 @@ def joined(ours: Sequence[str], theirs: str, *, transposed: bool) -> TensorLink:
         whole = tensors[0].T if transposed else tensors[0]
         return whole.chunk(len(ours))
 
-    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(tuple(ours), (theirs,), join, part)
 
 
 def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLink:
@@ -95,7 +89,7 @@ def interleaved(ours: Sequence[str], theirs: str, *, num_heads: int) -> TensorLi
         by_head = whole.view(num_heads, len(ours), -1, *whole.shape[1:])
         return [tensor.flatten(0, 1) for tensor in by_head.unbind(1)]
 
-    return TensorLink(ours=tuple(ours), theirs=(theirs,), to_theirs=join, to_ours=part)
+    return TensorLink(tuple(ours), (theirs,), join, part)
 
 
 def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[TensorLink]:
@@ -104,17 +98,17 @@ def megatron_block(ours: str, theirs: str, features: Features) -> Iterator[Tenso
     Names and the order in ``query_key_value``, head by head, are those of GPTModelPipe in
     https://github.com/bigscience-workshop/Megatron-DeepSpeed and microsoft/Megatron-DeepSpeed.
     """
-    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=True)
+    yield from module(f"{ours}.attention_norm", f"{theirs}.input_layernorm")
     for kind in ("weight", "bias"):
         yield interleaved(
             [f"{ours}.attention.{name}.{kind}" for name in ("query", "key", "value")],
             f"{theirs}.self_attention.query_key_value.{kind}",
-            num_heads=features.num_heads,
+            num_heads=features.attention.num_heads,
         )
-    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense", bias=True)
-    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", bias=True)
-    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h", bias=True)
-    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h", bias=True)
+    yield from module(f"{ours}.attention.output", f"{theirs}.self_attention.dense")
+    yield from module(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
+    yield from module(f"{ours}.mlp.up", f"{theirs}.mlp.dense_h_to_4h")
+    yield from module(f"{ours}.mlp.down", f"{theirs}.mlp.dense_4h_to_h")
 
 
 def name_some(names: Sequence[str]) -> str:

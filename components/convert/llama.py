@@ -1,4 +1,7 @@
-"""Llama, and what other families share with it."""
+"""Llama, and those that differ from it in a few features: OLMo and OLMoE.
+
+OLMo is as github.com/allenai/OLMo released it first; OLMoE is arxiv.org/abs/2409.02060.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,7 +10,7 @@ from typing import Any, ClassVar
 from components.convert import family
 from components.convert.family import ConfigKeys, HFFamily, Need
 from components.convert.features import Features
-from components.convert.links import TensorLink, module, same, vocabulary
+from components.convert.links import TensorLink, module, same, unstacked, vocabulary
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -20,9 +23,9 @@ class Llama(HFFamily):
     prefix = "model."
     no_weights = re.compile(r"rotary_emb\.inv_freq$")
     needs: ClassVar[tuple[Need, ...]] = (
-        family.ROTARY_POSITIONS,
+        family.ROTARY,
         family.RMS_NORM,
-        Need("model.mlp.gated", "its MLP is gated", lambda m: m.gated),
+        Need("mlp.gated", "its MLP is gated", lambda m: m.mlp.gated),
         family.NO_EXPERTS,
         family.NO_QK_NORM,
         family.NO_EMBEDDING_NORM,
@@ -30,16 +33,16 @@ class Llama(HFFamily):
 
     keys: ClassVar[ConfigKeys] = {
         "hidden_size": (4_096, lambda m: m.dim),
-        "intermediate_size": (11_008, lambda m: m.ffn_dim),
+        "intermediate_size": (11_008, lambda m: m.mlp.ffn_dim),
         "num_hidden_layers": (32, lambda m: m.num_layers),
-        "num_attention_heads": (32, lambda m: m.num_heads),
-        "num_key_value_heads": (None, lambda m: m.num_kv_heads),
-        "head_dim": (None, lambda m: m.head_dim),
-        "hidden_act": ("silu", lambda m: _ACTIVATIONS[m.activation]),
-        "attention_bias": (False, lambda m: m.attention_bias),
-        "mlp_bias": (False, lambda m: m.mlp_bias),
+        "num_attention_heads": (32, lambda m: m.attention.num_heads),
+        "num_key_value_heads": (None, lambda m: m.attention.num_kv_heads),
+        "head_dim": (None, lambda m: m.attention.head_dim),
+        "hidden_act": ("silu", lambda m: _ACTIVATIONS[m.mlp.activation]),
+        "attention_bias": (False, lambda m: m.attention.bias),
+        "mlp_bias": (False, lambda m: m.mlp.bias),
         "rms_norm_eps": (1e-6, lambda m: m.norm.eps),
-        "rope_theta": (None, lambda m: m.rotary_base),
+        "rope_theta": (None, lambda m: m.positions.base),
         "rope_scaling": (None, lambda _: None),
         "tie_word_embeddings": (False, lambda m: m.tied_embeddings),
     }
@@ -62,8 +65,8 @@ class Llama(HFFamily):
     def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
         return {
             "max_position_embeddings": context_tokens,
-            "attention_dropout": features.attention_dropout,
-            "initializer_range": features.initial_std,
+            "attention_dropout": features.attention.dropout,
+            "initializer_range": features.initialization["std"],
         }
 
     def links(self, features: Features) -> Iterator[TensorLink]:
@@ -75,9 +78,9 @@ class Llama(HFFamily):
                 yield same(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight")
             for name in ("query", "key", "value", "output"):
                 projection = f"{theirs}.self_attn.{name[0]}_proj"
-                bias = features.attention_bias
+                bias = features.attention.bias
                 yield from module(f"{ours}.attention.{name}", projection, bias=bias)
-            for name in ("query", "key") if features.qk_norm is not None else ():
+            for name in ("query", "key") if features.attention.qk_norm is not None else ():
                 norm = f"{theirs}.self_attn.{name[0]}_norm.weight"
                 yield same(f"{ours}.attention.{name}_norm.weight", norm)
             if has_weight:
@@ -92,7 +95,92 @@ class Llama(HFFamily):
     def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
         """Link the three maps of a layer's gated MLP."""
         for name in ("gate", "up", "down"):
-            yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp_bias)
+            yield from module(f"{ours}.{name}", f"{theirs}.{name}_proj", bias=features.mlp.bias)
 
 
-FAMILIES = (Llama(),)
+EPS = 1e-5  # written into the class of OLMo
+_NO_CLIPPING = (None, lambda _: None)
+
+
+def _without(*names: str) -> dict[str, Any]:
+    return {key: value for key, value in Llama.keys.items() if key not in names}
+
+
+def _is_gated(features: Features) -> bool:
+    return features.mlp.gated and not features.mlp.bias
+
+
+class Olmo(Llama):
+    """Llama with LayerNorm that has no parameters."""
+
+    model_type = "olmo"
+    architecture = "OlmoForCausalLM"
+    needs = (
+        family.ROTARY,
+        Need(
+            "norm",
+            f"it has LayerNorm without parameters, eps {EPS:g}, here is {{norm}}",
+            lambda m: m.norm.kind == "LayerNorm with no parameters" and m.norm.eps == EPS,
+        ),
+        Need("mlp", "its MLP is gated and has no bias", _is_gated),
+        family.NO_EXPERTS,
+        family.EVEN_HEADS,
+        family.NO_QK_NORM,
+        family.NO_EMBEDDING_NORM,
+    )
+    keys: ClassVar[ConfigKeys] = {
+        **_without("head_dim", "mlp_bias", "rms_norm_eps"),
+        "clip_qkv": _NO_CLIPPING,
+    }
+
+
+class Olmoe(Llama):
+    """Llama with normalized queries and keys, and experts in place of the MLP.
+
+    The disk holds each expert apart, as the published folders and ``save_pretrained`` have
+    it; only in memory are they stacked.
+    """
+
+    model_type = "olmoe"
+    architecture = "OlmoeForCausalLM"
+    needs = (
+        family.ROTARY,
+        family.RMS_NORM,
+        Need(
+            "mlp.num_experts",
+            "it is a mixture of experts",
+            lambda m: m.mlp.num_experts is not None,
+        ),
+        Need("mlp", "its experts are gated and have no bias", _is_gated),
+        Need("mlp.routing", "its router is learned", lambda m: m.mlp.routing == "learned"),
+        family.EVEN_HEADS,
+        Need(
+            "attention.qk_norm",
+            "it normalizes queries and keys like all else",
+            lambda m: m.attention.qk_norm == m.norm,
+        ),
+        family.NO_EMBEDDING_NORM,
+    )
+    keys: ClassVar[ConfigKeys] = _without("head_dim", "mlp_bias") | {
+        "rms_norm_eps": (1e-5, lambda m: m.norm.eps),
+        "num_experts": (64, lambda m: m.mlp.num_experts),
+        "num_experts_per_tok": (8, lambda m: m.mlp.top_k),
+        "norm_topk_prob": (False, lambda m: m.mlp.renormalize),
+        "clip_qkv": _NO_CLIPPING,
+    }
+
+    def training(self, features: Features, context_tokens: int) -> dict[str, Any]:
+        return super().training(features, context_tokens) | {
+            "router_aux_loss_coef": features.mlp.auxiliary_loss,
+            "output_router_logits": False,
+        }
+
+    def mlp_links(self, features: Features, ours: str, theirs: str) -> Iterator[TensorLink]:
+        yield same(f"{ours}.router.weight", f"{theirs}.gate.weight")
+        for name in ("gate", "up", "down"):
+            experts = range(features.mlp.num_experts or 0)
+            slices = [f"{theirs}.experts.{expert}.{name}_proj.weight" for expert in experts]
+            yield unstacked(f"{ours}.{name}.weight", slices)
+
+
+FAMILIES = (Llama(), Olmo(), Olmoe())

@@ -54,18 +54,16 @@ def read_folder(
             missing or unknown tensors, or tensors of another shape.
     """
     features = read_features(section)
-    if universal.is_universal(folder):
+    if (folder / universal.PARTS).is_dir():
         reader = universal.UniversalReader(folder)
         links = universal.link_universal(folder, features, reader.names())
-        rows = universal.count_rows(
-            folder, features, reader, tokenizer_vocab_size=tokenizer_vocab_size
-        )
+        rows = universal.count_rows(folder, features, reader, tokenizer_vocab_size)
         found = {name: name for link in links for name in link.theirs}
         _fill(model, reader, links, found=found, rows=rows, remedy=universal.REMEDY)
         return
     family = choose_family(features)
     config = read_mapping(folder / "config.json", remedy=NO_FOLDER)
-    _check_config(folder, config, family, features)
+    _check_config(str(folder / "config.json"), config, family, features)
     _check_vocabulary(folder, features, config.get("vocab_size"), tokenizer_vocab_size)
     links = list(family.links(features))
     with ShardReader(folder) as shards:
@@ -83,16 +81,12 @@ def _fill(
     rows: int,
     remedy: str,
 ) -> None:
-    """Copy every linked tensor; all shapes are compared before, with ours exported.
-
-    ``found`` maps the names of ``links`` to the folder's, which has so many vocabulary
-    ``rows``; ``remedy`` is said where a shape is another.
-    """
+    """Copy every linked tensor, by the folder's names that ``found`` has for the links'."""
     parameters = dict(model.named_parameters())
     unlinked = set(parameters) - {name for link in links for name in link.ours}
     assert not unlinked, f"the weights have no place for {sorted(unlinked)}"
     held = [link for link in links if all(name in parameters for name in link.ours)]
-    for link in held:
+    for link in held:  # all shapes are compared first, with ours exported
         ours = _cut(link, parameters, rows)
         empty = [torch.empty_like(tensor, device="meta") for tensor in ours]
         for name, outline in zip(link.theirs, link.to_theirs(empty), strict=True):
@@ -116,28 +110,24 @@ def _cut(link: TensorLink, parameters: Mapping[str, Tensor], rows: int) -> list[
 
 
 def _check_config(
-    folder: Path, config: Mapping[str, Any], family: HFFamily, features: Features
+    file: str, config: Mapping[str, Any], family: HFFamily, features: Features
 ) -> None:
     """Compare what is computed, key by key, and name every difference."""
     ours, kind = family.shape(features), config.get("model_type")
     if kind != family.model_type:
-        raise RecipeError(
-            str(folder / "config.json"),
-            f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}",
-            "choose the model of the recipe that these weights belong to",
-        )
+        problem = f"model_type is {kind!r}, the recipe's model is of type {family.model_type!r}"
+        remedy = "choose the model of the recipe that these weights belong to"
+        raise RecipeError(file, problem, remedy)
     theirs = family.stated(config)
     different = [
-        f"{key}: {theirs[key]} there, {ours[key]} in the recipe"
-        for key in ours
-        if theirs[key] != ours[key]
+        f"{key}: {theirs[key]} there, {here} in the recipe"
+        for key, here in ours.items()
+        if theirs[key] != here
     ]
     if different:
-        raise RecipeError(
-            str(folder / "config.json"),
-            "this is another model\n  " + "\n  ".join(different),
-            "set the model section to the folder's values, or name another folder",
-        )
+        problem = "this is another model\n  " + "\n  ".join(different)
+        remedy = "set the model section to the folder's values, or name another folder"
+        raise RecipeError(file, problem, remedy)
 
 
 def _check_vocabulary(
@@ -146,18 +136,14 @@ def _check_vocabulary(
     own = sorted({features.vocab_size, features.padded_vocab_size})
     if rows not in own:
         wanted = " or ".join(f"{count:,}" for count in own)
-        raise RecipeError(
-            "model.vocab_size",
-            f"{folder} has {rows} vocabulary rows, the recipe {wanted}",
-            f"set model.vocab_size={rows}, with the tokenizer of that folder",
-        )
-    pieces = count_pieces(folder)
-    if pieces is not None and pieces != tokenizer_vocab_size:
-        raise RecipeError(
-            "tokenizer.vocab_size",
-            f"{tokenizer_vocab_size:,}, but the tokenizer in {folder} has {pieces:,} pieces",
-            "weights only mean something with the tokenizer that they were trained with",
-        )
+        problem = f"{folder} has {rows} vocabulary rows, the recipe {wanted}"
+        remedy = f"set model.vocab_size={rows}, with the tokenizer of that folder"
+        raise RecipeError("model.vocab_size", problem, remedy)
+    if (pieces := count_pieces(folder)) not in {None, tokenizer_vocab_size}:
+        own_pieces = f"{tokenizer_vocab_size:,}, but the tokenizer in {folder}"
+        problem = f"{own_pieces} has {pieces:,} pieces"
+        remedy = "weights only mean something with the tokenizer that they were trained with"
+        raise RecipeError("tokenizer.vocab_size", problem, remedy)
 
 
 def _match_names(

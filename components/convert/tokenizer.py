@@ -26,11 +26,7 @@ _SPELLINGS = {"bos": ("<s>",), "pad": ("<pad>", "<|padding|>")}
 def write_tokenizer(
     source: Path, section: Mapping[str, Any], target: Path, *, context_tokens: int
 ) -> dict[str, int | None]:
-    """Write the tokenizer of the folder ``source``; return the ids for ``config.json``.
-
-    Raises:
-        RecipeError: there is no tokenizer, or it normalizes text as nothing here can.
-    """
+    """Write the tokenizer of ``source`` and return its ids, or raise a RecipeError."""
     if (source / SENTENCEPIECE_FILE).is_file():
         engine = convert_unigram(source / SENTENCEPIECE_FILE, section)
         engine.save(str(target / FILE))
@@ -39,12 +35,10 @@ def write_tokenizer(
         shutil.copyfile(source / FILE, target / FILE)
         engine = open_engine(source / FILE)
     else:
-        raise RecipeError(
-            str(source),
-            f"there is neither {SENTENCEPIECE_FILE} nor {FILE}",
-            "prepare the run's data again with action=prepare; of token files alone, with "
-            "data.tokenizer_folder=FOLDER",
-        )
+        problem = f"there is neither {SENTENCEPIECE_FILE} nor {FILE}"
+        alone = "of token files alone, with data.tokenizer_folder=FOLDER"
+        remedy = f"prepare the run's data again with action=prepare; {alone}"
+        raise RecipeError(str(source), problem, remedy)
     roles = _find_roles(engine, section)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -71,11 +65,7 @@ def count_pieces(folder: Path) -> int | None:
 
 
 def open_engine(file: Path) -> Tokenizer:
-    """Load ``tokenizer.json``.
-
-    Raises:
-        RecipeError: it is none.
-    """
+    """Load ``tokenizer.json``, or raise a RecipeError if it is none."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the engine raises nothing more special
@@ -83,11 +73,7 @@ def open_engine(file: Path) -> Tokenizer:
 
 
 def open_pieces(file: Path) -> SentencePieceProcessor:
-    """Load a SentencePiece model.
-
-    Raises:
-        RecipeError: it is none.
-    """
+    """Load a SentencePiece model, or raise a RecipeError if it is none."""
     try:
         return SentencePieceProcessor(model_file=str(file))
     except (OSError, RuntimeError) as error:
@@ -106,20 +92,14 @@ def convert_unigram(model: Path, section: Mapping[str, Any]) -> Tokenizer:
     """
     rule = section["normalization_rule_name"]
     if rule not in _NORMALIZERS or section["remove_extra_whitespaces"]:
-        raise RecipeError(
-            "tokenizer.normalization_rule_name",
-            f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}, "
-            "cannot be converted exactly",
-            "nfkc and identity can, with remove_extra_whitespaces=false",
-        )
+        given = f"{rule!r}, remove_extra_whitespaces {section['remove_extra_whitespaces']}"
+        problem = f"{given}, cannot be converted exactly"
+        remedy = "nfkc and identity can, with remove_extra_whitespaces=false"
+        raise RecipeError("tokenizer.normalization_rule_name", problem, remedy)
     processor = open_pieces(model)
-    engine = Tokenizer(
-        models.Unigram(
-            _scored_pieces(processor),
-            unk_id=processor.unk_id(),
-            byte_fallback=section["byte_fallback"],
-        )
-    )
+    unknown, fallback = processor.unk_id(), section["byte_fallback"]
+    pieces = _scored_pieces(processor)
+    engine = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=fallback))
     prefix = [normalizers.Prepend(UNDERLINE)] if section["add_dummy_prefix"] else []
     steps = [*_NORMALIZERS[rule], *prefix, normalizers.Replace(" ", UNDERLINE)]
     engine.normalizer = normalizers.Sequence(steps)
@@ -155,8 +135,8 @@ def _scored_pieces(processor: SentencePieceProcessor) -> list[tuple[str, float]]
 
 def _find_roles(engine: Tokenizer, section: Mapping[str, Any]) -> dict[str, str | None]:
     """Find the pieces that have a role; ``eos`` is what training put after each document."""
-    found = {"eos": section.get("special_pieces", section)["eod"]}
-    for role, names in _SPELLINGS.items():
-        known = (name for name in names if engine.token_to_id(name) is not None)
-        found[role] = next(known, None)
-    return found
+    known = {
+        role: next((name for name in names if engine.token_to_id(name) is not None), None)
+        for role, names in _SPELLINGS.items()
+    }
+    return {"eos": section.get("special_pieces", section)["eod"], **known}

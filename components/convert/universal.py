@@ -9,53 +9,35 @@ are compared with the recipe, but not what leaves no trace in them.
 
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
+from components.convert import links
 from components.convert.features import Features
-from components.convert.links import (
-    TensorLink,
-    megatron_block,
-    module,
-    name_differences,
-    name_some,
-    same,
-    vocabulary,
-)
+from components.convert.links import TensorLink
 from components.data.files import check_regular
 from components.errors import RecipeError
 
 REMEDY = "set the model section to what was trained, or name another folder"
 _PATH = "model.init_from"
-_PARTS = "zero"
-_FILE = "fp32.pt"
-_KEY = "param"
-
-
-def is_universal(folder: Path) -> bool:
-    """Return whether DeepSpeed's converter wrote the folder, by its outline."""
-    return (folder / _PARTS).is_dir()
+PARTS, _FILE, _KEY = "zero", "fp32.pt", "param"  # by the first is such a folder known
 
 
 class UniversalReader:
     """Parameters of a universal checkpoint by name, each mapped when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / _PARTS
+        self._folder = folder / PARTS
 
     def names(self) -> list[str]:
         return sorted(file.parent.name for file in self._folder.glob(f"*/{_FILE}"))
 
     def read(self, name: str) -> Tensor:
-        """Map the float32 values of a parameter; what else the file holds is not unpickled.
-
-        Raises:
-            RecipeError: the file is damaged, or holds anything but tensors and numbers.
-        """
+        """Map a parameter's float32 values, unpickling nothing else, or raise a RecipeError."""
         file = self._folder / name / _FILE
         check_regular(file, str(file))
         try:
@@ -69,9 +51,8 @@ class UniversalReader:
         tensor = held.get(_KEY) if isinstance(held, dict) else None
         if not isinstance(tensor, Tensor):
             # Without tensor parallelism ZeRO 3 is converted to vectors that lost their shapes.
-            problem = f"holds no tensor under {_KEY!r}"
             remedy = "convert a checkpoint of ZeRO 0 to 2, as those of pipelines are"
-            raise RecipeError(str(file), problem, remedy)
+            raise RecipeError(str(file), f"holds no tensor under {_KEY!r}", remedy)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -79,50 +60,38 @@ class UniversalReader:
 
 
 def link_universal(folder: Path, features: Features, names: Sequence[str]) -> list[TensorLink]:
-    """Join every parameter of ours to exactly one of the folder's.
-
-    Raises:
-        RecipeError: the recipe's model has parts that such a pipeline has not, another number
-            of blocks, or parameters without a partner on either side.
-    """
+    """Join each parameter to one of the folder's, or raise a RecipeError of what differs."""
     _check_parts(folder, features)
     blocks = sorted(int(place) for place in _places(names, r"\.input_layernorm\.weight"))
     if not blocks:
-        raise RecipeError(
-            _PATH,
-            f"{folder} is a universal checkpoint without blocks of a Megatron-DeepSpeed "
-            f"pipeline, N.input_layernorm.weight; it holds {name_some(names) or 'nothing'}",
-            "name one that such a pipeline was converted to, or a Hugging Face folder",
-        )
+        lacks = "blocks of a Megatron-DeepSpeed pipeline, N.input_layernorm.weight"
+        held = f"it holds {links.name_some(names) or 'nothing'}"
+        problem = f"{folder} is a universal checkpoint without {lacks}; {held}"
+        remedy = "name one that such a pipeline was converted to, or a Hugging Face folder"
+        raise RecipeError(_PATH, problem, remedy)
     if len(blocks) != features.num_layers:
         problem = f"{folder} has {len(blocks)} blocks, the recipe {features.num_layers}"
         raise RecipeError(_PATH, problem, f"set model.num_layers={len(blocks)}")
-    links = list(_links(features, names, blocks))
-    wanted = {name for link in links for name in link.theirs}
-    missing, unknown = wanted.difference(names), set(names) - wanted
-    if said := name_differences(sorted(missing), sorted(unknown)):
-        raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
-    return links
-
-
-def _links(
-    features: Features, names: Sequence[str], blocks: Sequence[int]
-) -> Iterator[TensorLink]:
-    """List all parameters of the pipeline, with ours; ``names`` tell in which place each is."""
     # Where the norm or the head is missing, a message names the place that it could have.
     final_norm = next(iter(_places(names, r"\.weight")), str(blocks[-1] + 1))
     head = next(iter(_places(names, r"\.lm_head\.weight")), str(int(final_norm) + 1))
-    embedding = _embedding(names)
-    yield vocabulary("embedding.weight", f"{embedding}.word_embeddings.weight")
+    words = f"{_embedding(names)}.word_embeddings"
+    joined = [links.vocabulary("embedding.weight", f"{words}.weight")]
     if features.embedding_norm is not None:
-        yield from module("embedding_norm", f"{embedding}.word_embeddings.norm", bias=True)
-    if features.positions == "Learned":
-        yield same("positions.weight", f"{embedding}.position_embeddings.weight")
+        joined += links.module("embedding_norm", f"{words}.norm")
+    if features.positions.kind == "Learned":
+        places = f"{_embedding(names)}.position_embeddings.weight"
+        joined.append(links.same("positions.weight", places))
     for layer in range(features.num_layers):
-        yield from megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
-    yield from module("final_norm", final_norm, bias=True)
+        joined += links.megatron_block(f"layers.{layer}", f"{blocks[0] + layer}", features)
+    joined += links.module("final_norm", final_norm)
     if not features.tied_embeddings:
-        yield vocabulary("head.weight", f"{head}.lm_head.weight")
+        joined.append(links.vocabulary("head.weight", f"{head}.lm_head.weight"))
+    wanted = {name for link in joined for name in link.theirs}
+    missing, unknown = sorted(wanted.difference(names)), sorted(set(names) - wanted)
+    if said := links.name_differences(missing, unknown):
+        raise RecipeError(_PATH, f"{folder} differs: {said}", REMEDY)
+    return joined
 
 
 def _places(names: Sequence[str], rest: str) -> list[str]:
@@ -137,39 +106,32 @@ def _embedding(names: Sequence[str]) -> str:
 
 
 def count_rows(
-    folder: Path, features: Features, reader: UniversalReader, *, tokenizer_vocab_size: int
+    folder: Path, features: Features, reader: UniversalReader, tokenizer_vocab_size: int
 ) -> int:
-    """Count the vocabulary rows, from which the converter may have cut the padding.
-
-    Raises:
-        RecipeError: they are neither the tokenizer's pieces nor the recipe's rows.
-    """
+    """Count vocabulary rows, maybe without padding; a RecipeError if the recipe has others."""
     rows = reader.shape(f"{_embedding(reader.names())}.word_embeddings.weight")[0]
     own = sorted({tokenizer_vocab_size, features.vocab_size, features.padded_vocab_size})
     if rows not in own:
         wanted = " or ".join(f"{count:,}" for count in own)
-        raise RecipeError(
-            _PATH,
-            f"{folder} has {rows:,} vocabulary rows, the recipe {wanted}",
-            f"set model.padded_vocab_size={rows} if rows were added for training, or "
-            f"model.vocab_size={rows}, with the tokenizer of that run",
-        )
+        problem = f"{folder} has {rows:,} vocabulary rows, the recipe {wanted}"
+        padded = f"set model.padded_vocab_size={rows} if rows were added for training"
+        fresh = f"model.vocab_size={rows}, with the tokenizer of that run"
+        raise RecipeError(_PATH, problem, f"{padded}, or {fresh}")
     return rows
 
 
 def _check_parts(folder: Path, features: Features) -> None:
-    norm = features.norm
+    norm, attention, mlp = features.norm, features.attention, features.mlp
     has = {
-        "positions": features.positions in {"Alibi", "Learned"},
-        "norm": norm.is_layer_norm,
+        "positions": features.positions.kind in {"Alibi", "Learned"},
+        "norm": norm.kind == "LayerNorm with weight and bias",
         "embedding_norm": features.embedding_norm in {None, norm},
-        "mlp": features.has_plain_mlp and features.mlp_bias,
-        "attention.bias": features.attention_bias,
-        "attention.num_kv_heads": features.num_kv_heads == features.num_heads,
-        "attention.qk_norm": features.qk_norm is None,
+        "mlp": mlp.is_plain and mlp.bias,
+        "attention.bias": attention.bias,
+        "attention.num_kv_heads": attention.num_kv_heads == attention.num_heads,
+        "attention.qk_norm": attention.qk_norm is None,
     }
-    lacking = [f"model.{key}" for key, is_met in has.items() if not is_met]
-    if lacking:
+    if lacking := [f"model.{key}" for key, is_met in has.items() if not is_met]:
         raise RecipeError(
             _PATH,
             f"{folder} is a universal checkpoint, read for models with ALiBi or learned "

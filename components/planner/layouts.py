@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from components.config.microbatches import microbatch_sizes
+from components.config.batch_ramp import microbatch_sizes
 from components.config.resolve import check_mathematics
 from components.config.rules.layout import (
     check_degrees,

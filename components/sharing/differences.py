@@ -8,7 +8,6 @@ from components.config.key_groups import PLACES, KeyGroup, split
 from components.run.provenance import COMPUTING, Software
 from components.sharing.lock import Lock, PreparedHashes
 
-MISSING = None  # a key that one side does not have
 Leaves = Mapping[str, Any]
 Pairs = dict[str, tuple[Any, Any]]
 Found = dict[KeyGroup, Pairs]
@@ -69,30 +68,22 @@ def compare(a: Side, b: Side) -> Found:
 def notes(a: Side, b: Side, found: Found) -> list[str]:
     """Describe what could not be compared, and what the groups alone would not tell."""
     said = []
-    for what, left, right in (
-        ("code and packages", a.software, b.software),
-        ("prepared data", a.data, b.data),
-    ):
-        silent = [side.label for side, known in ((a, left), (b, right)) if known is None]
-        if silent:
-            said.append(
-                f"not compared: {what}, of which nothing is known in {', '.join(silent)}"
-            )
+    for what, key in (("code and packages", "software"), ("prepared data", "data")):
+        if silent := ", ".join(side.label for side in (a, b) if getattr(side, key) is None):
+            said.append(f"not compared: {what}, of which nothing is known in {silent}")
     computes = split(a.tree)[KeyGroup.MATHEMATICS]
     drops = [key for key, value in computes.items() if key.endswith("dropout") and value != 0]
     if drops and any(key in found[KeyGroup.LAYOUT] for key in MASKS):
-        said.append(
-            f"{drops[0]} is above 0: the other layout draws other masks, as good as these"
-        )
-    automatic = [side.tree["precision"]["compute"] == "auto" for side in (a, b)]
-    if any(automatic) and any(key.startswith("cluster.") for key in found[KeyGroup.MACHINE]):
-        said.append(
-            "precision.compute is auto: it follows the device, bfloat16 where there is one"
-        )
-    if any(key.startswith("packages.") for key in found[KeyGroup.MACHINE]):
-        said.append(
-            "other versions of packages compute the same up to rounding, not to the bit"
-        )
+        masks = "the other layout draws other masks, as good as these"
+        said.append(f"{drops[0]} is above 0: {masks}")
+    machine = {key.partition(".")[0] for key in found[KeyGroup.MACHINE] if "." in key}
+    automatic = any(side.tree["precision"]["compute"] == "auto" for side in (a, b))
+    if automatic and "cluster" in machine:
+        follows = "it follows the device, bfloat16 where there is one"
+        said.append(f"precision.compute is auto: {follows}")
+    if "packages" in machine:
+        same = "compute the same up to rounding, not to the bit"
+        said.append(f"other versions of packages {same}")
     return said
 
 
@@ -110,8 +101,9 @@ def as_json(found: Found) -> dict[str, Any]:
 
 
 def _differing(a: Leaves, b: Leaves) -> Pairs:
+    """Pair what differs; a key that one side does not have is None there."""
     return {
-        key: (a.get(key, MISSING), b.get(key, MISSING))
+        key: (a.get(key), b.get(key))
         for key in dict.fromkeys([*a, *b])
         if key not in a or key not in b or repr(a[key]) != repr(b[key])
     }
@@ -121,7 +113,7 @@ def _settle_degrees(computes: Pairs, layout: Pairs) -> None:
     """A degree that computes on one side alone is in two groups: the weightier one keeps it."""
     for key in computes.keys() & layout.keys():
         both = zip(computes[key], layout.pop(key), strict=True)
-        a, b = (one if one is not MISSING else other for one, other in both)
+        a, b = (other if one is None else one for one, other in both)
         computes[key] = (a, b)
         if a == b:
             del computes[key]
@@ -138,17 +130,15 @@ def _data_leaves(data: PreparedHashes) -> Leaves:
 
 def _software(a: Software, b: Software) -> Found:
     rooms = _differing(_named(a.code.rooms, "code"), _named(b.code.rooms, "code"))
-    computing = {f"code.{room}" for room in COMPUTING}
-    code = {"code.commit": a.code.commit, "code.changes": a.code.changes}
-    other = {"code.commit": b.code.commit, "code.changes": b.code.changes}
+    names = {f"code.{room}" for room in COMPUTING}
+    computing = {key: pair for key, pair in rooms.items() if key in names}
+    code = [{"code.commit": s.code.commit, "code.changes": s.code.changes} for s in (a, b)]
     packages = [{"python": one.python, **_named(one.packages, "packages")} for one in (a, b)]
     return {
-        KeyGroup.MATHEMATICS: {key: pair for key, pair in rooms.items() if key in computing},
+        KeyGroup.MATHEMATICS: computing,
         KeyGroup.MACHINE: _differing(*packages),
-        KeyGroup.RECORD: {
-            **_differing(code, other),
-            **{key: pair for key, pair in rooms.items() if key not in computing},
-        },
+        KeyGroup.RECORD: _differing(*code)
+        | {key: pair for key, pair in rooms.items() if key not in names},
     }
 
 

@@ -74,24 +74,23 @@ class Lock(Section):
 
 def losses_of(losses: list[float]) -> Losses:
     """Keep two losses to read and a hash of all."""
-    text = "\n".join(loss.hex() for loss in losses)
-    digest = sha256(text.encode()).hexdigest()
+    digest = _sha256("\n".join(loss.hex() for loss in losses))
     return Losses(steps=len(losses), first=losses[0], last=losses[-1], sha256=digest)
 
 
 def write_text(lock: Lock, head: str) -> str:
     """Write a lock for people: ``head`` as a comment, then the seal, then YAML."""
-    lines = recipe_lines(lock.model_dump(mode="json"), frozenset())
-    body = "".join(f"{line.text}\n" for line in lines)
+    tree = lock.model_dump(mode="json")
+    body = "".join(f"{line.text}\n" for line in recipe_lines(tree, frozenset()))
     comment = "".join(f"# {line}\n" for line in head.splitlines())
-    return f"{comment}# sha256 of all lines below: {_seal(body)}\n{body}"
+    return f"{comment}# sha256 of all lines below: {_sha256(body)}\n{body}"
 
 
 def is_sealed(text: str) -> bool:
     """Return whether every byte below the seal is the one that was written."""
     found = SEAL.search(text)
-    return found is not None and _seal(text[found.end() :]) == found.group(1)
+    return found is not None and _sha256(text[found.end() :]) == found.group(1)
 
 
-def _seal(body: str) -> str:
-    return sha256(body.encode()).hexdigest()
+def _sha256(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

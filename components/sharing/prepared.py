@@ -30,23 +30,19 @@ def note_staged(recipe: Recipe, folder: Path) -> None:
     _write_note(folder.parent / STAGED, recipe, folder)
 
 
-def find_prepared(recipe: Recipe) -> Path | None:
-    """Find the folder that was prepared for these data, if there is one."""
-    return find_staged(recipe) or _read_note(recipe, NOTES)
-
-
-def find_staged(recipe: Recipe) -> Path | None:
-    """Find the folder that was brought here for these data, if there is one."""
-    return _read_note(recipe, STAGED)
-
-
 def _write_note(notes: Path, recipe: Recipe, folder: Path) -> None:
     notes.mkdir(parents=True, exist_ok=True)
     with replace_atomically(notes / _digest(recipe)) as file:
         file.write(folder.name.encode())
 
 
-def _read_note(recipe: Recipe, notes: str) -> Path | None:
+def find_prepared(recipe: Recipe) -> Path | None:
+    """Find the folder that was prepared for these data, if there is one."""
+    return find_staged(recipe) or find_staged(recipe, NOTES)
+
+
+def find_staged(recipe: Recipe, notes: str = STAGED) -> Path | None:
+    """Find the folder that was brought here for these data, if there is one."""
     note = Path(recipe.data.folder) / notes / _digest(recipe)
     if not note.is_file():
         return None
@@ -55,17 +51,13 @@ def _read_note(recipe: Recipe, notes: str) -> Path | None:
 
 
 def describe_prepared(folder: Path) -> PreparedHashes:
-    """Give the hashes that the manifest of a prepared folder lists.
-
-    Raises:
-        RecipeError: the folder has no readable manifest.
-    """
+    """Give the hashes of a prepared folder's manifest, or raise a RecipeError without one."""
     manifest = Manifest.read(folder)
     sources = {}
     for name, source in manifest.sources.items():
         # The token files' hashes in their order: where they lie makes no difference.
-        digests = [record.sha256 for record in (*source.train, *source.held_out)]
-        sources[name] = sha256("\n".join(digests).encode()).hexdigest()
+        digests = "\n".join(record.sha256 for record in (*source.train, *source.held_out))
+        sources[name] = sha256(digests.encode()).hexdigest()
     return PreparedHashes(
         key=manifest.key,
         tokenizer={file.name: file.sha256 for file in manifest.tokenizer.files},

@@ -7,7 +7,7 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.microbatches import fits_schedule
+from components.config.batch_ramp import fits_schedule
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 

@@ -1,27 +1,31 @@
-"""All rules between sections, and warnings of what is allowed but known to cost."""
+"""All rules between fields, and warnings of what is allowed but known to cost.
 
+Keys, not class names, carry the rules: a new part with the same keys keeps them too.
+"""
+
+from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from components.config.microbatches import neighbours
-from components.config.rules.data import check_data, check_schedule
-from components.config.rules.engine import FLOAT8, check_float8
-from components.config.rules.fault_tolerance import check_guard, check_profiler, check_watchdog
-from components.config.rules.layout import check_layout
-from components.config.rules.model import check_model
+from components.config.batch_ramp import check_microbatches, neighbours
+from components.config.rules import engine
+from components.config.rules.layout import check_degrees
+from components.config.schema.data import DataSection, Source
 from components.config.shape import check_shape
+from components.config.targets import nearest
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
+    from components.config.schema.sections import Precision
+
+NORMS = ("norm", "embedding_norm", "attention.qk_norm")
+SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
+PEAKS = ("start", "value")  # where a warm-up ends
 
 
 def check_rules(recipe: "Recipe") -> None:
-    """Hold every rule that spans fields.
-
-    Raises:
-        RecipeError: the first rule that is broken.
-    """
+    """Raise a RecipeError for the first rule between fields that is broken."""
     check_shape(recipe.shape)
     check_model(recipe.model)
     check_schedule(recipe.schedule)
@@ -30,60 +34,46 @@ def check_rules(recipe: "Recipe") -> None:
         problem = f"{pieces:,} pieces do not fit model.vocab_size {rows:,}"
         raise RecipeError("tokenizer.vocab_size", problem, f"set model.vocab_size={pieces} too")
     _check_budget(recipe)
-    _check_ramp(recipe)
-    _check_precision(recipe)
-    check_float8(recipe)
+    _check_precision(recipe.precision)
+    engine.check_float8(recipe)
     check_data(recipe.data, total_tokens=recipe.budget.total_tokens)
-    check_layout(recipe)
-    check_watchdog(recipe)
-    check_guard(recipe)
-    check_profiler(recipe)
+    check_degrees(recipe)
+    check_microbatches(recipe)
+    engine.check_watchdog(recipe)
+    engine.check_guard(recipe)
+    engine.check_profiler(recipe)
 
 
 def _check_budget(recipe: "Recipe") -> None:
-    budget = recipe.budget
-    if budget.global_batch_tokens % budget.sequence_length:
-        below, above = neighbours(budget.global_batch_tokens, budget.sequence_length)
-        raise RecipeError(
-            "budget.global_batch_tokens",
-            f"{budget.global_batch_tokens:,} is no multiple of sequence_length "
-            f"{budget.sequence_length:,}",
-            f"the nearest that are: {below:,} and {above:,}",
-        )
-    if budget.total_tokens < budget.global_batch_tokens:
-        raise RecipeError(
-            "budget.total_tokens",
-            f"{budget.total_tokens:,} is less than one global batch of "
-            f"{budget.global_batch_tokens:,} tokens",
-            f"give at least {budget.global_batch_tokens:,}, or a smaller global_batch_tokens",
-        )
-
-
-def _check_ramp(recipe: "Recipe") -> None:
     budget, degrees = recipe.budget, recipe.parallelism
-    if isinstance(budget.ramp_up, str):
+    length, batch, ramp = budget.sequence_length, budget.global_batch_tokens, budget.ramp_up
+    _check_multiple("global_batch_tokens", batch, length, f"sequence_length {length:,}")
+    if budget.total_tokens < batch:
+        problem = f"{budget.total_tokens:,} is less than one global batch of {batch:,} tokens"
+        remedy = f"give at least {batch:,}, or a smaller global_batch_tokens"
+        raise RecipeError("budget.total_tokens", problem, remedy)
+    if isinstance(ramp, str):
         return
-    sequences = degrees.data * degrees.expert * degrees.microbatch_sequences
-    unit = budget.sequence_length * sequences
+    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
     for key in ("start_tokens", "increment_tokens"):
-        value = getattr(budget.ramp_up, key)
-        if value % unit:
-            below, above = neighbours(value, unit)
-            problem = f"{value:,} is no multiple of {unit:,}, one microbatch of every data rank"
-            remedy = f"the nearest that are: {below:,} and {above:,}"
-            raise RecipeError(f"budget.ramp_up.{key}", problem, remedy)
-    grown = budget.global_batch_tokens - budget.ramp_up.start_tokens
-    if grown <= 0 or grown % budget.ramp_up.increment_tokens:
-        raise RecipeError(
-            "budget.ramp_up.increment_tokens",
-            f"{budget.ramp_up.increment_tokens:,} does not lead from "
-            f"{budget.ramp_up.start_tokens:,} to {budget.global_batch_tokens:,}",
-            "give a positive divisor of their difference",
-        )
+        what = f"{unit:,}, one microbatch of every data rank"
+        _check_multiple(f"ramp_up.{key}", getattr(ramp, key), unit, what)
+    grown, increment = batch - ramp.start_tokens, ramp.increment_tokens
+    if grown <= 0 or grown % increment:
+        problem = f"{increment:,} does not lead from {ramp.start_tokens:,} to {batch:,}"
+        remedy = "give a positive divisor of their difference"
+        raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
 
 
-def _check_precision(recipe: "Recipe") -> None:
-    scale, compute = recipe.precision.loss_scale, recipe.precision.compute
+def _check_multiple(key: str, value: int, unit: int, what: str) -> None:
+    if value % unit:
+        below, above = neighbours(value, unit)
+        remedy = f"the nearest that are: {below:,} and {above:,}"
+        raise RecipeError(f"budget.{key}", f"{value:,} is no multiple of {what}", remedy)
+
+
+def _check_precision(precision: "Precision") -> None:
+    scale, compute = precision.loss_scale, precision.compute
     scaled = not isinstance(scale, str)
     if not isinstance(scale, str) and scale.initial < scale.minimum:
         problem = f"{scale.initial:g} is below loss_scale.minimum {scale.minimum:g}"
@@ -96,6 +86,136 @@ def _check_precision(recipe: "Recipe") -> None:
     if scaled and compute not in {"float16", "auto"}:
         problem = f"{compute} needs none, it would be ignored"
         raise RecipeError("precision.loss_scale", problem, "set precision.loss_scale=none")
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """Raise a RecipeError for parts of a model that cannot compute together."""
+    for path in NORMS:
+        norm = _at(model, path)
+        if norm.get("bias", False) and not norm.get("center", True):
+            problem = "true, but a norm that does not center has no bias"
+            remedy = f"set model.{path}.bias=false, or model.{path}.center=true for LayerNorm"
+            raise RecipeError(f"model.{path}.bias", problem, remedy)
+    attention = _at(model, "attention")
+    width, dropped = attention.get("head_dim", 0), attention.get("dropout", 0.0)
+    if _at(model, "positions").get("base") is not None and width % 2:
+        problem = f"{width} is odd, but rotary positions turn channels in pairs"
+        remedy = f"use {width - 1} or {width + 1}"
+        raise RecipeError("model.attention.head_dim", problem, remedy)
+    if attention.get("backend") == "flex" and dropped > 0:
+        problem = (
+            f"flex cannot drop attention weights, but model.attention.dropout is {dropped}"
+        )
+        remedy = "use auto or sdpa, or model.attention.dropout=0.0"
+        raise RecipeError("model.attention.backend", problem, remedy)
+    row, rows = _at(model, "initialization").get("padding_row"), model["padded_vocab_size"]
+    if row is not None and not 0 <= row < rows:
+        problem = f"there is no row {row} among {rows:,}"
+        remedy = f"use 0 to {rows - 1:,}, or null for none"
+        raise RecipeError("model.initialization.padding_row", problem, remedy)
+
+
+def _at(model: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Find a part that names a class: only the arguments of such are checked before."""
+    here: Any = model
+    for step in path.split("."):
+        here = here.get(step) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) and "_target_" in here else {}
+
+
+def check_data(data: DataSection, *, total_tokens: int) -> None:
+    """Raise a RecipeError for shares, phases or sources that contradict each other."""
+    if data.mixture == "given":
+        _check_sum("data.shares", data.shares)
+    elif data.shares:
+        problem = f"{len(data.shares)} shares are given, but data.mixture computes them"
+        remedy = "set data.shares={} too, or data.mixture=given"
+        raise RecipeError("data.shares", problem, remedy)
+    for name, phase in data.phases.items():
+        path = f"data.phases.{name}"
+        if (phase.from_tokens is None) == (phase.from_fraction is None):
+            problem = "says not once where it begins"
+            raise RecipeError(path, problem, "give it either from_tokens or from_fraction")
+        if phase.from_tokens is not None and phase.from_tokens >= total_tokens:
+            problem = (
+                f"{phase.from_tokens:,} is not inside the budget of {total_tokens:,} tokens"
+            )
+            remedy = "let it begin earlier, or leave it out"
+            raise RecipeError(f"{path}.from_tokens", problem, remedy)
+        _check_sum(f"{path}.shares", phase.shares)
+    for name, source in data.sources.items():
+        if name not in data.names:
+            problem = "no share is given for this source"
+            remedy = f"set data.shares.{name}=...; sources {nearest(name, list(data.names))}"
+            raise RecipeError(f"data.sources.{name}", problem, remedy)
+        _check_source(f"data.sources.{name}", source, document_mask=data.document_mask)
+    # Token files and text of one run have one tokenizer, which is not trained on the text.
+    tokens = [name for name, source in data.sources.items() if source.tokens]
+    texts = [name for name, s in data.sources.items() if s.has_text and not s.tokens]
+    if tokens and texts and data.tokenizer_folder == "none":
+        needs = f"the text of {texts[0]} needs the tokenizer that wrote them"
+        problem = f"none, but {tokens[0]} has tokens already, and {needs}"
+        remedy = "name the folder that holds its tokenizer.json or tokenizer.model"
+        raise RecipeError("data.tokenizer_folder", problem, remedy)
+
+
+def _check_sum(path: str, shares: Mapping[str, float]) -> None:
+    total = sum(shares.values())
+    if abs(total - 1) > SHARES_TOLERANCE:
+        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
+        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
+
+
+def _check_source(path: str, source: Source, *, document_mask: bool) -> None:
+    kinds = ("files", "embedded", "tokens", "dataset")
+    given = [kind for kind in kinds if getattr(source, kind)]
+    if len(given) > 1:
+        raise RecipeError(path, f"{' and '.join(given)} exclude each other", "give one of them")
+    if source.eod == "absent" and not source.tokens:
+        problem = "is of token files, and there are none"
+        raise RecipeError(f"{path}.eod", problem, "leave it out")
+    if source.eod == "absent" and document_mask:
+        problem = "absent, but data.document_mask needs to see where documents end"
+        remedy = "set data.document_mask=false, or tokenize again with --append-eod"
+        raise RecipeError(f"{path}.eod", problem, remedy)
+
+
+def check_schedule(schedule: Mapping[str, Any], path: str = "schedule") -> None:
+    """Raise a RecipeError for phases without a class, or a warm-up too long or falling."""
+    for where, phase in check_phases(schedule, path).items():
+        check_schedule(phase, where)
+    if "warmup_tokens" not in schedule:
+        return
+    warmup, total = schedule["warmup_tokens"], schedule.get("total_tokens")
+    if total is not None and warmup >= total:
+        problem = f"{warmup:,} leaves nothing of total_tokens {total:,}"
+        remedy = "shorten the warm-up or lengthen the schedule"
+        raise RecipeError(f"{path}.warmup_tokens", problem, remedy)
+    first = schedule.get("warmup_from", 0.0)
+    for key in PEAKS:
+        if (peak := schedule.get(key, first)) < first:
+            problem = f"{first} is above {key} {peak}, where the warm-up ends"
+            none = "for no warm-up warmup_tokens=0 and warmup_from=0.0"
+            raise RecipeError(f"{path}.warmup_from", problem, f"give at most {peak}, or {none}")
+
+
+def check_phases(
+    schedule: Mapping[str, Any], path: str = "schedule"
+) -> dict[str, Mapping[str, Any]]:
+    """Give a schedule's phases by path; a RecipeError if it has none, or one without a class.
+
+    Only the arguments of a class have types that are checked.
+    """
+    if "phases" not in schedule:
+        return {}
+    phases = {f"{path}.phases.{name}": phase for name, phase in schedule["phases"].items()}
+    if not phases:
+        raise RecipeError(f"{path}.phases", "is empty", "name at least one phase")
+    for where, phase in phases.items():
+        if not isinstance(phase, Mapping) or "_target_" not in phase:
+            remedy = "copy a phase of a recipe that has some, with its _target_"
+            raise RecipeError(where, "is no schedule: it names no class", remedy)
+    return phases
 
 
 def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
@@ -119,11 +239,10 @@ def warnings_of(recipe: "Recipe") -> tuple[str, ...]:
             f"lie on several nodes of {devices} devices; the Ultra-Scale Playbook lost 43 % of "
             "its throughput where that began, and 66 % of the rest at the next doubling"
         )
-    if recipe.precision.compute == FLOAT8 and not isinstance(recipe.cluster.hardware, str):
-        lines.append(
-            "precision.compute: float8 is planned as bfloat16, time and memory: no measured "
-            "run in it stands behind the planner"
-        )
+    if recipe.precision.compute == engine.FLOAT8 and recipe.cluster.hardware != "none":
+        planned = "float8 is planned as bfloat16, time and memory"
+        unmeasured = "no measured run in it stands behind the planner"
+        lines.append(f"precision.compute: {planned}: {unmeasured}")
         if recipe.parallelism.compile == "none":
             lines.append(
                 "parallelism.compile: none leaves each cast to float8 a pass over memory of "

@@ -1,4 +1,4 @@
-"""Rules of the engine and of float8: what DeepSpeed or torchao cannot do is refused at once."""
+"""Rules of what runs: what DeepSpeed or torchao cannot do, guards, watchdog and profiler."""
 
 from math import log2
 from typing import TYPE_CHECKING
@@ -7,16 +7,13 @@ from components.errors import RecipeError
 
 if TYPE_CHECKING:
     from components.config.schema.recipe import Recipe
+    from components.config.schema.sections import Cluster, Parallelism
 
 _TO_MESH = "or parallelism.engine=mesh"
 
 
 def check_engine(recipe: "Recipe") -> None:
-    """Hold what each of the two engines can do.
-
-    Raises:
-        RecipeError: the first thing that the chosen one cannot.
-    """
+    """Raise a RecipeError for the first thing that the chosen engine cannot do."""
     degrees = recipe.parallelism
     if degrees.engine == "mesh":
         if degrees.offload_optimizer:
@@ -24,7 +21,7 @@ def check_engine(recipe: "Recipe") -> None:
             remedy = "set offload_optimizer=false, or parallelism.engine=deepspeed"
             raise RecipeError("parallelism.offload_optimizer", problem, remedy)
         return
-    _check_degrees(recipe)
+    _check_degrees(degrees)
     compute, device = recipe.precision.compute, recipe.cluster.device
     if compute != "auto":
         check_precision(recipe, compute)
@@ -32,59 +29,45 @@ def check_engine(recipe: "Recipe") -> None:
         check_precision(recipe, "float32" if device == "cpu" else "bfloat16")
 
 
-def _check_degrees(recipe: "Recipe") -> None:
-    degrees = recipe.parallelism
+def _check_degrees(degrees: "Parallelism") -> None:
     for axis in ("tensor", "pipeline", "expert", "context"):
         if (degree := getattr(degrees, axis)) > 1:
             problem = f"{degree}, but the deepspeed engine has data ranks alone"
             remedy = f"set parallelism.{axis}=1, {_TO_MESH}"
             raise RecipeError(f"parallelism.{axis}", problem, remedy)
     if degrees.zero and degrees.data_shard != degrees.data:
-        raise RecipeError(
-            "parallelism.data_shard",
-            f"{degrees.data_shard}, but DeepSpeed shards over all {degrees.data} data ranks",
-            f"set parallelism.data_shard={degrees.data}, {_TO_MESH}",
-        )
+        ranks, remedy = degrees.data, f"set parallelism.data_shard={degrees.data}, {_TO_MESH}"
+        problem = f"{degrees.data_shard}, but DeepSpeed shards over all {ranks} data ranks"
+        raise RecipeError("parallelism.data_shard", problem, remedy)
     if degrees.offload_optimizer and degrees.zero == 0:
         problem = "true at zero=0, where DeepSpeed has no state of its own to move"
         remedy = "set parallelism.zero=1, or offload_optimizer=false"
         raise RecipeError("parallelism.offload_optimizer", problem, remedy)
     # Layers could not share a graph: a run would stop at the ninth.
     if degrees.compile != "none" and degrees.zero == 3:
-        raise RecipeError(
-            "parallelism.compile",
-            f"{degrees.compile}, but at zero=3 DeepSpeed's hooks are inside of each layer, and "
-            "no two layers have a graph in common",
-            f"set parallelism.compile=none, zero=2, {_TO_MESH}",
-        )
+        hooks = "at zero=3 DeepSpeed's hooks are inside of each layer"
+        problem = f"{degrees.compile}, but {hooks}, and no two layers have a graph in common"
+        remedy = f"set parallelism.compile=none, zero=2, {_TO_MESH}"
+        raise RecipeError("parallelism.compile", problem, remedy)
 
 
 def check_precision(recipe: "Recipe", compute: str) -> None:
-    """Hold what DeepSpeed can do in ``compute``, which is never ``auto`` here.
-
-    Raises:
-        RecipeError: the first dtype or loss scale that it has not.
-    """
+    """Raise a RecipeError for what DeepSpeed has not; ``compute`` is never ``auto`` here."""
     for key, value in {**recipe.precision.model_dump(), "compute": compute}.items():
         if value == "float64":
             remedy = f"set precision.{key}=float32, {_TO_MESH}"
             raise RecipeError(f"precision.{key}", "float64 is unknown to DeepSpeed", remedy)
     if compute != "float32" and recipe.parallelism.zero == 0:
-        problem = (
-            f"0, but in {compute} DeepSpeed keeps float32 weights that can be saved only with "
-            "ZeRO"
-        )
+        weights = "float32 weights that can be saved only with ZeRO"
+        problem = f"0, but in {compute} DeepSpeed keeps {weights}"
         raise RecipeError("parallelism.zero", problem, f"set parallelism.zero=1, {_TO_MESH}")
     accumulate = recipe.precision.accumulate
     if accumulate not in {"float32", compute}:
         problem = f"{accumulate}, but beside {compute} weights DeepSpeed adds up in float32"
         remedy = f"set precision.accumulate=float32, {_TO_MESH}"
         raise RecipeError("precision.accumulate", problem, remedy)
-    if compute == "float16":
-        _check_loss_scale(recipe)
-
-
-def _check_loss_scale(recipe: "Recipe") -> None:
+    if compute != "float16":
+        return
     scaling = recipe.precision.loss_scale
     assert not isinstance(scaling, str), "float16 without one is refused before"
     if scaling.initial < 1 or not log2(scaling.initial).is_integer():
@@ -104,50 +87,9 @@ _TO_BFLOAT16 = "precision.compute=bfloat16"
 
 
 def check_float8(recipe: "Recipe") -> None:
-    """Hold what products in float8 ask of the model and of the device.
-
-    Raises:
-        RecipeError: a width that they cannot have, or a device that has none.
-    """
+    """Raise a RecipeError for widths or a device without products in float8."""
     if recipe.precision.compute != FLOAT8:
         return
-    _check_shapes(recipe)
-    hardware = recipe.cluster.hardware
-    if recipe.cluster.device == "cpu" or isinstance(hardware, str):
-        return  # emulated, or known on the machine alone
-    if FLOAT8 not in hardware.peak_teraflops:  # where devices have it, a profile states it
-        stated = ", ".join(hardware.peak_teraflops)
-        has = f"{hardware.device} has none: its profile states a peak in {stated}"
-        remedy = f"set {_TO_BFLOAT16}, or choose a cluster whose devices have it"
-        raise RecipeError("precision.compute", f"{FLOAT8}, but {has}", remedy)
-
-
-def check_float8_layout(recipe: "Recipe") -> None:
-    """Hold that every rank has whole rows and float32 weights to round by itself.
-
-    Raises:
-        RecipeError: tensor ranks have parts of rows, or DeepSpeed has weights of its own.
-    """
-    degrees = recipe.parallelism
-    if recipe.precision.compute != FLOAT8:
-        return
-    if degrees.engine != "mesh":
-        raise RecipeError(
-            "parallelism.engine",
-            f"{degrees.engine}, which rounds weights to bfloat16 before they could become "
-            f"{FLOAT8}",
-            f"set parallelism.engine=mesh, or {_TO_BFLOAT16}",
-        )
-    if degrees.tensor > 1:
-        raise RecipeError(
-            "parallelism.tensor",
-            f"{degrees.tensor}, but in {FLOAT8} a row has one scale, and tensor ranks have "
-            "parts of rows",
-            f"set parallelism.tensor=1, or {_TO_BFLOAT16}",
-        )
-
-
-def _check_shapes(recipe: "Recipe") -> None:
     shape = recipe.shape
     heads, experts = shape.attention, shape.mlp.num_experts
     widths = {
@@ -163,3 +105,101 @@ def _check_shapes(recipe: "Recipe") -> None:
             wider = width + MULTIPLE - width % MULTIPLE
             remedy = f"choose it so that they are {wider:,}, or set {_TO_BFLOAT16}"
             raise RecipeError(key, f"gives linear maps {width:,} wide, but {wants}", remedy)
+    hardware = recipe.cluster.hardware
+    if recipe.cluster.device == "cpu" or isinstance(hardware, str):
+        return  # emulated, or known on the machine alone
+    if FLOAT8 not in hardware.peak_teraflops:  # where devices have it, a profile states it
+        stated = ", ".join(hardware.peak_teraflops)
+        has = f"{hardware.device} has none: its profile states a peak in {stated}"
+        remedy = f"set {_TO_BFLOAT16}, or choose a cluster whose devices have it"
+        raise RecipeError("precision.compute", f"{FLOAT8}, but {has}", remedy)
+
+
+def check_float8_layout(recipe: "Recipe") -> None:
+    """Raise a RecipeError where a rank has parts of rows, or no float32 weights to round."""
+    degrees = recipe.parallelism
+    if recipe.precision.compute != FLOAT8:
+        return
+    if degrees.engine != "mesh":
+        rounds = f"rounds weights to bfloat16 before they could become {FLOAT8}"
+        remedy = f"set parallelism.engine=mesh, or {_TO_BFLOAT16}"
+        raise RecipeError("parallelism.engine", f"{degrees.engine}, which {rounds}", remedy)
+    if degrees.tensor > 1:
+        rows = f"in {FLOAT8} a row has one scale, and tensor ranks have parts of rows"
+        remedy = f"set parallelism.tensor=1, or {_TO_BFLOAT16}"
+        raise RecipeError("parallelism.tensor", f"{degrees.tensor}, but {rows}", remedy)
+
+
+def check_guard(recipe: "Recipe") -> None:
+    """Raise a RecipeError for a norm known too late, or a fault of no rank or no step."""
+    guard, degrees = recipe.guard, recipe.parallelism
+    judged = not isinstance(guard.gradient_norm_spike, str)
+    if judged and degrees.engine == "deepspeed" and degrees.zero > 0:
+        problem = f"DeepSpeed at zero={degrees.zero} tells the norm only after the update"
+        ways = "guard.gradient_norm_spike=none, parallelism.zero=0 or parallelism.engine=mesh"
+        raise RecipeError("guard.gradient_norm_spike", problem, f"set {ways}")
+    limits = {"rank": recipe.cluster.ranks - 1, "step": _steps(recipe) if guard.inject else 0}
+    for number, fault in enumerate(guard.inject):
+        for key, limit in limits.items():
+            if (value := getattr(fault, key)) > limit:
+                problem = f"{value}, but the last {key} is {limit}"
+                remedy = f"choose one up to {limit}"
+                raise RecipeError(f"guard.inject.{number}.{key}", problem, remedy)
+
+
+def _steps(recipe: "Recipe") -> int:
+    # Of a copy: who goes through layouts gives the recipe other degrees yet.
+    return recipe.model_copy().derived.steps
+
+
+def check_watchdog(recipe: "Recipe") -> None:
+    """Raise a RecipeError for a watchdog or spare nodes that do not fit the job."""
+    watchdog, cluster = recipe.watchdog, recipe.cluster
+    if (pause := watchdog.pause_seconds) < (step := watchdog.step_seconds):
+        problem = f"{pause:g} is less than step_seconds {step:g}, but the first step is a pause"
+        remedy = f"set watchdog.pause_seconds={step:g} or more"
+        raise RecipeError("watchdog.pause_seconds", problem, remedy)
+    if watchdog.restarts and cluster.ranks == 1 and cluster.scheduler == "none":
+        problem = f"{watchdog.restarts}, but a single rank here has no agent to start it again"
+        remedy = "set watchdog.restarts=0, or cluster.ranks=2"
+        raise RecipeError("watchdog.restarts", problem, remedy)
+    if cluster.spare_nodes:
+        _check_spare_nodes(cluster, restarts=watchdog.restarts)
+
+
+def _check_spare_nodes(cluster: "Cluster", *, restarts: int) -> None:
+    """Refuse nodes that can take no other's place, neither before the ranks start nor later."""
+    unseen, keep = cluster.preflight == "none", "leave cluster.preflight as it is, or set"
+    if cluster.scheduler == "none":
+        problem = "without a scheduler there is no job to have them"
+        remedy = "set cluster.spare_nodes=0"
+    elif unseen and cluster.scheduler == "pbs":
+        problem = "under pbs no job outlives a node, and none is looked at before"
+        remedy = f"{keep} cluster.spare_nodes=0"
+    elif unseen and not restarts:
+        problem = "a run that neither looks at its nodes nor starts again has no use for them"
+        remedy = f"{keep} watchdog.restarts=3"
+    else:
+        return
+    raise RecipeError("cluster.spare_nodes", f"{cluster.spare_nodes}, but {problem}", remedy)
+
+
+def check_profiler(recipe: "Recipe") -> None:
+    """Raise a RecipeError for a step or a rank beyond the last."""
+    profiler = recipe.profiler
+    if not profiler.steps:
+        return
+    steps = _steps(recipe)
+    last = profiler.first_step + profiler.steps - 1
+    if last > steps:
+        given = f"{profiler.first_step} and profiler.steps {profiler.steps}"
+        problem = f"{given} end with step {last}, but the last step is {steps}"
+        fitting = f"{max(1, steps - profiler.steps + 1)}"
+        if profiler.steps > steps:
+            fitting = f"1 profiler.steps={steps}"
+        remedy = f"set profiler.first_step={fitting} or less"
+        raise RecipeError("profiler.first_step", problem, remedy)
+    ranks = recipe.cluster.ranks
+    if max(profiler.ranks) >= ranks:
+        problem = f"there is no rank {max(profiler.ranks)}: the last rank is {ranks - 1}"
+        raise RecipeError("profiler.ranks", problem, f"choose ranks up to {ranks - 1}")

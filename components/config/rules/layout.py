@@ -1,17 +1,14 @@
-"""Rules of the layout: ranks, shards, what tensor ranks share, stages, schedules, microbatches.
+"""Rules of the layout: ranks, shards, what tensor and expert ranks share, stages, schedules.
 
-Everything that a full-size job would refuse after minutes in the queue is refused here, from
-numbers alone.
+What a full-size job would refuse after minutes in the queue is refused here, from numbers.
 """
 
 from math import lcm, prod
 from typing import TYPE_CHECKING
 
-from components.config.microbatches import check_microbatches
 from components.config.rules.engine import check_engine, check_float8_layout
-from components.config.rules.model import check_experts
 from components.config.schema.sections import Parallelism
-from components.config.shape import ModelShape
+from components.config.shape import ModelShape, divisors
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -20,27 +17,13 @@ if TYPE_CHECKING:
 AXES = ("data", "expert", "context", "tensor", "pipeline")
 
 
-def check_layout(recipe: "Recipe") -> None:
-    """Hold every rule between the degrees, the ranks, the model and the batch.
-
-    Raises:
-        RecipeError: the first rule that is broken.
-    """
-    check_degrees(recipe)
-    check_microbatches(recipe)
-
-
 def check_degrees(recipe: "Recipe") -> None:
-    """Hold the rules that do not ask how a batch is cut into microbatches.
-
-    Raises:
-        RecipeError: the first rule that is broken.
-    """
+    """Raise a RecipeError for degrees that ranks or model refuse, whatever the microbatches."""
     _check_ranks(recipe)
     _check_shards(recipe.parallelism)
     _check_tensor(recipe)
     _check_context(recipe)
-    check_experts(recipe)
+    _check_experts(recipe)
     check_schedule(recipe.parallelism)
     _check_zero_bubble(recipe)
     _check_pipeline(recipe)
@@ -67,8 +50,7 @@ def _check_shards(degrees: Parallelism) -> None:
     ranks, shard = degrees.data * degrees.expert, degrees.data_shard
     if ranks % shard:
         problem = f"{shard} does not divide data x expert = {ranks}"
-        divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
-        near = sorted(divisors, key=lambda divisor: abs(divisor - shard))[:12]
+        near = sorted(divisors(ranks), key=lambda divisor: abs(divisor - shard))[:12]
         remedy = f"values that do: {', '.join(map(str, sorted(near)))}"
         raise RecipeError("parallelism.data_shard", problem, remedy)
     if shard % degrees.expert and (degrees.zero or shard > 1):
@@ -99,14 +81,11 @@ def _share_groups(groups: int, tensor: int) -> bool:
 def _check_tensor(recipe: "Recipe") -> None:
     shape, tensor = recipe.shape, recipe.parallelism.tensor
     heads, groups = shape.attention.num_heads, shape.attention.num_kv_heads
+    apart, width = not _share_groups(groups, tensor), shape.mlp.ffn_dim
     undivided = {
         f"{tensor} does not divide model.attention.num_heads {heads}": heads % tensor,
-        f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other": (
-            not _share_groups(groups, tensor)
-        ),
-        f"{tensor} does not divide model.mlp.ffn_dim {shape.mlp.ffn_dim:,}": (
-            shape.mlp.ffn_dim % tensor
-        ),
+        f"{tensor} and model.attention.num_kv_heads {groups} do not divide each other": apart,
+        f"{tensor} does not divide model.mlp.ffn_dim {width:,}": width % tensor,
     }
     for problem, broken in undivided.items():
         if broken:
@@ -120,12 +99,11 @@ def _check_tensor(recipe: "Recipe") -> None:
         raise RecipeError("model.padded_vocab_size", problem, remedy)
     length = recipe.budget.sequence_length
     if recipe.parallelism.sequence_parallel and length % tensor:
-        raise RecipeError(
-            "parallelism.sequence_parallel",
-            f"budget.sequence_length {length:,} does not divide among {tensor} tensor ranks",
-            "set sequence_parallel=false, or a sequence_length of "
-            f"{length + tensor - length % tensor:,}",
-        )
+        given = f"budget.sequence_length {length:,}"
+        problem = f"{given} does not divide among {tensor} tensor ranks"
+        longer = f"{length + tensor - length % tensor:,}"
+        remedy = f"set sequence_parallel=false, or a sequence_length of {longer}"
+        raise RecipeError("parallelism.sequence_parallel", problem, remedy)
 
 
 def sequence_divisor(*, context: int, slices: int) -> int:
@@ -144,12 +122,10 @@ def _check_context(recipe: "Recipe") -> None:
     divisor = sequence_divisor(context=degrees.context, slices=slices)
     if length % divisor:
         below = length - length % divisor
-        raise RecipeError(
-            "parallelism.context",
-            f"budget.sequence_length {length:,} does not divide by {divisor}: each of "
-            f"{degrees.context} ranks holds two chunks",
-            f"the nearest that do: {f'{below:,} and ' if below else ''}{below + divisor:,}",
-        )
+        chunks = f"each of {degrees.context} ranks holds two chunks"
+        problem = f"budget.sequence_length {length:,} does not divide by {divisor}: {chunks}"
+        nearest = f"{f'{below:,} and ' if below else ''}{below + divisor:,}"
+        raise RecipeError("parallelism.context", problem, f"the nearest that do: {nearest}")
     if recipe.model["attention"]["backend"] == "flex":
         problem = f"{degrees.context} ranks gather keys, which flex does not know the order of"
         remedy = "set model.attention.backend=auto, or parallelism.context=1"
@@ -161,12 +137,39 @@ def _check_context(recipe: "Recipe") -> None:
         raise RecipeError("model.positions.num_positions", problem, remedy)
 
 
-def check_schedule(degrees: Parallelism) -> None:
-    """Hold that one schedule has one stage on each rank, the other several; also on one rank.
+def _check_experts(recipe: "Recipe") -> None:
+    experts, degrees = recipe.shape.mlp.num_experts, recipe.parallelism
+    if experts is None:
+        if degrees.expert > 1:
+            problem = f"{degrees.expert} ranks for experts, but the model has none"
+            remedy = "set parallelism.expert=1; parallelism.data is the axis of dense models"
+            raise RecipeError("parallelism.expert", problem, remedy)
+        if (parts := degrees.expert_overlap) > 1:
+            problem = f"{parts} parts of what goes to experts, but the model has none"
+            remedy = "set parallelism.expert_overlap=1"
+            raise RecipeError("parallelism.expert_overlap", problem, remedy)
+        return
+    if experts % degrees.expert:
+        problem = f"{degrees.expert} ranks cannot share model.mlp.num_experts {experts} evenly"
+        remedy = f"values that do: {', '.join(map(str, divisors(experts)))}"
+        raise RecipeError("parallelism.expert", problem, remedy)
+    if degrees.tensor > 1:
+        problem = f"{degrees.tensor}: experts are not split over this axis, here as in Optimus"
+        remedy = "set parallelism.tensor=1, and parallelism.expert for experts that do not fit"
+        raise RecipeError("parallelism.tensor", problem, remedy)
+    pieces = degrees.data_shard * degrees.context
+    if degrees.zero == 3 and degrees.expert > 1:
+        problem = f"3 would gather what {degrees.expert} expert ranks divide already"
+        remedy = "set parallelism.zero=1 or 2, or parallelism.expert=1"
+        raise RecipeError("parallelism.zero", problem, remedy)
+    if degrees.zero == 3 and degrees.engine == "mesh" and experts % pieces:
+        problem = f"3 deals whole experts, and {pieces} ranks do not divide {experts} of them"
+        remedy = f"set parallelism.data_shard to a divisor of {experts}, or parallelism.zero=1"
+        raise RecipeError("parallelism.zero", problem, remedy)
 
-    Raises:
-        RecipeError: it is the other way round.
-    """
+
+def check_schedule(degrees: Parallelism) -> None:
+    """Raise a RecipeError unless a rank, a single one too, has the stages of its schedule."""
     schedule, stages = degrees.schedule, degrees.stages_per_rank
     several = schedule in {"interleaved", "zero_bubble"}
     if several == (stages > 1):
@@ -183,41 +186,32 @@ def _check_zero_bubble(recipe: "Recipe") -> None:
     degrees, accumulate = recipe.parallelism, recipe.precision.accumulate
     if degrees.pipeline == 1 or degrees.schedule != "zero_bubble":
         return
+    when = "after each microbatch, which zero_bubble leaves no moment for"
     if degrees.zero == 2:
-        raise RecipeError(
-            "parallelism.zero",
-            "2 shards gradients after each microbatch, which zero_bubble leaves no moment for",
-            "set parallelism.zero=1, or parallelism.schedule=interleaved",
-        )
+        remedy = "set parallelism.zero=1, or parallelism.schedule=interleaved"
+        raise RecipeError("parallelism.zero", f"2 shards gradients {when}", remedy)
     if degrees.recompute != "none":
         problem = "zero_bubble goes through the backward pass twice, torch's recomputation once"
         remedy = "set parallelism.recompute=none, or parallelism.schedule=interleaved"
         raise RecipeError("parallelism.recompute", problem, remedy)
     if accumulate == "bfloat16":
-        raise RecipeError(
-            "precision.accumulate",
-            "bfloat16 rounds after each microbatch, which zero_bubble leaves no moment for",
-            "set precision.accumulate=float32, or parallelism.schedule=interleaved",
-        )
+        remedy = "set precision.accumulate=float32, or parallelism.schedule=interleaved"
+        raise RecipeError("precision.accumulate", f"bfloat16 rounds {when}", remedy)
 
 
 def _check_pipeline(recipe: "Recipe") -> None:
-    degrees = recipe.parallelism
-    if degrees.pipeline == 1:
+    degrees, layers = recipe.parallelism, recipe.shape.num_layers
+    pipeline, stages = degrees.pipeline, degrees.stages_per_rank
+    if pipeline == 1:
         return
     if degrees.zero == 3:
-        raise RecipeError(
-            "parallelism.zero",
-            f"3 with {degrees.pipeline} pipeline stages would gather every parameter again for "
-            "each microbatch",
-            "set parallelism.zero=1 or 2, or parallelism.pipeline=1",
-        )
-    layers, stages = recipe.shape.num_layers, degrees.pipeline * degrees.stages_per_rank
-    if stages > layers:
-        fitting = max(1, layers // degrees.stages_per_rank)
-        raise RecipeError(
-            "parallelism.pipeline",
-            f"{degrees.pipeline} ranks x {degrees.stages_per_rank} stages need as many layers, "
-            f"model.num_layers is {layers}",
-            f"the most that has a layer on each stage: parallelism.pipeline={fitting}",
-        )
+        gather = "would gather every parameter again for each microbatch"
+        problem = f"3 with {pipeline} pipeline stages {gather}"
+        remedy = "set parallelism.zero=1 or 2, or parallelism.pipeline=1"
+        raise RecipeError("parallelism.zero", problem, remedy)
+    if pipeline * stages > layers:
+        need = f"{pipeline} ranks x {stages} stages need as many layers"
+        fitting = f"parallelism.pipeline={max(1, layers // stages)}"
+        remedy = f"the most that has a layer on each stage: {fitting}"
+        problem = f"{need}, model.num_layers is {layers}"
+        raise RecipeError("parallelism.pipeline", problem, remedy)

@@ -9,15 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.config.schema.types import (
-    Count,
-    Fraction,
-    FrozenMapping,
-    OrNone,
-    Seconds,
-    Section,
-    Words,
-)
+from components.config.schema import types
+from components.config.schema.types import Count, FrozenMapping, OrNone, Section, Words
 
 Rate = Annotated[float, Field(gt=0)]
 Measured = Annotated[tuple[Count, Rate], Field(strict=False)]
@@ -164,9 +157,6 @@ class Site(Section):
     file_systems: FrozenMapping[FileSystem]
 
 
-_ROUNDS = 1 + 2 + 3  # of pairs: the second waits twice as long as the first, the third thrice
-
-
 class Preflight(Section):
     """Limits by which a node is judged.
 
@@ -178,12 +168,12 @@ class Preflight(Section):
     file's size is compared, and the hashes of as many as have ``hashed_bytes`` together.
     """
 
-    answer_seconds: Seconds
-    link_seconds: Seconds
-    product_fraction: Fraction
-    link_fraction: Fraction
-    memory_fraction: Fraction
-    clock_seconds: Seconds
+    answer_seconds: types.Seconds
+    link_seconds: types.Seconds
+    product_fraction: types.Fraction
+    link_fraction: types.Fraction
+    memory_fraction: types.Fraction
+    clock_seconds: types.Seconds
     checkpoints: Annotated[int, Field(ge=0)]
     temporary_bytes: Count
     hashed_bytes: Annotated[int, Field(ge=0)]
@@ -191,7 +181,5 @@ class Preflight(Section):
     @property
     def longest_seconds(self) -> float:
         """How long all of it may take, whatever hangs."""
-        return self.answer_seconds + _ROUNDS * self.link_seconds
-
-
-Preflights = OrNone[Preflight]
+        # Three rounds of pairs: the second waits twice as long as the first, the third thrice.
+        return self.answer_seconds + (1 + 2 + 3) * self.link_seconds

@@ -6,20 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer
 
+from components.config.schema import types
 from components.config.schema.document_steps import DocumentSteps
-from components.config.schema.types import (
-    BY_FORM,
-    SECTION,
-    WORD,
-    Count,
-    Fraction,
-    FrozenMapping,
-    KeyGroup,
-    OrNone,
-    Section,
-    Share,
-    Words,
-)
+from components.config.schema.types import Count, FrozenMapping, KeyGroup, OrNone, Section
 
 
 class NearDuplicates(Section):
@@ -91,7 +80,8 @@ class HubDataset(Section):
     streaming: bool = False
 
 
-Remark = Annotated[str | None, Field(exclude_if=lambda one: one is None), KeyGroup.RECORD]
+ABSENT = Field(exclude_if=lambda one: one is None)
+Remark = Annotated[str | None, ABSENT, KeyGroup.RECORD]
 
 
 class Source(Section):
@@ -111,16 +101,16 @@ class Source(Section):
 
     keys_group = KeyGroup.MATHEMATICS
 
-    files: Words = ()
+    files: types.Words = ()
     embedded: str | None = None
     stand_in: Annotated[str | None, KeyGroup.RECORD] = None
     tokens: Names = ()
     eod: Annotated[
         Literal["appended", "absent"], Field(exclude_if=lambda eod: eod == "appended")
     ] = "appended"
-    dataset: Annotated[HubDataset | None, Field(exclude_if=lambda one: one is None)] = None
+    dataset: Annotated[HubDataset | None, ABSENT] = None
     column: Annotated[str, Field(exclude_if=lambda name: name == "text")] = "text"
-    most_epochs: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
+    most_epochs: Annotated[Count | None, ABSENT] = None
     language: Remark = None
     licence: Remark = None
     origin: Remark = None
@@ -136,12 +126,17 @@ class Temperature(Section):
     temperature: Annotated[float, Field(ge=1)]
 
 
+Mixture = (
+    Annotated[Literal["given", "natural"], types.WORD] | Annotated[Temperature, types.SECTION]
+)
+
+
 class DataPhase(Section):
     """Other shares, from a point of the token budget on: one of the two says which."""
 
-    from_tokens: Annotated[Count | None, Field(exclude_if=lambda one: one is None)] = None
-    from_fraction: Annotated[Fraction | None, Field(exclude_if=lambda one: one is None)] = None
-    shares: FrozenMapping[Share]
+    from_tokens: Annotated[Count | None, ABSENT] = None
+    from_fraction: Annotated[types.Fraction | None, ABSENT] = None
+    shares: FrozenMapping[types.Share]
 
     def first_sample(self, *, total_tokens: int, sequence_length: int) -> int:
         """The first sample that begins at the phase's token or after it."""
@@ -159,17 +154,15 @@ class DataSection(Section):
 
     keys_group = KeyGroup.MATHEMATICS
 
-    shares: FrozenMapping[Share]
-    mixture: Annotated[
-        Annotated[Literal["given", "natural"], WORD] | Annotated[Temperature, SECTION], BY_FORM
-    ]
+    shares: FrozenMapping[types.Share]
+    mixture: Annotated[Mixture, types.BY_FORM]
     surplus: Literal["refused", "dealt"]
     phases: FrozenMapping[DataPhase]
     sources: FrozenMapping[Source]
     preparation: OrNone[Preparation]
     folder: Annotated[str, KeyGroup.MACHINE]
     tokenizer_folder: str
-    held_out_fraction: Fraction
+    held_out_fraction: types.Fraction
     tokenizer_sample_bytes: Count | Literal["all"]
     document_mask: bool
     verify: Annotated[Literal["contents", "sizes"], KeyGroup.MACHINE]

@@ -12,9 +12,8 @@ from components.config.schema.types import Count, FrozenMapping, OrNone, Section
 Part = Annotated[float, Field(gt=0, le=1)]  # to datatrove's Gopher filters 0 is no limit at all
 Positive = Annotated[float, Field(gt=0)]
 # Pairs of a number of words and the largest share of the characters allowed for it.
-Limits = Annotated[
-    tuple[Annotated[tuple[Count, Part], Field(strict=False)], ...], Field(strict=False)
-]
+Limit = Annotated[tuple[Count, Part], Field(strict=False)]
+Limits = Annotated[tuple[Limit, ...], Field(strict=False)]
 EVERY_OTHER = "default"
 T = TypeVar("T")
 

@@ -126,9 +126,9 @@ def _spell_nan(value: Any) -> Any:
     return value
 
 
-_OnRank = Nan | Spike | BitFlip | Kill | HangFault | SlowRank
+_OnFiles = TruncatedCheckpoint | FilesGone | FullDisk
 Injection = Annotated[
-    _OnRank | TruncatedCheckpoint | FilesGone | FullDisk,
+    Nan | Spike | BitFlip | Kill | HangFault | SlowRank | _OnFiles,
     Field(discriminator="fault"),
     BeforeValidator(_spell_nan),
 ]

@@ -8,27 +8,13 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from components.config.batch_ramp import (
-    BatchRamp,
-    DerivedNumbers,
-    FlopsPerToken,
-    ParameterCounts,
-)
+from components.config import batch_ramp
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.rules.check import check_rules
-from components.config.schema import monitoring, sections
+from components.config.schema import monitoring, sections, types
 from components.config.schema.data import DataSection
 from components.config.schema.sections import Stem
-from components.config.schema.types import (
-    SECTION,
-    WORD,
-    FrozenMapping,
-    Node,
-    OtherGroup,
-    Section,
-    sections_at,
-    thaw,
-)
+from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
 from components.config.targets import check_nodes, nearest
 from components.errors import RecipeError
@@ -37,7 +23,7 @@ from components.json_file import read_mapping
 S = TypeVar("S", bound=BaseModel)
 
 
-class Recipe(Section):
+class Recipe(types.Section):
     """Everything that one run needs, with every number settled."""
 
     name: Annotated[Stem, KeyGroup.RECORD]
@@ -48,7 +34,7 @@ class Recipe(Section):
         Node,
         KeyGroup.MATHEMATICS,
         # Kernels for the same products; the last bits differ.
-        OtherGroup(KeyGroup.LAYOUT, ("attention.backend", "mlp.path")),
+        types.OtherGroup(KeyGroup.LAYOUT, ("attention.backend.", "mlp.path.")),
     ]
     tokenizer: Annotated[Node, KeyGroup.MATHEMATICS]
     data: DataSection
@@ -70,32 +56,31 @@ class Recipe(Section):
 
     @cached_property
     def shape(self) -> ModelShape:
-        return read_section(ModelShape, thaw(self.model), "model")
+        return read_section(ModelShape, types.thaw(self.model), "model")
 
     @cached_property
-    def ramp(self) -> BatchRamp:
+    def ramp(self) -> batch_ramp.BatchRamp:
         """Samples a step, as a function of the samples consumed before it."""
-        budget = self.budget
-        full = budget.global_batch_tokens // budget.sequence_length
-        if isinstance(budget.ramp_up, str):
-            return BatchRamp.constant(full)
-        return BatchRamp(
+        length, ramp = self.budget.sequence_length, self.budget.ramp_up
+        full = self.budget.global_batch_tokens // length
+        if isinstance(ramp, str):
+            return batch_ramp.BatchRamp.constant(full)
+        return batch_ramp.BatchRamp(
             full_samples=full,
-            start_samples=budget.ramp_up.start_tokens // budget.sequence_length,
-            increment_samples=budget.ramp_up.increment_tokens // budget.sequence_length,
-            ramp_samples=budget.ramp_up.over_tokens // budget.sequence_length,
+            start_samples=ramp.start_tokens // length,
+            increment_samples=ramp.increment_tokens // length,
+            ramp_samples=ramp.over_tokens // length,
         )
 
     @cached_property
     def data_phases(self) -> tuple[tuple[int, str, Mapping[str, float]], ...]:
         """First sample, YAML path and shares of each phase; the first may be left to a rule."""
         tokens, length = self.budget.total_tokens, self.budget.sequence_length
-        later = []
+        found = [(0, "data.shares", self.data.shares)]
         for name, phase in self.data.phases.items():
             first = phase.first_sample(total_tokens=tokens, sequence_length=length)
-            later.append((first, f"data.phases.{name}.shares", phase.shares))
-        later.sort(key=lambda phase: phase[0])
-        return ((0, "data.shares", self.data.shares), *later)
+            found.append((first, f"data.phases.{name}.shares", phase.shares))
+        return tuple(sorted(found, key=lambda one: one[0]))
 
     @property
     def total_samples(self) -> int:
@@ -110,26 +95,20 @@ class Recipe(Section):
         return stage_layers(self.shape.num_layers, stages, degrees.stage_balance)
 
     @cached_property
-    def derived(self) -> DerivedNumbers:
+    def derived(self) -> batch_ramp.DerivedNumbers:
         """Numbers that follow from the settled ones; computed here and nowhere else."""
         budget, degrees, shape = self.budget, self.parallelism, self.shape
         samples = budget.global_batch_tokens // budget.sequence_length
         ranks = degrees.data * degrees.expert
-        return DerivedNumbers(
-            parameters=ParameterCounts(
-                total=shape.total_parameters,
-                active=shape.active_parameters,
-                embedding=shape.embedding_parameters,
-                expert=shape.expert_parameters,
-                padding=shape.padding_parameters,
-            ),
+        return batch_ramp.DerivedNumbers(
+            parameters=batch_ramp.ParameterCounts.of(shape),
             tokens_per_step=budget.global_batch_tokens,
             samples_per_step=samples,
             steps=self.ramp.steps(-(-budget.total_tokens // budget.sequence_length)),
             ranks=self.cluster.ranks,
             microbatches_per_step=samples // (ranks * degrees.microbatch_sequences),
             layers_by_stage=tuple(len(layers) for layers in self.stages),
-            flops_per_token=FlopsPerToken.of(shape, budget.sequence_length),
+            flops_per_token=batch_ramp.FlopsPerToken.of(shape, budget.sequence_length),
         )
 
     def fingerprint(self) -> str:
@@ -141,11 +120,7 @@ class Recipe(Section):
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Load the frozen recipe of a run folder.
-
-    Raises:
-        RecipeError: the file is missing, no JSON, or no valid recipe.
-    """
+    """Load the frozen recipe of a run folder, or raise a RecipeError that names the file."""
     tree = read_mapping(file)
     try:
         return check_recipe(tree)
@@ -154,11 +129,7 @@ def read_recipe(file: Path) -> Recipe:
 
 
 def check_recipe(tree: Mapping[str, Any]) -> Recipe:
-    """Turn a settled tree into a :class:`Recipe`: targets first, then fields, then rules.
-
-    Raises:
-        RecipeError: what is wrong, with its YAML path; of the fields, all that are wrong.
-    """
+    """Check a settled tree: targets, fields, then rules; a RecipeError says what is wrong."""
     check_nodes(tree)
     recipe = read_section(Recipe, tree, "")
     check_rules(recipe)
@@ -166,11 +137,7 @@ def check_recipe(tree: Mapping[str, Any]) -> Recipe:
 
 
 def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
-    """Validate one section; pydantic's errors become ours, with paths below ``path``.
-
-    Raises:
-        RecipeError: every field that is missing, unknown or out of range, one a line.
-    """
+    """Validate one section; a RecipeError has every wrong field below ``path``, one a line."""
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
@@ -180,11 +147,10 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
 
 
 def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
-    steps = [step for step in error["loc"] if step not in {SECTION.tag, WORD.tag}]
-    location = ".".join(str(step) for step in steps)
-    where = f"{path}.{location}" if path else location
+    steps = [step for step in error["loc"] if step not in {types.SECTION.tag, types.WORD.tag}]
+    where = ".".join(map(str, [path, *steps] if path else steps))
     if error["type"] == "extra_forbidden":
-        there = sections_at(kind, steps[:-1])
+        there = types.sections_at(kind, steps[:-1])
         known = [name for section in there for name in section.model_fields]
         return f"{where}: unknown key; {nearest(str(steps[-1]), known)}"
     if error["type"] == "missing":

@@ -7,16 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from components.config.schema.cluster import (
-    Accounting,
-    Failures,
-    Machine,
-    Preflights,
-    QueueSection,
-    Rate,
-    Site,
-    Storage,
-)
+from components.config.schema import cluster as profile
 from components.config.schema.types import (
     Count,
     Fraction,
@@ -158,19 +149,19 @@ class Cluster(Section):
     devices_per_node: Ranks
     nodes: Ranks
     ranks: Ranks
-    hardware: Machine
-    storage: Storage
-    failures: Failures
-    accounting: OrNone[Accounting]
-    queues: Annotated[tuple[QueueSection, ...], Field(strict=False)]
+    hardware: profile.Machine
+    storage: profile.Storage
+    failures: profile.Failures
+    accounting: OrNone[profile.Accounting]
+    queues: Annotated[tuple[profile.QueueSection, ...], Field(strict=False)]
     waiting_hours: Annotated[float, Field(ge=0)]
-    hours: Literal["auto"] | Rate
+    hours: Literal["auto"] | profile.Rate
     jobs: Literal["auto"] | Count
     smoke: bool
     spare_nodes: Annotated[int, Field(ge=0)]
-    preflight: Preflights
+    preflight: OrNone[profile.Preflight]
     imports: Literal["shared", "node_local"]
-    site: OrNone[Site]
+    site: OrNone[profile.Site]
 
 
 class PublishedFigure(Section):

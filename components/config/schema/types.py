@@ -6,15 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainSerializer,
-    Tag,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 
 from components.ranges import Count as Count
 from components.ranges import Share as Share
@@ -39,7 +32,7 @@ class KeyGroup(StrEnum):
 
 @dataclass(frozen=True)
 class OtherGroup:
-    """Keys below a field that are of another group than the field."""
+    """Keys below a field, each with a dot behind, that are of another group than the field."""
 
     group: KeyGroup
     keys: tuple[str, ...]
@@ -86,8 +79,8 @@ Words = Annotated[tuple[str, ...], Field(strict=False)]
 Seconds = Annotated[float, Field(gt=0)]
 
 # Pydantic reports the failures of every member of a union: with this, of the one that is meant.
-SECTION, WORD = Tag("(section)"), Tag("(word)")
-BY_FORM = Discriminator(
+SECTION, WORD = pydantic.Tag("(section)"), pydantic.Tag("(word)")
+BY_FORM = pydantic.Discriminator(
     lambda value: SECTION.tag if isinstance(value, Mapping | BaseModel) else WORD.tag
 )
 OrNone = Annotated[Annotated[T, SECTION] | Annotated[Literal["none"], WORD], BY_FORM]
@@ -103,15 +96,15 @@ def sections_at(kind: type[BaseModel], location: Iterable[Any]) -> list[type[Sec
 
 def _inside(annotation: Any, step: Any) -> list[Any]:
     """List types one step down: of a section's field, or of what a mapping or a list holds."""
-    if _is_section(annotation):
-        field = annotation.model_fields.get(step)
-        return _choices(field.annotation) if field else []
     held = [one for one in get_args(annotation) if one is not Ellipsis]
+    if _is_section(annotation):
+        held = [
+            field.annotation for key, field in annotation.model_fields.items() if key == step
+        ]
     return _choices(held[-1]) if held else []
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """List the types that ``A | B`` stands for."""
     if get_origin(annotation) is Annotated:
         return _choices(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.microbatches import fits_schedule, neighbours
+from components.config.batch_ramp import fits_schedule, neighbours
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 

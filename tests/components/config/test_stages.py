@@ -76,5 +76,5 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 def test_cutting_needs_no_torch() -> None:
-    code = "import sys, components.config.microbatches; sys.exit('torch' in sys.modules)"
+    code = "import sys, components.config.shape; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from components.config.microbatches import fits_schedule
+from components.config.batch_ramp import fits_schedule
 from components.distributed.pipeline import SCHEDULES
 from components.planner.layer import microbatches_kept
 from components.planner.schedule import Action, Kind, Order, most_in_flight, orders

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.config.microbatches import fits_schedule
+from components.config.batch_ramp import fits_schedule
 from components.planner.schedule import Action, bubble_fraction, orders
 from components.planner.time import plan_time, rank_seconds
 from components.planner.timeline import (

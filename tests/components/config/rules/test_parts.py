@@ -2,8 +2,7 @@
 
 import pytest
 
-from components.config.rules.data import check_schedule
-from components.config.rules.model import check_model
+from components.config.rules.check import check_model, check_schedule
 from components.errors import RecipeError
 from tests.components.config.conftest import Compose
 
