@@ -38,15 +38,8 @@ def draw_data(recipe: Recipe, folder: Path) -> None:
         sources[name] = SourceRecord(
             inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
         )
-    settings = thaw(recipe.tokenizer)
-    Manifest(
-        key="drawn",
-        tokenizer=TokenizerRecord(
-            settings=settings, files=(), vocab_size=vocab_size, eod_id=_EOD_ID
-        ),
-        held_out_fraction=recipe.data.held_out_fraction,
-        sources=sources,
-    ).write(folder)
+    tokenizer = TokenizerRecord(thaw(recipe.tokenizer), (), vocab_size, _EOD_ID)
+    Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources).write(folder)
 
 
 def _documents(key: str, tokens: int, recipe: Recipe) -> Iterator[list[int]]:

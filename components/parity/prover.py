@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from components.parity.compare import (
 )
 from components.parity.data import draw_data
 from components.run.folder import create_run_folder
+from components.terminal import say
 from components.train.launch import ROOT
 
 RANK = ("-m", "components.parity.rank")
@@ -78,45 +79,31 @@ class RanksError(Exception):
 class Prover:
     """Run layouts and their references below ``folder``; equal references run once.
 
-    ``program`` are Python's arguments that start one rank; the run folders follow. With
-    ``rounding`` the pair in float32 runs too.
+    A layout that is judged in float64 runs in float32 as well.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        program: Sequence[str],
-        say: Callable[[str], None],
-        rounding: bool,
-    ) -> None:
-        self.program = program
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rounding = rounding
-        self._say = say
         self._references: dict[str, Path] = {}
 
     def prove(self, recipe: Recipe) -> ParityProof:
         """Compare one layout; ``recipe`` is in the dtype in which it is judged."""
         began = time.perf_counter()
         comparison, rounding, failure = None, None, ""
-        judged = judged_in(recipe)
-        rounds = self._rounding and judged != ROUNDED
-        precisions = (judged, ROUNDED) if rounds else (judged,)
+        judged, ranks = judged_in(recipe), recipe.cluster.ranks
+        precisions = (judged,) if judged == ROUNDED else (judged, ROUNDED)
         try:
-            alone = self._reference(recipe, precisions)
-            together = self._run(recipe, self.program, precisions)
-            ranks = recipe.cluster.ranks
-            (reference,) = read_records(alone / judged, 1)
-            records = read_records(together / judged, ranks)
-            comparison = compare(reference, records, _TOLERANCES[judged])
-            if rounds:
-                (reference,) = read_records(alone / ROUNDED, 1)
-                records = read_records(together / ROUNDED, ranks)
-                rounding = compare_losses(reference, records).difference
+            alone, together = self._reference(recipe, precisions), self._run(recipe, precisions)
+            pairs = {
+                one: (read_records(alone / one, 1)[0], read_records(together / one, ranks))
+                for one in precisions
+            }
+            comparison = compare(*pairs[judged], _TOLERANCES[judged])
+            if judged != ROUNDED:
+                rounding = compare_losses(*pairs[ROUNDED]).difference
         except RanksError as error:
             failure = str(error)
-            self._say(error.log)
+            say(error.log)
         return ParityProof(
             recipe=recipe,
             comparison=comparison,
@@ -129,32 +116,31 @@ class Prover:
         alone = on_one_process(recipe)
         key = json.dumps([alone.model_dump(mode="json"), precisions], sort_keys=True)
         if key not in self._references:
-            # Never by a test's changed program: a mistake on both sides would prove itself.
-            self._references[key] = self._run(alone, RANK, precisions)
+            self._references[key] = self._run(alone, precisions)
         return self._references[key]
 
-    def _run(self, recipe: Recipe, program: Sequence[str], precisions: Sequence[str]) -> Path:
+    def _run(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
         """Train the recipe in each precision and return the folder of both runs."""
         ranks = recipe.cluster.ranks
-        self._say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
+        say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
         home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"
         draw_data(recipe, home / "data")
         for precision in precisions:
             run = create_run_folder(in_precision(recipe, precision), home / precision)
             run.write_json("data.json", {"folder": str(home / "data")})
         paths = [str(home / precision) for precision in precisions]
-        start_ranks([*program, *paths], ranks, home / "ranks.log")
+        start_ranks([*RANK, *paths], ranks, home / "ranks.log")
         return home
 
 
 def on_one_process(recipe: Recipe) -> Recipe:
     """Undo the layout and keep the rest: microbatches, recomputation, mathematics."""
     tree = recipe.model_dump(mode="json")
-    parallelism = tree["parallelism"]
-    parallelism |= {key: 1 for key in _ALONE if key in parallelism}
+    parallelism = tree["parallelism"] | dict.fromkeys(_ALONE, 1)
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
     parallelism |= {"expert_dispatch": "all_gather", "expert_overlap": 1, "expert_aware": True}
+    tree["parallelism"] = parallelism
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return check_recipe(tree)
 

@@ -36,7 +36,7 @@ from components.planner.states import (
     states,
     step_bytes,
 )
-from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
+from components.planner.time import StepTime, busy_seconds, passes_seconds, plan_time
 
 # Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.
@@ -184,7 +184,7 @@ class Prices:
                 job=one.job,
                 peak=one.peak,
                 verdict=one.verdict,
-                time=step_time(one.job, one.busy, self._hardware, self._software.speed),
+                time=plan_time(one.job, self._hardware, self._software.speed, one.busy),
             )
             best = self._keep([*best, choice])
         return best
