@@ -48,9 +48,7 @@ class RankMemory:
     @property
     def moments(self) -> Moments:
         made = self.casts + self.activations + self.loss + self.buffers
-        return Moments(
-            passes=made + self.earlier_gradients, update=self.states.gradients + self.step
-        )
+        return Moments(made + self.earlier_gradients, self.states.gradients + self.step)
 
     @property
     def peak(self) -> float:
@@ -60,19 +58,15 @@ class RankMemory:
         """Name each part, in bytes, as it is at the peak: they add up to it."""
         in_passes = float(self.moments.passes >= self.moments.update)
         gradients = self.earlier_gradients if in_passes else self.states.gradients
-        return {
-            "weights_bytes": round(self.states.weights),
-            "gradients_bytes": round(gradients),
-            "master_bytes": round(self.states.master),
-            "optimizer_bytes": round(self.states.optimizer),
-            "casts_bytes": round(in_passes * self.casts),
-            "activations_bytes": round(in_passes * self.activations),
-            "loss_bytes": round(in_passes * self.loss),
-            "buffers_bytes": round(in_passes * self.buffers),
-            "step_bytes": round((1 - in_passes) * self.step),
-            "base_bytes": round(self.base),
-            "peak_bytes": round(self.peak),
+        passing = ("casts", "activations", "loss", "buffers")
+        sizes = {
+            **self.states._replace(gradients=gradients)._asdict(),
+            **{name: in_passes * getattr(self, name) for name in passing},
+            "step": (1 - in_passes) * self.step,
+            "base": self.base,
+            "peak": self.peak,
         }
+        return {f"{name}_bytes": round(size) for name, size in sizes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,14 @@
 """The result of a plan: one typed model from which text, JSON and page are read."""
 
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel
 
 from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
-from components.planner.cost import Bill
 from components.planner.memory import Verdict
-from components.planner.plan import Plan
+from components.planner.plan import Bill, Plan
 from components.planner.rates import Rates
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
@@ -71,16 +70,6 @@ class CalibrationSummary(BaseModel, frozen=True):
     median_error: float
     p90_error: float
 
-    @classmethod
-    def of(cls, found: Calibration) -> Self:
-        errors = found.time_error.held_out
-        return cls(
-            fitted_on=found.fitted_on,
-            layouts=found.layouts,
-            median_error=errors.median,
-            p90_error=errors.p90,
-        )
-
 
 class MissingFigure(BaseModel, frozen=True):
     """A figure of the machine that nobody has measured."""
@@ -122,7 +111,7 @@ class PlanResult(BaseModel, frozen=True):
 
 def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) -> PlanResult:
     """Sum up a plan of ``recipe``, and the search that its layout comes from."""
-    job, time, calibration = plan.job, _time(plan), plan.calibration
+    job, time = plan.job, _time(plan)
     memory = PlannedMemory(
         peak_bytes=round(plan.memory.peak),
         device_bytes=plan.hardware.memory_bytes,
@@ -158,7 +147,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
             for name, item in recipe.published.items()
         },
         assumed=dict(recipe.assumed),
-        calibration=CalibrationSummary.of(calibration) if calibration else None,
+        calibration=_calibration(plan.calibration),
         missing=tuple(
             MissingFigure(figure=item.path, problem=item.problem, remedy=item.remedy)
             for item in plan.missing
@@ -177,6 +166,17 @@ def _time(plan: Plan) -> PlannedTime | None:
         step_seconds_high=total * (1 + error),
         **plan.rates.model_dump(),
         parts=plan.time.parts(),
+    )
+
+
+def _calibration(found: Calibration | None) -> CalibrationSummary | None:
+    if found is None:
+        return None
+    error = found.time_error.held_out
+    return CalibrationSummary(
+        **{name: getattr(found, name) for name in ("fitted_on", "layouts")},
+        median_error=error.median,
+        p90_error=error.p90,
     )
 
 

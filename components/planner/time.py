@@ -1,18 +1,18 @@
-"""Seconds of one optimizer step, by part, and of one evaluation.
+"""Seconds of one optimizer step, by part and as a timeline, and of one evaluation.
 
 Every microbatch takes the longer of what the device computes and what the host can start. The
 slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from components.config.schema.cluster import Hardware
 from components.planner import communication
 from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds, layer_products, layer_seconds
-from components.planner.schedule import bubble_fraction
+from components.planner.schedule import PassSeconds, Timeline, bubble_fraction, orders, simulate
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters, states
 
@@ -221,3 +221,55 @@ def forward_seconds(
         device = device + product + traffic / 3
     messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
     return max(device, layers * host_seconds(job, speed) / 3) + messages
+
+
+def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:
+    """Simulate one step from the predicted seconds of each stage.
+
+    Raises:
+        RecipeError: the profile lacks a figure that the seconds need.
+    """
+    layout = job.layout
+    listed = orders(
+        schedule=layout.schedule,
+        pipeline=layout.pipeline,
+        microbatches=job.microbatches,
+        stages=layout.stages_per_rank,
+    )
+    return simulate(listed, stage_seconds(job, hardware, speed))
+
+
+def stage_seconds(
+    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
+) -> tuple[PassSeconds, ...]:
+    """Divide each rank's seconds among its stages, and those into forward and backward.
+
+    Without recomputation a forward pass is a third of a microbatch, in FLOPs as in
+    ``rank_seconds``; the rest, recomputation included, is backward. The weights' gradient is
+    the second half of a backward pass that recomputes nothing (Qi et al. 2023, arXiv
+    2401.10241, section 2.2, takes the three for equal).
+    """
+    layout = job.layout
+    plain = replace(job, recompute="none")
+    parts = []
+    for stage, share in enumerate(_shares(job, hardware, speed)):
+        rank = stage % layout.pipeline
+        forward = share * rank_seconds(plain, rank, hardware, speed) / 3
+        backward = share * rank_seconds(job, rank, hardware, speed) - forward
+        weights = forward if layout.schedule == "zero_bubble" else 0.0
+        parts.append(PassSeconds(forward=forward, backward=backward - weights, weights=weights))
+    return tuple(parts)
+
+
+def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+    """Weigh the stages of each rank as though each stage had a rank of its own."""
+    layout = job.layout
+    count = len(layout.layers)
+    if count == layout.pipeline:
+        return [1.0] * count
+    alone = replace(job, layout=replace(layout, pipeline=count, stages_per_rank=1))
+    weights = [rank_seconds(alone, stage, hardware, speed) for stage in range(count)]
+    return [
+        weight / sum(weights[stage % layout.pipeline :: layout.pipeline])
+        for stage, weight in enumerate(weights)
+    ]
