@@ -65,12 +65,8 @@ class Comparison:
     @property
     def parts(self) -> dict[str, Largest]:
         """Name what is compared, as a reader of the table knows it."""
-        return {
-            "loss": self.loss,
-            "gradient norm": self.gradient_norm,
-            "gradient": self.gradient,
-            "weight": self.weight,
-        }
+        names = ("loss", "gradient_norm", "gradient", "weight")
+        return {name.replace("_", " "): getattr(self, name) for name in names}
 
     @property
     def problems(self) -> list[str]:

@@ -6,6 +6,7 @@ where a difference is a mistake and not rounding; a second pair in float32 is on
 DeepSpeed has no float64: its layouts are judged in float32 against the mesh engine.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -13,11 +14,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from components.config.schema.recipe import Recipe, check_recipe
+from components.config.schema.types import thaw
+from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
+from components.data.token_file import write_token_file
 from components.fault_tolerance.failures import FIRST_FAILURE
 from components.parity.compare import (
     DOUBLE,
@@ -28,7 +34,6 @@ from components.parity.compare import (
     compare_losses,
     read_records,
 )
-from components.parity.data import draw_data
 from components.run.folder import create_run_folder
 from components.terminal import say
 from components.train.launch import ROOT
@@ -42,6 +47,9 @@ _SECONDS_TO_STOP = 20  # torchrun asks its ranks to stop and kills them after ha
 _ERROR = re.compile(r"^(?:\[rank\d+\]:)? *[\w.]+(?:Error|Exception)\b.*", re.MULTILINE)
 _SECONDARY = re.compile(r"ChildFailedError|Connection closed|Connection reset")
 _ALONE = ("data", "data_shard", "tensor", "pipeline", "expert", "context", "stages_per_rank")
+
+_WINDOWS = 16  # a source: some sources are read more than once
+_EOD_ID = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,3 +219,44 @@ def _cause(log: str) -> str:
     raised = [line.strip() for line in _ERROR.findall(log)]
     own = [line for line in raised if not _SECONDARY.search(line)]
     return next(iter([*own, *raised, *log.splitlines()[-1:]]), "nothing was said")
+
+
+def draw_data(recipe: Recipe, folder: Path) -> None:
+    """Write drawn token files for every share of ``recipe``, and their manifest.
+
+    Files, manifest and so the order of the samples are those of a real run; only the tokens
+    come from a generator, seeded by the recipe's seed and the source's name.
+    """
+    folder.mkdir(parents=True)
+    vocab_size = recipe.tokenizer["vocab_size"]
+    tokens = _WINDOWS * recipe.budget.sequence_length + 1
+    sources = {}
+    for name in recipe.data.names:
+        train, held_out = (
+            write_token_file(
+                folder / f"{name}.{part}.bin",
+                _documents(f"{recipe.budget.seed}/{name}/{part}", tokens, recipe),
+                eod_id=_EOD_ID,
+                vocab_size=vocab_size,
+            )
+            for part in ("train", "held_out")
+        )
+        sources[name] = SourceRecord(
+            inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
+        )
+    tokenizer = TokenizerRecord(thaw(recipe.tokenizer), (), vocab_size, _EOD_ID)
+    Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources).write(folder)
+
+
+def _documents(key: str, tokens: int, recipe: Recipe) -> Iterator[list[int]]:
+    """Draw documents of about a window, ``tokens`` or more in all.
+
+    Small ids are common and large ones rare, as in text: there is something to learn.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(digest))
+    vocab_size, length = recipe.tokenizer["vocab_size"], recipe.budget.sequence_length
+    while tokens > 0:
+        size = int(generator.integers(1, 2 * length))
+        yield (generator.random(size) ** 3 * vocab_size).astype(int).tolist()
+        tokens -= size + 1

@@ -16,7 +16,7 @@ from components.config.schema.cluster import Hardware
 from components.config.shape import ModelShape
 from components.planner.job import TrainingJob
 from components.planner.layer import layer_products
-from components.planner.time import again_fraction
+from components.planner.time import StepTime, again_fraction
 
 
 def flops_by_convention(
@@ -56,9 +56,15 @@ def _megatron_logged(shape: ModelShape, sequence_length: int) -> float:
     return factor * layers * dim**2 * ends
 
 
-class Rates(BaseModel, frozen=True):
-    """Tokens a second, and the same as TFLOP/s a device and as parts of the peak."""
+class PlannedTime(BaseModel, frozen=True):
+    """Seconds of a step and between what they are expected, its rates and its parts.
 
+    Rates are tokens a second, and the same as TFLOP/s a device and as parts of the peak.
+    """
+
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
     tokens_per_second: float
     tokens_per_second_per_device: float
     tflops_per_device_full: float
@@ -68,18 +74,24 @@ class Rates(BaseModel, frozen=True):
     mfu_full: float
     mfu_causal: float
     hfu: float
+    parts: dict[str, float]
 
 
-def rates(job: TrainingJob, hardware: Hardware, step_seconds: float) -> Rates:
+def planned_time(
+    job: TrainingJob, hardware: Hardware, step: StepTime, error_fraction: float
+) -> PlannedTime:
     """Turn a step's seconds into rates."""
     flops = FlopsPerToken.of(job.shape, job.sequence_length)
     counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
-    device = job.tokens_per_step / step_seconds / job.layout.ranks
+    device = job.tokens_per_step / step.total / job.layout.ranks
     full, causal, hardware_rate = (
         each * device / 1e12 for each in (flops.full, flops.causal, _hardware_flops(job, flops))
     )
     peak = hardware.peak_teraflops[job.compute]
-    return Rates(
+    return PlannedTime(
+        step_seconds=step.total,
+        step_seconds_low=step.total / (1 + error_fraction),
+        step_seconds_high=step.total * (1 + error_fraction),
         tokens_per_second=device * job.layout.ranks,
         tokens_per_second_per_device=device,
         tflops_per_device_full=full,
@@ -91,6 +103,7 @@ def rates(job: TrainingJob, hardware: Hardware, step_seconds: float) -> Rates:
         mfu_full=full / peak,
         mfu_causal=causal / peak,
         hfu=hardware_rate / peak,
+        parts=step.parts(),
     )
 
 

@@ -9,7 +9,7 @@ from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
 from components.planner.memory import Verdict
 from components.planner.plan import Bill, Plan
-from components.planner.rates import Rates
+from components.planner.rates import PlannedTime
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
 
@@ -39,20 +39,6 @@ class PlannedMemory(BaseModel, frozen=True):
     usable_bytes: int
     verdict: Verdict
     by_stage: tuple[dict[str, int], ...]
-
-
-class StepRange(BaseModel, frozen=True):
-    """Seconds of a step, and between what they are expected."""
-
-    step_seconds: float
-    step_seconds_low: float
-    step_seconds_high: float
-
-
-class PlannedTime(Rates, StepRange, frozen=True):
-    """Seconds of a step, its rates and its parts; the last base's fields come first."""
-
-    parts: dict[str, float]
 
 
 class ComparedFigure(PublishedFigure):
@@ -111,7 +97,7 @@ class PlanResult(BaseModel, frozen=True):
 
 def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) -> PlanResult:
     """Sum up a plan of ``recipe``, and the search that its layout comes from."""
-    job, time = plan.job, _time(plan)
+    job, time = plan.job, plan.rates
     memory = PlannedMemory(
         peak_bytes=round(plan.memory.peak),
         device_bytes=plan.hardware.memory_bytes,
@@ -153,19 +139,6 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
             for item in plan.missing
         ),
         search=search,
-    )
-
-
-def _time(plan: Plan) -> PlannedTime | None:
-    if plan.time is None or plan.rates is None:
-        return None
-    total, error = plan.time.total, plan.error_fraction
-    return PlannedTime(
-        step_seconds=total,
-        step_seconds_low=total / (1 + error),
-        step_seconds_high=total * (1 + error),
-        **plan.rates.model_dump(),
-        parts=plan.time.parts(),
     )
 
 

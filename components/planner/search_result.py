@@ -65,10 +65,7 @@ def layouts_found(
         planned = plan_recipe(published)
         paper, why = _found(published, planned), _reasons(plans[0], planned)
     return LayoutsFound(
-        considered=search.considered,
-        legal=search.legal,
-        fitting=search.fitting,
-        seconds=search.seconds,
+        **{key: getattr(search, key) for key in ("considered", "legal", "fitting", "seconds")},
         best=tuple(map(_found, chosen, plans)),
         paper=paper,
         why=tuple(why),
@@ -146,11 +143,9 @@ def step_parts(plan: Plan) -> dict[str, float]:
     job, speed = plan.job, plan.software.speed
     busy = busy_seconds(job, plan.hardware, speed)
     layout, rank = job.layout, busy.index(max(busy))
-    layers = layout.layers_of(rank) * job.microbatches
-    parts = {
-        name: seconds * layers
-        for name, seconds in layer_parts(job, plan.hardware, speed).items()
-    }
+    layers, parts = layout.layers_of(rank) * job.microbatches, dict[str, float]()
+    for name, seconds in layer_parts(job, plan.hardware, speed).items():
+        parts[name] = seconds * layers
     parts["head, host and messages"] = plan.time.microbatches - sum(parts.values())
     parts["waiting in the pipeline"] = plan.time.bubble
     parts["averaging gradients"] = plan.time.reduction
