@@ -128,7 +128,6 @@ class Prover:
         return self._references[key]
 
     def _run(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
-        """Train the recipe in each precision and return the folder of both runs."""
         ranks = recipe.cluster.ranks
         say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
         home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"

@@ -109,20 +109,19 @@ def job_of(recipe: Recipe) -> TrainingJob:
     exact = max(BYTES[compute], BYTES["float32"])
     low = BYTES[compute] < exact
     rounded = low and parallelism.engine != "mesh"
+    held = BYTES[compute] if rounded else exact
     added_up_beside = rounded and precision.accumulate != compute
+    layers = recipe.derived.layers_by_stage
+    devices = recipe.cluster.devices_per_node
     return TrainingJob(
         shape=recipe.shape,
-        layout=layout_of(
-            parallelism,
-            layers=recipe.derived.layers_by_stage,
-            devices_per_node=recipe.cluster.devices_per_node,
-        ),
+        layout=layout_of(parallelism, layers=layers, devices_per_node=devices),
         sequence_length=recipe.budget.sequence_length,
         microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=compute,
-        weight_bytes=BYTES[compute] if rounded else exact,
-        gradient_bytes=BYTES[compute] if rounded else exact,
+        weight_bytes=held,
+        gradient_bytes=held,
         accumulate_bytes=BYTES[precision.accumulate] if added_up_beside else 0,
         master_bytes=exact if rounded else 0,
         moment_bytes=2 * exact,
@@ -167,10 +166,10 @@ class Node(NamedTuple):
 
 def coordinates(layout: ParallelLayout, rank: int) -> dict[str, int]:
     """Return the place of a rank on each axis."""
-    places = {}
+    places = dict.fromkeys(AXES, 0)
     for axis in reversed(layout.rank_order):
         rank, places[axis] = divmod(rank, getattr(layout, axis))
-    return {axis: places[axis] for axis in AXES}
+    return places
 
 
 def nodes_of_first_copy(layout: ParallelLayout) -> tuple[Node, ...]:

@@ -9,7 +9,6 @@ wave that is not full takes as long as a full one (NVIDIA, "Matrix Multiplicatio
 User's Guide", sections 4.1 to 4.3). The same guide asks for multiples of 64 numbers.
 """
 
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -40,8 +39,7 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     dropped = again if isinstance(again, tuple) else ()
     attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
     mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
-    norms = 0.0 if "norms" in dropped else 2 * hidden
-    whole = norms + attention[0] + mlp[0]
+    whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
 
@@ -97,14 +95,13 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
         return float(most)
     if layout.schedule == "1f1b":
         return float(min(layout.pipeline - rank, most))
-    interleaved, zero_bubble = 2 * (layout.pipeline - rank - 1) + 1, layout.pipeline
-    chunks = (layout.stages_per_rank - 1) * round_microbatches(layout.pipeline, most)
-    chunks += zero_bubble if layout.schedule == "zero_bubble" else interleaved
-    return min(chunks, most * layout.stages_per_rank) / layout.stages_per_rank
+    interleaved, stages = 2 * (layout.pipeline - rank - 1) + 1, layout.stages_per_rank
+    chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
+    chunks += layout.pipeline if layout.schedule == "zero_bubble" else interleaved
+    return min(chunks, most * stages) / stages
 
 
-@dataclass(frozen=True, kw_only=True)
-class Product:
+class Product(NamedTuple):
     """A product of a (rows, depth) and a (depth, columns) matrix, ``times`` over."""
 
     rows: float
@@ -148,7 +145,6 @@ def layer_products(job: TrainingJob) -> tuple[Product, ...]:
 
 
 def _product_seconds(products: tuple[Product, ...], rate: float, units: int) -> float:
-    """Add up products at the part of ``rate`` that their shapes allow."""
     return sum(product.flops / (rate * filled_fraction(product, units)) for product in products)
 
 

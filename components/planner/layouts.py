@@ -94,7 +94,6 @@ class Layouts:
         return True
 
     def _values(self, axis: str, most: int, taken: int = 1) -> Iterator[int]:
-        """List degrees of an axis on the ranks that others leave."""
         left, rest = divmod(self._ranks, taken)
         fixed = axis in self._fixed
         chosen = (getattr(self._base, axis),) if fixed else range(1, min(most, left) + 1)
@@ -194,7 +193,6 @@ class Layouts:
 
 
 def _holds(check: Callable[..., None], *arguments: object) -> bool:
-    """Ask a rule."""
     try:
         check(*arguments)
     except RecipeError:

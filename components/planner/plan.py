@@ -11,7 +11,6 @@ from components.errors import RecipeError
 from components.planner.interruptions import HOUR
 from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
-from components.planner.rates import PlannedTime, planned_time
 from components.planner.run_time import Course, plan_course
 from components.planner.software import Calibration, SoftwareModel, software_of
 from components.planner.time import StepTime, plan_time
@@ -89,7 +88,6 @@ class Plan:
     is_guess: bool
     time: StepTime | None = None
     course: Course | None = None
-    rates: PlannedTime | None = None
     bill: Bill | None = None
 
     @property
@@ -133,7 +131,6 @@ def plan_recipe(recipe: Recipe) -> Plan:
         plan,
         time=time,
         course=course,
-        rates=planned_time(job, hardware, time, plan.error_fraction),
         bill=bill_of(course, recipe.cluster, hardware),
         missing=(*missing, *course.missing),
     )

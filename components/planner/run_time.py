@@ -144,8 +144,8 @@ def plan_course(
     else:
         between = interruptions.mean_seconds_between(hours, cluster.nodes)
         # More often than one is written the next would only wait.
-        best = interruptions.best_interval(stall=saving.stall, between=between)
-        best = max(best, saving.whole)
+        quickest = interruptions.best_interval(stall=saving.stall, between=between)
+        best = max(quickest, saving.whole)
         best_tokens = round(best * job.tokens_per_step / step.total)
         failures = interruptions.expected_failures(
             work=work.seconds,
@@ -184,7 +184,6 @@ def _work(
     speed: SoftwareSpeed,
     run: SoftwareRun,
 ) -> UninterruptedRun:
-    """Add up all steps, and count the checkpoints and evaluations between them."""
     parts, cluster, cadence = tuple(stretches(recipe)), recipe.cluster, recipe.evaluation
     asynchronous, windows = recipe.checkpoint.asynchronous, cadence.max_windows_per_source
     sources = len(recipe.data.names)

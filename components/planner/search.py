@@ -109,7 +109,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
     layouts = Layouts(template, ranks=ranks, fixed=fixed)
     prices = Prices(template)
     found = [one for family in layouts.families() for one in prices.fitting(family)]
-    best = prices.best(found)
+    best = tuple(prices.best(found))
     return LayoutSearch(
         ranks=ranks,
         considered=layouts.considered,
@@ -117,7 +117,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
         fitting=len(found),
         seconds=perf_counter() - begun,
         usable_bytes=prices.usable,
-        best=tuple(best),
+        best=best,
         nearest=prices.nearest,
     )
 
@@ -188,7 +188,6 @@ class Prices:
         return replace(job, microbatch_sequences=size, microbatches=count)
 
     def _once(self, key: object, compute: Callable[[], T]) -> T:
-        """Compute what layouts of the same ``key`` share."""
         if key not in self._known:
             self._known[key] = compute()
         found: T = self._known[key]

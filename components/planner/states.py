@@ -70,9 +70,8 @@ def end_matrix(job: TrainingJob) -> float:
 
 def largest_in_layer(job: TrainingJob) -> float:
     """Count the map into the MLP, or the stack of all experts' such maps."""
-    shape, layout = job.shape, job.layout
-    experts = (shape.mlp.num_experts or 1) / layout.expert
-    return experts * shape.mlp.ffn_dim * shape.dim / layout.tensor
+    mlp, layout = job.shape.mlp, job.layout
+    return (mlp.num_experts or 1) / layout.expert * mlp.ffn_dim * job.shape.dim / layout.tensor
 
 
 class States(NamedTuple):

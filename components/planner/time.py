@@ -96,10 +96,9 @@ def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
         return speed.layer_seconds
-    seconds = speed.tensor_layer_seconds
-    if communication.group_of(job.layout, "pipeline").nodes > 1:
-        seconds += speed.crossing_layer_seconds * job.layout.tensor
-    return seconds
+    crosses = communication.group_of(job.layout, "pipeline").nodes > 1
+    crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
+    return speed.tensor_layer_seconds + crossing
 
 
 def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:

@@ -11,8 +11,7 @@ from components.config.layout import AXES
 from components.config.schema.sections import PublishedFigure
 from components.planner.job import Node, ParallelLayout, meaning, nodes_of_first_copy
 from components.planner.plan import Bill, CheckpointCost, Plan
-from components.planner.rates import PlannedTime
-from components.planner.result import ComparedFigure, PlannedMemory, PlanResult
+from components.planner.result import ComparedFigure, PlannedMemory, PlannedTime, PlanResult
 from components.planner.schedule import Timeline
 from components.planner.search_result import GIB, FoundLayout, LayoutsFound
 from components.planner.time import timeline_of

@@ -11,6 +11,7 @@ from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING, EnergyReading
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.planner.result import planned_time
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree
@@ -64,13 +65,12 @@ def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> 
 
 
 def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
-    if plan.time is not None and plan.rates is not None:
-        total, error = plan.time.total, plan.error_fraction
-        between = f"{total / (1 + error):.3g} and {total * (1 + error):.3g} s"
+    if (time := planned_time(plan)) is not None:
+        between = f"{time.step_seconds_low:.3g} and {time.step_seconds_high:.3g} s"
         steps = entry.run.journal.steps
         measured = median(step.seconds for step in steps) if steps else None
-        yield "step, median", _cells(total, measured, "{:.3g} s".format, between)
-        planned, reached = plan.rates.tokens_per_second, entry.outcome.tokens_per_second
+        yield "step, median", _cells(time.step_seconds, measured, "{:.3g} s".format, between)
+        planned, reached = time.tokens_per_second, entry.outcome.tokens_per_second
         yield "tokens per second", _cells(planned, reached, numbers.measured)
     peak = plan.memory.ranks[0].peak / GIB
     taken = (entry.run.results or {}).get("peak_memory_bytes")
