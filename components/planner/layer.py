@@ -16,7 +16,7 @@ from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
 from components.planner.job import Recompute, TrainingJob
 from components.planner.schedule import round_microbatches
-from components.planner.software import SoftwareMemory, SoftwareSpeed
+from components.planner.software import SoftwareSpeed
 
 TILE_ROWS, TILE_COLUMNS = 128, 128
 ALIGNED = 64
@@ -42,14 +42,6 @@ def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) 
     whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
-
-
-def gathered_bytes_per_token(job: TrainingJob, software: SoftwareMemory) -> float:
-    """Count what a layer keeps of its blocks' gathered inputs beyond this rank's slice."""
-    layout = job.layout
-    if not (software.keeps_gathered and layout.sequence_parallel):
-        return 0.0
-    return 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
 
 
 def _attention(job: TrainingJob) -> tuple[float, float]:

@@ -7,10 +7,10 @@ keeps more, and tensor ranks that could be sequence parallel and are not.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import ceil
+from typing import NamedTuple
 
 from components.config.microbatches import microbatch_sizes
 from components.config.resolve import check_mathematics
@@ -36,8 +36,7 @@ GAIN = 0.9
 Places = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class LayoutFamily:
+class LayoutFamily(NamedTuple):
     """Legal layouts that differ in the sequences of a microbatch alone."""
 
     degrees: Parallelism

@@ -167,7 +167,10 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
 
 
 def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
-    layout, gathered = job.layout, layer.gathered_bytes_per_token(job, software)
+    layout, gathered = job.layout, 0.0
+    if software.keeps_gathered and layout.sequence_parallel:
+        # Of its blocks' gathered inputs what is beyond this rank's slice.
+        gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
     a_layer = layer.layer_bytes_per_token(job) + gathered * (job.recompute == "none")
     microbatches = layer.microbatches_kept(job, rank)
     kept = layers * a_layer * microbatches
