@@ -20,7 +20,7 @@ from components.config.targets import nearest
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate.harness import LmEvalTask, ask_tasks, check_installed
-from components.evaluate.held_out import (
+from components.evaluate.text_loss import (
     judge_held_out,
     judge_text,
     keep,

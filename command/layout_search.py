@@ -11,8 +11,13 @@ from components.config.resolve import resolve, resolve_template
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
 from components.errors import RecipeError
-from components.planner.layouts import SEARCHED
-from components.planner.node_counts import fewest_nodes, has_layout, most_nodes, near_nodes
+from components.planner.layouts import (
+    SEARCHED,
+    fewest_nodes,
+    has_layout,
+    most_nodes,
+    near_nodes,
+)
 from components.planner.plan import plan_recipe
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
 from components.planner.search_result import GIB, describe

@@ -13,7 +13,7 @@ from rich.table import Table
 from components.config.schema.recipe import Recipe
 from components.planner.job import Device, label
 from components.planner.result import PlannedMemory, PlanResult
-from components.planner.timeline import RankLine, Timeline
+from components.planner.schedule import RankLine, Timeline
 from components.report.plan_tables import (
     Picture,
     memory_sheet,

@@ -13,7 +13,7 @@ from benchmarks.kept import circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
-from components.parity.data import draw_data
+from components.parity.prover import draw_data
 from components.run.folder import RunFolder, create_run_folder
 from components.terminal import console
 from components.train.callbacks.hooks import RunCallback

@@ -24,8 +24,7 @@ from benchmarks.kept import RESULTS, circumstances
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe, read_recipe
-from components.parity.data import draw_data
-from components.parity.prover import start_ranks
+from components.parity.prover import draw_data, start_ranks
 from components.run.folder import RunFolder, create_run_folder
 from components.terminal import console
 from components.train.callbacks.hooks import RunCallback

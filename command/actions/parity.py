@@ -20,14 +20,13 @@ from components.errors import RecipeError
 from components.parity.compare import TENSOR_TOLERANCE
 from components.parity.prover import (
     JUDGED,
-    RANK,
     ROUNDED,
     ParityProof,
     Prover,
     in_precision,
     judged_in,
 )
-from components.terminal import console, say, tell
+from components.terminal import console, tell
 from components.train.launch import check_builds, check_trainable
 
 FIXED: dict[str, Any] = {
@@ -59,7 +58,7 @@ def run(arguments: Arguments) -> ActionResult:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        prover = Prover(folder=Path(folder), program=RANK, say=say, rounding=True)
+        prover = Prover(Path(folder))
         proofs = [prover.prove(recipe) for recipe in recipes]
     if arguments.output == "json":
         tell(json.dumps(as_json(proofs), allow_nan=False))

@@ -22,7 +22,7 @@ from components.config.targets import nearest
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError
-from components.evaluate.held_out import Tree, versions
+from components.evaluate.text_loss import Tree, versions
 from components.json_file import open_regular, parse_json
 
 PACKAGE = "lm_eval"
@@ -74,7 +74,11 @@ def ask_tasks(
     files = {task.name: task.files for task in tasks}  # a group that was asked has none
     return {
         name: {
-            "metrics": _figures(figures),
+            "metrics": {  # numbers, and the filter's name where there is one
+                key.removesuffix(",none"): value
+                for key, value in figures.items()
+                if isinstance(value, int | float) and key != "sample_len"
+            },
             "samples": found["n-samples"][name]["effective"],
             "num_fewshot": found["n-shot"][name],
             "version": found["versions"][name],
@@ -98,10 +102,8 @@ def _evaluate(
     from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    guarded = SandboxedEnvironment(
-        undefined=utils.env.undefined,
-        keep_trailing_newline=utils.env.keep_trailing_newline,
-    )
+    newline = utils.env.keep_trailing_newline
+    guarded = SandboxedEnvironment(undefined=utils.env.undefined, keep_trailing_newline=newline)
     guarded.filters.update(utils.env.filters)
     with patch.object(utils, "env", guarded):
         # What lm-eval ships are thousands of files: they are indexed only for a task of theirs.
@@ -124,20 +126,11 @@ def _evaluate(
     return tree
 
 
-def _figures(found: Mapping[str, Any]) -> Tree:
-    """Keep the numbers, ``acc`` and ``acc_stderr``, and the filter's name where it is one."""
-    return {
-        key.removesuffix(",none"): value
-        for key, value in found.items()
-        if isinstance(value, int | float) and key != "sample_len"
-    }
-
-
 def _check_folder(folder: Path) -> None:
     """Check that the folder is a model of a class that transformers has, and no code."""
     if not (folder / "config.json").is_file():
-        remedy = "action=export writes such a folder"
-        raise RecipeError("file", f"{folder} has no config.json: no exported folder", remedy)
+        problem = f"{folder} has no config.json: no exported folder"
+        raise RecipeError("file", problem, "action=export writes such a folder")
     for file in sorted(folder.glob("*.json")):
         try:
             with open_regular(file) as stream:

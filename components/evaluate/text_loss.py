@@ -1,4 +1,4 @@
-"""Loss over a stretch of text in bounded memory, and bits per byte of each token.
+"""Loss of a checkpoint on text, as training judges it, bits per byte, and the file of answers.
 
 Token files do not keep the bytes of their documents, but the pieces of a tokenizer spell them.
 Counted is the text as the tokenizer reads it, after its normalization, in UTF-8. The end of a
@@ -7,12 +7,18 @@ document, which preparation puts there, is no text; other special pieces count a
 With N the summed loss of the predicted tokens in nats, T their number and B the bytes of their
 text: loss = N / T, perplexity = exp(N / T), bits per byte = N / (B ln 2). The last is the one
 to compare across tokenizers (Gao et al. 2020, "The Pile", arXiv 2101.00027, section 3.1).
+
+``evaluation/tokens-....json`` of a run folder has a section for each question that was asked of
+the checkpoint; asked again, its section is replaced and the others stay.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
+from sys import maxsize
 from typing import Any
 
 import numpy as np
@@ -20,13 +26,35 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from components.checkpoint.loading import CheckpointChoice
+from components.checkpoint.metadata import Marker
+from components.config.schema.recipe import Recipe
+from components.convert.reading import load_weights
 from components.convert.tokenizer import open_engine, open_pieces
 from components.data.byte_bpe import FILE_NAME as BYTE_BPE
+from components.data.manifest import Manifest, SourceRecord
+from components.data.samples import HeldOutWindows
+from components.data.token_file import TokenFileRecord
 from components.data.unigram import FILE_NAME as UNIGRAM
+from components.distributed.devices import compute_dtype, device_type
 from components.engine.microbatch_forward import autocast_to, number_documents
+from components.errors import RecipeError
+from components.report.measurements import EVALUATE_AGAIN
+from components.run.folder import RunFolder
+from components.run.provenance import describe_environment
+from components.run.records import read_checked
+from components.run.reported import EvaluationRecord
 from components.train.callbacks.metrics_logger import same_length
 
-_SPACE = "\u2581"  # SentencePiece's mark for it
+Tree = dict[str, Any]
+_CONVENTIONS = {
+    "loss": "nats a predicted token, mean",
+    "perplexity": "exp(loss), a token of this tokenizer",
+    "bits_per_byte": "summed loss / ln 2 / bytes of normalized UTF-8 text",
+    "tokens": "ends of documents are predicted and counted; windows of sequence_length, packed",
+    "documents": "those of which a token was predicted",
+    "vocabulary": "rows added for training are in the softmax, as in training",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +77,11 @@ def read_text_bytes(folder: Path, *, eod_id: int, dummy_prefix: bool) -> TextByt
     ``None`` where there is no tokenizer, or one with a piece for text that it cannot spell,
     whose length nobody knows.
     """
+    by_id = None
     if (folder / UNIGRAM).is_file():
         by_id = _of_unigram(folder / UNIGRAM)
     elif (folder / BYTE_BPE).is_file():
         by_id = _of_byte_bpe(folder / BYTE_BPE)
-    else:
-        return None
     if by_id is None:
         return None
     by_id[eod_id] = 0
@@ -66,10 +93,9 @@ def _of_unigram(file: Path) -> npt.NDArray[np.int64] | None:
     ids = range(pieces.piece_size())
     if not any(pieces.is_byte(index) for index in ids):
         return None
-    texts = [pieces.id_to_piece(index).replace(_SPACE, " ") for index in ids]
-    return np.array([
-        1 if pieces.is_byte(index) else len(texts[index].encode()) for index in ids
-    ])
+    texts = [pieces.id_to_piece(index).replace("\u2581", " ") for index in ids]  # its spaces
+    lengths = [len(text.encode()) for text in texts]
+    return np.array([1 if pieces.is_byte(index) else lengths[index] for index in ids])
 
 
 def _of_byte_bpe(file: Path) -> npt.NDArray[np.int64]:
@@ -136,8 +162,7 @@ class Judge:
         for rows in same_length(windows, self.most_rows):
             total += self._tally(rows)
             last = int(rows[-1, -1])
-        begun = LossTally(documents=int(last != self.eod_id))  # and cut off by the end
-        return total + begun
+        return total + LossTally(documents=int(last != self.eod_id))  # the last is cut off
 
     def _tally(self, rows: Tensor) -> LossTally:
         targets, tokens = rows[:, 1:], rows.to(self.device)
@@ -151,3 +176,125 @@ class Judge:
             text_bytes=None if self.text_bytes is None else self.text_bytes.of(rows.numpy()),
             documents=int((targets == self.eod_id).sum()),
         )
+
+
+def keep(folder: RunFolder, recipe: Recipe, marker: Marker, section: Tree) -> Tree:
+    """Put ``section`` into the file of this checkpoint, and return all that it holds."""
+    name = f"evaluation/{marker.name}.json"
+    file = folder.path / name
+    file.parent.mkdir(exist_ok=True)
+    before: Tree = {}
+    if file.exists():
+        before = read_checked(file, EvaluationRecord, finite=False, remedy=EVALUATE_AGAIN)
+    after = before | {
+        "format": 1,
+        "checkpoint": marker.name,
+        "step": marker.progress.step,
+        "tokens_trained": marker.progress.tokens,
+        "recipe": recipe.name,
+        "scale": recipe.scale.name,
+        "fingerprint": recipe.fingerprint(),
+        "conventions": _CONVENTIONS,
+    }
+    for key, value in section.items():
+        # Texts and tasks are asked for by themselves.
+        after[key] = before.get(key, {}) | value if key in {"texts", "tasks"} else value
+    folder.write_json(name, after)
+    return after
+
+
+def versions(*packages: str) -> Tree:
+    """Name the commit and the packages that computed something."""
+    found = describe_environment([])
+    kept = {key: found[key] for key in ("commit", "dirty", "python")}
+    return kept | {name: version(name) for name in ("torch", *packages)}
+
+
+def read_manifest(folder: RunFolder) -> tuple[Path, Manifest]:
+    """Open the prepared data of a run.
+
+    Raises:
+        RecipeError: it is not there any more, or is another.
+    """
+    kept = folder.data
+    data = Path(kept.folder)
+    manifest = Manifest.read(data)
+    if manifest.key != kept.key:
+        problem = f"its key is {manifest.key}, the run read {kept.key}"
+        raise RecipeError(str(data), problem, f"put the run's data back into {data.parent}")
+    return data, manifest
+
+
+def open_judge(
+    recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
+) -> Judge:
+    """Load the checkpoint onto this machine's device, whatever layout wrote it."""
+    device, eod_id = torch.device(device_type("auto")), manifest.tokenizer.eod_id
+    prefix = bool(recipe.tokenizer.get("add_dummy_prefix"))
+    return Judge(
+        decoder=load_weights(chosen.checkpoint, chosen.marker, recipe.model).to(device),
+        device=device,
+        dtype=compute_dtype(recipe.precision.compute, device),
+        eod_id=eod_id,
+        parts_documents=recipe.data.document_mask,
+        most_rows=recipe.parallelism.microbatch_sequences,
+        text_bytes=read_text_bytes(data, eod_id=eod_id, dummy_prefix=prefix),
+    )
+
+
+def judge_held_out(
+    judge: Judge, recipe: Recipe, chosen: CheckpointChoice, data: Path, manifest: Manifest
+) -> Tree:
+    """Judge the windows that training evaluates on, ``max_windows_per_source`` of each source.
+
+    ``mean_over_sources`` is the figure of the run's held-out loss; ``all`` counts every token
+    alike.
+    """
+    most = recipe.evaluation.max_windows_per_source
+    tallies = _tallies(judge, data, manifest, recipe.budget.sequence_length, most)
+    losses = [one.nats / one.tokens for one in tallies.values() if one.tokens]
+    return {
+        **_setting(judge),
+        "data": manifest.key,
+        "max_windows_per_source": most,
+        "held_out_tokens": {key: one.held_out_tokens for key, one in manifest.sources.items()},
+        "by_source": {name: one.figures() for name, one in tallies.items()},
+        "by_language": _by_language(recipe, tallies),
+        "all": sum(tallies.values(), LossTally()).figures(),
+        "mean_over_sources": fmean(losses) if losses else None,
+        "logged_in_training": chosen.marker.held_out_loss,
+    }
+
+
+def judge_text(
+    judge: Judge, recipe: Recipe, folder: Path, manifest: Manifest, record: TokenFileRecord
+) -> Tree:
+    """Judge all of one token file in ``folder``, packed as training packs."""
+    only = SourceRecord(inputs=(), documents=record.documents, train=(), held_out=(record,))
+    alone = replace(manifest, sources={record.name: only})
+    tallies = _tallies(judge, folder, alone, recipe.budget.sequence_length, maxsize)
+    return {**_setting(judge), **tallies[record.name].figures()}
+
+
+def _tallies(
+    judge: Judge, folder: Path, manifest: Manifest, length: int, most: int
+) -> dict[str, LossTally]:
+    held_out = HeldOutWindows(
+        folder=folder, manifest=manifest, sequence_length=length, max_windows=most
+    )
+    return {name: judge.tally(held_out.windows(name)) for name in held_out.sources}
+
+
+def _by_language(recipe: Recipe, tallies: Mapping[str, LossTally]) -> Tree:
+    """Add up the sources of each language; nothing where the recipe states none."""
+    sums: dict[str, LossTally] = {}
+    for name, tally in tallies.items():
+        source = recipe.data.sources.get(name)
+        if source is not None and source.language is not None:
+            sums[source.language] = sums.get(source.language, LossTally()) + tally
+    return {language: tally.figures() for language, tally in sorted(sums.items())}
+
+
+def _setting(judge: Judge) -> Tree:
+    dtype = str(judge.dtype).removeprefix("torch.")
+    return {"device": str(judge.device), "compute": dtype, "versions": versions()}

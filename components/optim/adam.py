@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from components.optim.adamw import torch_arguments
+from components.optim.adamw import can_fuse, parameter_groups
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
 
 
@@ -31,13 +31,5 @@ class Adam(torch.optim.Adam):
         clip_norm: Positive,
         clip_after_tokens: Tokens,
     ) -> None:
-        arguments = torch_arguments(
-            parameters,
-            decay,
-            decayed={"weight_decay": weight_decay},
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-        )
-        super().__init__(**arguments)
+        groups = parameter_groups(parameters, decay, weight_decay=weight_decay)
+        super().__init__(groups, lr, (beta1, beta2), eps, fused=can_fuse(groups))

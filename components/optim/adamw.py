@@ -1,6 +1,6 @@
 """AdamW as pre-training uses it: two groups, decayed and not; decay before or after."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -9,23 +9,14 @@ from torch import nn
 from components.ranges import BelowOne, NonNegative, Positive, Tokens
 from components.torch_internals.operators import multiply_
 
-# Where torch has one kernel for the whole update; `meta` has none.
-_FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu"})
 
-
-def torch_arguments(
+def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     decay: Literal["matrices", "all"],
-    *,
-    decayed: Mapping[str, float],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> dict[str, Any]:
-    """Put a recipe's values as torch's own ``Adam`` and ``AdamW`` want them.
+    **decayed: float,
+) -> list[dict[str, Any]]:
+    """Part the decayed parameters, whose settings are ``decayed``, from others, at 0.
 
-    The group of the decayed parameters has the settings ``decayed``; in the other they are 0.
     ``matrices`` spares parameters of one dimension (norms, biases) and no others, which is
     Megatron's rule. A group without parameters is left out.
     """
@@ -36,13 +27,13 @@ def torch_arguments(
         {"params": [p for p in unique if id(p) not in spared], **decayed},
         {"params": [p for p in unique if id(p) in spared], **dict.fromkeys(decayed, 0.0)},
     ]
-    return {
-        "params": [group for group in groups if group["params"]],
-        "lr": lr,
-        "betas": (beta1, beta2),
-        "eps": eps,
-        "fused": all(parameter.device.type in _FUSED_DEVICES for parameter in unique),
-    }
+    return [group for group in groups if group["params"]]
+
+
+def can_fuse(groups: list[dict[str, Any]]) -> bool:
+    """Whether torch has one kernel for the whole update; `meta` has none."""
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    return devices <= {"cpu", "cuda", "xpu"}
 
 
 class AdamW(torch.optim.AdamW):
@@ -70,16 +61,8 @@ class AdamW(torch.optim.AdamW):
         clip_after_tokens: Tokens,
     ) -> None:
         early, late = (weight_decay, 0.0) if decay_order == "before" else (0.0, weight_decay)
-        arguments = torch_arguments(
-            parameters,
-            decay,
-            decayed={"weight_decay": early, "late_decay": late},
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-        )
-        super().__init__(**arguments)
+        groups = parameter_groups(parameters, decay, weight_decay=early, late_decay=late)
+        super().__init__(groups, lr, (beta1, beta2), eps, fused=can_fuse(groups))
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch overloads it; one signature answers both

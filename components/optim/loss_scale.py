@@ -5,11 +5,8 @@ step, after https://arxiv.org/abs/1710.03740, section 3.2. Its quirk is kept: th
 after an overflow, or after the start, comes with good step ``window + 1``, not ``window``.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
-
-from components.errors import RecipeError
 
 FACTOR = 2.0
 
@@ -26,21 +23,12 @@ class LossScale:
     """Multiply the loss by ``scale``: halve it on overflow, double it after a quiet window.
 
     ``update`` must hear the same on all ranks. The first ``hysteresis - 1`` overflows since the
-    last growth leave the scale as it is. At ``minimum`` further overflows change nothing.
-
-    Raises:
-        RecipeError: a scale that is not positive and finite, an initial scale below the
-            minimum, a window or hysteresis below 1.
+    last growth leave the scale as it is. At ``minimum`` further overflows change nothing. What
+    the four settings may be is checked with the recipe.
     """
 
     def __init__(self, *, initial: float, window: int, hysteresis: int, minimum: float) -> None:
-        _check("minimum", minimum, 0.0 < minimum < math.inf, "finite and above 0")
-        _check("initial", initial, minimum <= initial < math.inf, f"from {minimum} on, finite")
-        _check("window", window, window >= 1, "of 1 step or more")
-        _check("hysteresis", hysteresis, hysteresis >= 1, "of 1 or more; 1 halves at once")
-        self._window = window
-        self._hysteresis = hysteresis
-        self._minimum = minimum
+        self._window, self._hysteresis, self._minimum = window, hysteresis, minimum
         self._state = LossScaleState(scale=initial, hysteresis_left=hysteresis, good_steps=0)
 
     @property
@@ -70,11 +58,4 @@ class LossScale:
             scale=state["scale"],
             hysteresis_left=state["hysteresis_left"],
             good_steps=state["good_steps"],
-        )
-
-
-def _check(name: str, value: float, holds: bool, rule: str) -> None:
-    if not holds:
-        raise RecipeError(
-            f"precision.loss_scale.{name}", f"{value} is out of range", f"use a value {rule}"
         )

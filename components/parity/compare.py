@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,12 +65,8 @@ class Comparison:
     @property
     def parts(self) -> dict[str, Largest]:
         """Name what is compared, as a reader of the table knows it."""
-        return {
-            "loss": self.loss,
-            "gradient norm": self.gradient_norm,
-            "gradient": self.gradient,
-            "weight": self.weight,
-        }
+        names = ("loss", "gradient_norm", "gradient", "weight")
+        return {name.replace("_", " "): getattr(self, name) for name in names}
 
     @property
     def problems(self) -> list[str]:
@@ -93,11 +88,6 @@ class RankRecord:
     gradient_norms: list[float]
     rates: list[float]
     tensors: Mapping[str, Tensor]
-
-    @cached_property
-    def largest_gradient(self) -> float:
-        sizes = [_size(value) for name, value in self.tensors.items() if "gradient/" in name]
-        return max(sizes)
 
 
 def read_records(folder: Path, ranks: int) -> list[RankRecord]:
@@ -139,11 +129,11 @@ def compare_losses(
         Largest(
             _relative(loss - expected[position], abs(expected[position])),
             f"step {step}, the microbatch from sample {position}",
-            rank,
+            record.rank,
             tolerances.loss,
         )
-        for step, expected, together in _steps(reference, records)
-        for rank, losses in together.items()
+        for step, (expected, *theirs) in _losses_by_step(reference, records)
+        for record, losses in zip(records, theirs, strict=True)
         for position, loss in sorted(losses.items())
         if position in expected
     ]
@@ -152,14 +142,11 @@ def compare_losses(
     return worst if first is None else first._replace(difference=worst.difference)
 
 
-def _steps(
+def _losses_by_step(
     reference: RankRecord, records: Sequence[RankRecord]
-) -> Iterator[tuple[int, Losses, dict[int, Losses]]]:
-    """List the steps, counted from 1, that every side took: its losses, and each rank's."""
-    taken = min(len(record.losses) for record in [reference, *records])
-    for step in range(taken):
-        together = {record.rank: record.losses[step] for record in records}
-        yield step + 1, reference.losses[step], together
+) -> Iterator[tuple[int, tuple[Losses, ...]]]:
+    """Count the steps that all took, from 1: losses of the one process, then of ranks."""
+    return enumerate(zip(*(side.losses for side in (reference, *records)), strict=False), 1)
 
 
 def _compare_tensors(
@@ -170,9 +157,8 @@ def _compare_tensors(
     A weight is never measured by less than the distance that ten steps can move it: one that
     started at 0 and has no gradient holds nothing but rounding, which Adam's division enlarges.
     """
-    least = _SMALLEST_GRADIENT * reference.largest_gradient
-    if kind == "weight":
-        least = sum(reference.rates)
+    sizes = [_size(value) for name, value in reference.tensors.items() if name.startswith(kind)]
+    least = sum(reference.rates) if kind == "weight" else _SMALLEST_GRADIENT * max(sizes)
     found = [
         Largest(
             _relative(_size(value - expected), max(_size(expected), least)),
@@ -203,8 +189,8 @@ def _lacking(reference: RankRecord, records: Sequence[RankRecord]) -> Iterator[s
                 yield f"{name}: rank {record.rank} has the shape {shapes}"
     held = {name for record in records for name in record.tensors}
     yield from (f"{name}: no rank has it" for name in reference.tensors if name not in held)
-    for step, expected, together in _steps(reference, records):
-        seen = {position for losses in together.values() for position in losses}
+    for step, (expected, *theirs) in _losses_by_step(reference, records):
+        seen = {position for losses in theirs for position in losses}
         for position in sorted(seen ^ set(expected)):
             who = "one process never saw the" if position in seen else "no rank saw a"
             yield f"step {step}: {who} microbatch from sample {position}"

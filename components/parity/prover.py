@@ -6,6 +6,7 @@ where a difference is a mistake and not rounding; a second pair in float32 is on
 DeepSpeed has no float64: its layouts are judged in float32 against the mesh engine.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -13,11 +14,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from components.config.schema.recipe import Recipe, check_recipe
+from components.config.schema.types import thaw
+from components.data.manifest import Manifest, SourceRecord, TokenizerRecord
+from components.data.token_file import write_token_file
 from components.fault_tolerance.failures import FIRST_FAILURE
 from components.parity.compare import (
     DOUBLE,
@@ -28,8 +34,8 @@ from components.parity.compare import (
     compare_losses,
     read_records,
 )
-from components.parity.data import draw_data
 from components.run.folder import create_run_folder
+from components.terminal import say
 from components.train.launch import ROOT
 
 RANK = ("-m", "components.parity.rank")
@@ -41,6 +47,9 @@ _SECONDS_TO_STOP = 20  # torchrun asks its ranks to stop and kills them after ha
 _ERROR = re.compile(r"^(?:\[rank\d+\]:)? *[\w.]+(?:Error|Exception)\b.*", re.MULTILINE)
 _SECONDARY = re.compile(r"ChildFailedError|Connection closed|Connection reset")
 _ALONE = ("data", "data_shard", "tensor", "pipeline", "expert", "context", "stages_per_rank")
+
+_WINDOWS = 16  # a source: some sources are read more than once
+_EOD_ID = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,45 +87,31 @@ class RanksError(Exception):
 class Prover:
     """Run layouts and their references below ``folder``; equal references run once.
 
-    ``program`` are Python's arguments that start one rank; the run folders follow. With
-    ``rounding`` the pair in float32 runs too.
+    A layout that is judged in float64 runs in float32 as well.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        program: Sequence[str],
-        say: Callable[[str], None],
-        rounding: bool,
-    ) -> None:
-        self.program = program
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rounding = rounding
-        self._say = say
         self._references: dict[str, Path] = {}
 
     def prove(self, recipe: Recipe) -> ParityProof:
         """Compare one layout; ``recipe`` is in the dtype in which it is judged."""
         began = time.perf_counter()
         comparison, rounding, failure = None, None, ""
-        judged = judged_in(recipe)
-        rounds = self._rounding and judged != ROUNDED
-        precisions = (judged, ROUNDED) if rounds else (judged,)
+        judged, ranks = judged_in(recipe), recipe.cluster.ranks
+        precisions = (judged,) if judged == ROUNDED else (judged, ROUNDED)
         try:
-            alone = self._reference(recipe, precisions)
-            together = self._run(recipe, self.program, precisions)
-            ranks = recipe.cluster.ranks
-            (reference,) = read_records(alone / judged, 1)
-            records = read_records(together / judged, ranks)
-            comparison = compare(reference, records, _TOLERANCES[judged])
-            if rounds:
-                (reference,) = read_records(alone / ROUNDED, 1)
-                records = read_records(together / ROUNDED, ranks)
-                rounding = compare_losses(reference, records).difference
+            alone, together = self._reference(recipe, precisions), self._run(recipe, precisions)
+            pairs = {
+                one: (read_records(alone / one, 1)[0], read_records(together / one, ranks))
+                for one in precisions
+            }
+            comparison = compare(*pairs[judged], _TOLERANCES[judged])
+            if judged != ROUNDED:
+                rounding = compare_losses(*pairs[ROUNDED]).difference
         except RanksError as error:
             failure = str(error)
-            self._say(error.log)
+            say(error.log)
         return ParityProof(
             recipe=recipe,
             comparison=comparison,
@@ -129,32 +124,30 @@ class Prover:
         alone = on_one_process(recipe)
         key = json.dumps([alone.model_dump(mode="json"), precisions], sort_keys=True)
         if key not in self._references:
-            # Never by a test's changed program: a mistake on both sides would prove itself.
-            self._references[key] = self._run(alone, RANK, precisions)
+            self._references[key] = self._run(alone, precisions)
         return self._references[key]
 
-    def _run(self, recipe: Recipe, program: Sequence[str], precisions: Sequence[str]) -> Path:
-        """Train the recipe in each precision and return the folder of both runs."""
+    def _run(self, recipe: Recipe, precisions: Sequence[str]) -> Path:
         ranks = recipe.cluster.ranks
-        self._say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
+        say(f"{ranks} ranks" if ranks > 1 else "one process, for reference")
         home = self._folder / f"{len(list(self._folder.iterdir())):03d}-{ranks}-ranks"
         draw_data(recipe, home / "data")
         for precision in precisions:
             run = create_run_folder(in_precision(recipe, precision), home / precision)
             run.write_json("data.json", {"folder": str(home / "data")})
         paths = [str(home / precision) for precision in precisions]
-        start_ranks([*program, *paths], ranks, home / "ranks.log")
+        start_ranks([*RANK, *paths], ranks, home / "ranks.log")
         return home
 
 
 def on_one_process(recipe: Recipe) -> Recipe:
     """Undo the layout and keep the rest: microbatches, recomputation, mathematics."""
     tree = recipe.model_dump(mode="json")
-    parallelism = tree["parallelism"]
-    parallelism |= {key: 1 for key in _ALONE if key in parallelism}
+    parallelism = tree["parallelism"] | dict.fromkeys(_ALONE, 1)
     parallelism |= {"zero": 0, "sequence_parallel": False, "schedule": "1f1b"}
     parallelism |= {"engine": "mesh", "offload_optimizer": False}
     parallelism |= {"expert_dispatch": "all_gather", "expert_overlap": 1, "expert_aware": True}
+    tree["parallelism"] = parallelism
     tree["cluster"] |= {"ranks": 1, "nodes": 1, "devices_per_node": 1}
     return check_recipe(tree)
 
@@ -225,3 +218,44 @@ def _cause(log: str) -> str:
     raised = [line.strip() for line in _ERROR.findall(log)]
     own = [line for line in raised if not _SECONDARY.search(line)]
     return next(iter([*own, *raised, *log.splitlines()[-1:]]), "nothing was said")
+
+
+def draw_data(recipe: Recipe, folder: Path) -> None:
+    """Write drawn token files for every share of ``recipe``, and their manifest.
+
+    Files, manifest and so the order of the samples are those of a real run; only the tokens
+    come from a generator, seeded by the recipe's seed and the source's name.
+    """
+    folder.mkdir(parents=True)
+    vocab_size = recipe.tokenizer["vocab_size"]
+    tokens = _WINDOWS * recipe.budget.sequence_length + 1
+    sources = {}
+    for name in recipe.data.names:
+        train, held_out = (
+            write_token_file(
+                folder / f"{name}.{part}.bin",
+                _documents(f"{recipe.budget.seed}/{name}/{part}", tokens, recipe),
+                eod_id=_EOD_ID,
+                vocab_size=vocab_size,
+            )
+            for part in ("train", "held_out")
+        )
+        sources[name] = SourceRecord(
+            inputs=(), documents=train.documents, train=(train,), held_out=(held_out,)
+        )
+    tokenizer = TokenizerRecord(thaw(recipe.tokenizer), (), vocab_size, _EOD_ID)
+    Manifest("drawn", tokenizer, recipe.data.held_out_fraction, sources).write(folder)
+
+
+def _documents(key: str, tokens: int, recipe: Recipe) -> Iterator[list[int]]:
+    """Draw documents of about a window, ``tokens`` or more in all.
+
+    Small ids are common and large ones rare, as in text: there is something to learn.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(digest))
+    vocab_size, length = recipe.tokenizer["vocab_size"], recipe.budget.sequence_length
+    while tokens > 0:
+        size = int(generator.integers(1, 2 * length))
+        yield (generator.random(size) ** 3 * vocab_size).astype(int).tolist()
+        tokens -= size + 1

@@ -71,12 +71,8 @@ def record(folder: RunFolder) -> None:
     trainer.fit(module)
     name = f"rank-{rank_here():05d}"
     save_file(recorder.tensors, folder.path / f"{name}.safetensors")
-    figures = {
-        "losses": recorder.losses,
-        "gradient_norms": recorder.gradient_norms,
-        "rates": recorder.rates,
-    }
-    folder.write_json(f"{name}.json", figures)
+    figures = ("losses", "gradient_norms", "rates")
+    folder.write_json(f"{name}.json", {key: getattr(recorder, key) for key in figures})
 
 
 def main(paths: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ so that one of which they say nothing stays as it was.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import median
@@ -40,9 +40,8 @@ MEMORY = {"fragmentation": (1.0, 2.0), "base_bytes": (0.0, 4e9)}
 # A step may be off by a tenth (paired rows of the H100 layouts differ by 1.5 to 24 per cent); a
 # constant that moves by as much as it is, or by a tenth of its range, costs as much as that.
 STEP_SPREAD, RANGE_PART = 0.1, 0.1
+Constants = dict[str, float]
 FEWEST = 2  # layouts for each constant, so that half of them still are one for each
-
-Predictor = Callable[[TrainingJob, SoftwareModel], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +58,13 @@ class Fit:
     """Constants, and how far off the plan is with and without them."""
 
     layouts: int
-    constants: Mapping[str, float]
+    constants: Constants
     errors: CalibrationErrors
 
     @property
     def helps(self) -> bool:
         """Return whether layouts that were not fitted to are predicted better on average."""
         return self.errors.held_out.mean < self.errors.before.mean
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """What is fitted: which constants of which part, to which figure of each layout."""
-
-    part: str
-    ranges: Mapping[str, tuple[float, float]]
-    predict: Predictor
-    figures: Mapping[TrainingJob, float]
 
 
 def fit_speed(
@@ -94,15 +83,11 @@ def fit_speed(
             f"{len(figures)} layouts were measured; {len(SPEED)} constants need {needed}",
             "measure more layouts: other microbatches, degrees and numbers of nodes",
         )
-    return _fit(
-        _Target(
-            part="speed",
-            ranges=SPEED,
-            predict=lambda job, figures: plan_time(job, hardware, figures.speed).total,
-            figures=figures,
-        ),
-        software,
-    )
+
+    def predict(job: TrainingJob, changed: SoftwareModel) -> float:
+        return plan_time(job, hardware, changed.speed).total
+
+    return _Fitter(software, "speed", SPEED, predict, figures).fit()
 
 
 def fit_memory(measured: Sequence[CalibrationStep], software: SoftwareModel) -> Fit | None:
@@ -111,15 +96,11 @@ def fit_memory(measured: Sequence[CalibrationStep], software: SoftwareModel) -> 
     figures = _medians(known)
     if len(figures) < FEWEST * len(MEMORY):
         return None
-    return _fit(
-        _Target(
-            part="memory",
-            ranges=MEMORY,
-            predict=lambda job, figures: rank_memory(job, 0, figures.memory).peak,
-            figures=figures,
-        ),
-        software,
-    )
+
+    def predict(job: TrainingJob, changed: SoftwareModel) -> float:
+        return rank_memory(job, 0, changed.memory).peak
+
+    return _Fitter(software, "memory", MEMORY, predict, figures).fit()
 
 
 def _medians(pairs: Iterable[tuple[TrainingJob, float]]) -> dict[TrainingJob, float]:
@@ -130,58 +111,64 @@ def _medians(pairs: Iterable[tuple[TrainingJob, float]]) -> dict[TrainingJob, fl
     return {job: median(values) for job, values in figures.items()}
 
 
-def _fit(target: _Target, software: SoftwareModel) -> Fit:
-    """Fit to all layouts, and for the held-out errors to each half of them in turn."""
-    every = tuple(target.figures)
-    # Dealt to two halves by a hash, so that neither has all of one kind.
-    ordered = sorted(every, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
-    halves = tuple(ordered[::2]), tuple(ordered[1::2])
-    unseen: dict[TrainingJob, float] = {}
-    for half, other in (halves, halves[::-1]):
-        constants = _constants(target, half, software)
-        unseen |= _errors(target, other, _with(target, software, constants))
-    constants = _constants(target, every, software)
-    before = _summary(_errors(target, every, software))
-    after = _errors(target, every, _with(target, software, constants))
-    errors = CalibrationErrors(before=before, fitted=_summary(after), held_out=_summary(unseen))
-    return Fit(layouts=len(every), constants=constants, errors=errors)
+@dataclass(frozen=True)
+class _Fitter:
+    """What is fitted: which constants of which part, to which figure of each layout."""
+
+    software: SoftwareModel
+    part: str
+    ranges: Mapping[str, tuple[float, float]]
+    predict: Callable[[TrainingJob, SoftwareModel], float]
+    figures: Mapping[TrainingJob, float]
+
+    def fit(self) -> Fit:
+        """Fit to all layouts, and for the held-out errors to each half of them in turn."""
+        every = tuple(self.figures)
+        # Dealt to two halves by a hash, so that neither has all of one kind.
+        ordered = sorted(every, key=lambda job: hashlib.sha256(repr(job).encode()).digest())
+        halves = ordered[::2], ordered[1::2]
+        unseen = [
+            error
+            for half, other in (halves, halves[::-1])
+            for error in self.errors(other, self.constants(half))
+        ]
+        constants = self.constants(every)
+        errors = CalibrationErrors(
+            before=_summary(self.errors(every, {})),
+            fitted=_summary(self.errors(every, constants)),
+            held_out=_summary(unseen),
+        )
+        return Fit(layouts=len(every), constants=constants, errors=errors)
+
+    def constants(self, jobs: Sequence[TrainingJob]) -> Constants:
+        """Return the constants that predict ``jobs`` best."""
+        section = getattr(self.software, self.part)
+        shipped = np.array([float(getattr(section, name)) for name in self.ranges])
+        low, high = np.array(list(self.ranges.values())).T
+        scale = np.maximum(shipped, RANGE_PART * (high - low))
+
+        def named(values: npt.NDArray[np.float64]) -> Constants:
+            return dict(zip(self.ranges, map(float, values), strict=True))
+
+        def residuals(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            gaps = [log(ratio) for ratio in self.ratios(jobs, named(values))]
+            return np.concatenate([np.array(gaps) / STEP_SPREAD, (values - shipped) / scale])
+
+        start = np.clip(shipped, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
+        found = least_squares(
+            residuals, start, bounds=(low, high), x_scale=scale, loss="soft_l1"
+        )
+        return named(found.x)
+
+    def ratios(self, jobs: Sequence[TrainingJob], constants: Constants) -> Iterator[float]:
+        """Divide what is predicted with these constants by what was measured."""
+        changed = corrected(self.software, **{"speed": {}, "memory": {}, self.part: constants})
+        return (self.predict(job, changed) / self.figures[job] for job in jobs)
+
+    def errors(self, jobs: Sequence[TrainingJob], constants: Constants) -> list[float]:
+        return [abs(ratio - 1) for ratio in self.ratios(jobs, constants)]
 
 
-def _constants(
-    target: _Target, jobs: Sequence[TrainingJob], software: SoftwareModel
-) -> dict[str, float]:
-    """Return the constants that predict ``jobs`` best."""
-    section = getattr(software, target.part)
-    shipped = np.array([float(getattr(section, name)) for name in target.ranges])
-    low, high = np.array(list(target.ranges.values())).T
-    scale = np.maximum(shipped, RANGE_PART * (high - low))
-
-    def named(values: npt.NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(target.ranges, map(float, values), strict=True))
-
-    def residuals(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        figures = _with(target, software, named(values))
-        gaps = [log(target.predict(job, figures) / target.figures[job]) for job in jobs]
-        return np.concatenate([np.array(gaps) / STEP_SPREAD, (values - shipped) / scale])
-
-    start = np.clip(shipped, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
-    found = least_squares(residuals, start, bounds=(low, high), x_scale=scale, loss="soft_l1")
-    return named(found.x)
-
-
-def _with(
-    target: _Target, software: SoftwareModel, constants: Mapping[str, float]
-) -> SoftwareModel:
-    return corrected(software, **{"speed": {}, "memory": {}, target.part: constants})
-
-
-def _errors(
-    target: _Target, jobs: Sequence[TrainingJob], software: SoftwareModel
-) -> dict[TrainingJob, float]:
-    return {job: abs(target.predict(job, software) / target.figures[job] - 1) for job in jobs}
-
-
-def _summary(errors: Mapping[TrainingJob, float]) -> Errors:
-    values = np.array(list(errors.values()))
-    middle, ninth = np.quantile(values, [0.5, 0.9])
-    return Errors(mean=float(values.mean()), median=float(middle), p90=float(ninth))
+def _summary(errors: Sequence[float]) -> Errors:
+    middle, ninth = np.quantile(errors, [0.5, 0.9])
+    return Errors(mean=float(np.mean(errors)), median=float(middle), p90=float(ninth))

@@ -9,8 +9,8 @@ The calls block: nothing of them is hidden behind computation but what
 lets travel while other tokens are computed.
 """
 
-from dataclasses import dataclass
 from math import ceil, exp, log, prod
+from typing import NamedTuple
 
 from components.config.schema.cluster import Hardware, Network, NetworkLink
 from components.errors import RecipeError
@@ -23,8 +23,7 @@ ALL_REDUCE_FRACTION, ALL_GATHER_FRACTION, ACROSS_FRACTION = 0.97, 0.56, 0.85
 EXPERT_COLLECTIVES = 4  # tokens and results, forward and backward
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankGroup:
+class RankGroup(NamedTuple):
     """Ranks that talk: how many, on how many nodes, how many of them on each."""
 
     size: int
@@ -113,13 +112,8 @@ def tensor_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -
     Four of each in Korthikanti et al. 2022 (arXiv 2205.05198, section 4.2.2), half of them
     forward.
     """
-    layout = job.layout
-    if layout.tensor == 1:
-        return 0.0
-    where = group_of(layout, "tensor")
-    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    each = speed.exposed_fraction * tensor_bytes(job) / rate + latency(hardware, where)
-    return speed.tensor_collectives * each
+    sent = speed.exposed_fraction * tensor_bytes(job)
+    return speed.tensor_collectives * _gather_seconds(job, hardware, "tensor", sent)
 
 
 def expert_seconds(job: TrainingJob, hardware: Hardware, computed: float) -> float:
@@ -129,12 +123,8 @@ def expert_seconds(job: TrainingJob, hardware: Hardware, computed: float) -> flo
     long as the longest of three: the first part's way there, all computation and the last
     part's way back; all ways there, the last part's computation and its way back; all ways.
     """
-    layout = job.layout
-    if layout.expert == 1:
-        return 0.0
-    where, parts = group_of(layout, "expert"), layout.expert_overlap
-    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    way = expert_bytes(job) / rate + parts * latency(hardware, where)
+    parts = job.layout.expert_overlap
+    way = _gather_seconds(job, hardware, "expert", expert_bytes(job), calls=parts)
     one, of_one = way / parts, computed / parts
     return max(2 * one + computed, way + of_one + one, 2 * way) - computed
 
@@ -146,12 +136,18 @@ def context_seconds(job: TrainingJob, hardware: Hardware) -> float:
     pass adds up gradients of the whole sequence and leaves each rank its part. A pass that is
     computed twice gathers twice.
     """
-    layout = job.layout
-    if layout.context == 1:
+    return _gather_seconds(job, hardware, "context", context_bytes(job))
+
+
+def _gather_seconds(
+    job: TrainingJob, hardware: Hardware, axis: str, sent: float, *, calls: int = 1
+) -> float:
+    """Send so much, in so many calls, to the other ranks of an axis, if there are any."""
+    if getattr(job.layout, axis) == 1:
         return 0.0
-    where = group_of(layout, "context")
-    rate = gather_bandwidth(hardware, where, layout.devices_per_node)
-    return context_bytes(job) / rate + latency(hardware, where)
+    where = group_of(job.layout, axis)
+    rate = gather_bandwidth(hardware, where, job.layout.devices_per_node)
+    return sent / rate + calls * latency(hardware, where)
 
 
 def tensor_bytes(job: TrainingJob) -> float:

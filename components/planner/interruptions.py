@@ -14,6 +14,7 @@ then takes its part.
 
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import NamedTuple
 
 from components.config.schema.cluster import QueueSection
 from components.config.schema.sections import Cluster
@@ -24,7 +25,7 @@ from components.planner.software import SoftwareRun
 HOUR = 3_600.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FailureTime:
     """Failures of a whole run and the seconds that each of them costs."""
 
@@ -50,9 +51,7 @@ def expected_failures(
     costs as long as it takes for the next one to come: such a run does not end.
     """
     each = interval / 2 + restart
-    if each >= between:
-        return None
-    return FailureTime(count=work / (between - each), each=each)
+    return None if each >= between else FailureTime(work / (between - each), each)
 
 
 def best_interval(*, stall: float, between: float) -> float:
@@ -107,17 +106,14 @@ def checkpoint_time(
     job: TrainingJob, cluster: Cluster, run: SoftwareRun, *, asynchronous: bool
 ) -> CheckpointTime:
     """Predict writing and reading by all ranks of the cluster's job, in equal shares."""
-    size = checkpoint_bytes(job)
-    storage = cluster.storage
+    size, storage = checkpoint_bytes(job), cluster.storage
     write = job_rate(cluster, storage.write_gigabytes_per_second)
     read = job_rate(cluster, storage.read_gigabytes_per_second)
-    share = size / job.layout.ranks
+    share, fetched = size / job.layout.ranks, size / read if read else 0.0
     hashing = share / (run.hash_gigabytes_per_second * 1e9)
-    copy = share / (run.copy_gigabytes_per_second * 1e9)
-    fetched = size / read if read else 0.0
     return CheckpointTime(
         bytes=size,
-        copy=copy if asynchronous else None,
+        copy=share / (run.copy_gigabytes_per_second * 1e9) if asynchronous else None,
         write=size / write if write else None,
         hashing=hashing,
         read=max(fetched, hashing) + fetched,  # once to hash it, once to take it
@@ -130,10 +126,9 @@ def job_rate(cluster: Cluster, measured: float | None) -> float | None:
     Few nodes cannot take more than their own network.
     """
     rate = measured or cluster.storage.peak_gigabytes_per_second
-    hardware = cluster.hardware
-    if rate is None or isinstance(hardware, str):
+    if rate is None or isinstance(cluster.hardware, str):
         return None
-    link = hardware.across.peak_gigabytes_per_second
+    link = cluster.hardware.across.peak_gigabytes_per_second
     if link is not None:
         rate = min(rate, link * cluster.devices_per_node * cluster.nodes)
     return rate * 1e9
@@ -155,8 +150,7 @@ def missing_rates(cluster: Cluster) -> list[RecipeError]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobChain:
+class JobChain(NamedTuple):
     """Jobs one after another, and the seconds of them that go to starting and handing over."""
 
     queue: str | None
@@ -166,11 +160,8 @@ class JobChain:
 
 def longest_queue(cluster: Cluster) -> QueueSection | None:
     """Choose, of the queues that take so many nodes, the one whose jobs may run longest."""
-    fitting = [
-        queue
-        for queue in cluster.queues
-        if queue.fewest_nodes <= cluster.nodes <= queue.most_nodes
-    ]
+    count = cluster.nodes
+    fitting = (one for one in cluster.queues if one.fewest_nodes <= count <= one.most_nodes)
     return max(fitting, key=lambda queue: queue.longest_hours, default=None)
 
 
@@ -183,13 +174,11 @@ def chain_of(
     Nothing is returned where a job is over before it has done any work.
     """
     if queue is None:
-        return JobChain(queue=None, jobs=1, seconds=start_up)
-    hand_over = write + read
-    room = queue.longest_hours * HOUR - start_up
+        return JobChain(None, 1, start_up)
+    hand_over, room = write + read, queue.longest_hours * HOUR - start_up
     if work <= room:
-        return JobChain(queue=queue.name, jobs=1, seconds=start_up)
+        return JobChain(queue.name, 1, start_up)
     if room <= hand_over:
         return None
     jobs = ceil((work - hand_over) / (room - hand_over))
-    seconds = jobs * start_up + (jobs - 1) * hand_over
-    return JobChain(queue=queue.name, jobs=jobs, seconds=seconds)
+    return JobChain(queue.name, jobs, jobs * start_up + (jobs - 1) * hand_over)

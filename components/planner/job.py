@@ -6,7 +6,7 @@ deals them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from components.config.layout import AXES
 from components.config.rules.engine import FLOAT8
@@ -15,10 +15,6 @@ from components.config.schema.sections import Parallelism
 from components.config.shape import ModelShape
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_AS_IN_THE_RECIPE = (
-    *("data", "data_shard", "tensor", "pipeline", "expert", "context", "zero", "expert_aware"),
-    *("expert_overlap", "sequence_parallel", "schedule", "rank_order"),
-)
 Recompute = Literal["none", "full"] | tuple[str, ...]
 
 
@@ -113,20 +109,19 @@ def job_of(recipe: Recipe) -> TrainingJob:
     exact = max(BYTES[compute], BYTES["float32"])
     low = BYTES[compute] < exact
     rounded = low and parallelism.engine != "mesh"
+    held = BYTES[compute] if rounded else exact
     added_up_beside = rounded and precision.accumulate != compute
+    layers = recipe.derived.layers_by_stage
+    devices = recipe.cluster.devices_per_node
     return TrainingJob(
         shape=recipe.shape,
-        layout=layout_of(
-            parallelism,
-            layers=recipe.derived.layers_by_stage,
-            devices_per_node=recipe.cluster.devices_per_node,
-        ),
+        layout=layout_of(parallelism, layers=layers, devices_per_node=devices),
         sequence_length=recipe.budget.sequence_length,
         microbatch_sequences=parallelism.microbatch_sequences,
         microbatches=recipe.derived.microbatches_per_step,
         compute=compute,
-        weight_bytes=BYTES[compute] if rounded else exact,
-        gradient_bytes=BYTES[compute] if rounded else exact,
+        weight_bytes=held,
+        gradient_bytes=held,
         accumulate_bytes=BYTES[precision.accumulate] if added_up_beside else 0,
         master_bytes=exact if rounded else 0,
         moment_bytes=2 * exact,
@@ -142,17 +137,16 @@ def layout_of(
     degrees: Parallelism, *, layers: tuple[int, ...], devices_per_node: int
 ) -> ParallelLayout:
     """Read the degrees of a settled recipe, ``layers`` being those of each stage."""
+    as_in_the_recipe = ParallelLayout.__annotations__.keys() & Parallelism.model_fields
+    values = {name: getattr(degrees, name) for name in as_in_the_recipe}
+    values["stages_per_rank"] = degrees.stages_per_rank if degrees.pipeline > 1 else 1
+    head_stage = len(layers) - 1
     return ParallelLayout(
-        **{name: getattr(degrees, name) for name in _AS_IN_THE_RECIPE},
-        stages_per_rank=degrees.stages_per_rank if degrees.pipeline > 1 else 1,
-        layers=layers,
-        head_stage=len(layers) - 1,
-        devices_per_node=devices_per_node,
+        **values, layers=layers, head_stage=head_stage, devices_per_node=devices_per_node
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(NamedTuple):
     """One rank; ``first_copy`` holds of those with the data coordinate 0."""
 
     rank: int
@@ -163,8 +157,7 @@ class Device:
         return self.coordinates["data"] == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(NamedTuple):
     """The devices of one node, by its number."""
 
     number: int
@@ -173,26 +166,21 @@ class Node:
 
 def coordinates(layout: ParallelLayout, rank: int) -> dict[str, int]:
     """Return the place of a rank on each axis."""
-    places = {}
+    places = dict.fromkeys(AXES, 0)
     for axis in reversed(layout.rank_order):
         rank, places[axis] = divmod(rank, getattr(layout, axis))
-    return {axis: places[axis] for axis in AXES}
+    return places
 
 
 def nodes_of_first_copy(layout: ParallelLayout) -> tuple[Node, ...]:
     """List the nodes that hold ranks of the first copy; other copies may share them."""
     per_node = layout.devices_per_node
-    numbers = sorted({rank // per_node for rank in _first_copy(layout)})
-    return tuple(
-        Node(
-            number=number,
-            devices=tuple(
-                Device(rank=rank, coordinates=coordinates(layout, rank))
-                for rank in range(number * per_node, (number + 1) * per_node)
-            ),
-        )
-        for number in numbers
-    )
+
+    def node(number: int) -> Node:
+        ranks = range(number * per_node, (number + 1) * per_node)
+        return Node(number, tuple(Device(rank, coordinates(layout, rank)) for rank in ranks))
+
+    return tuple(map(node, sorted({rank // per_node for rank in _first_copy(layout)})))
 
 
 def _first_copy(layout: ParallelLayout) -> list[int]:

@@ -9,15 +9,14 @@ wave that is not full takes as long as a full one (NVIDIA, "Matrix Multiplicatio
 User's Guide", sections 4.1 to 4.3). The same guide asks for multiples of 64 numbers.
 """
 
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
 from components.config.schema.cluster import Hardware
 from components.errors import RecipeError
-from components.planner.job import TrainingJob
+from components.planner.job import Recompute, TrainingJob
 from components.planner.schedule import round_microbatches
-from components.planner.software import SoftwareMemory, SoftwareSpeed
+from components.planner.software import SoftwareSpeed
 
 TILE_ROWS, TILE_COLUMNS = 128, 128
 ALIGNED = 64
@@ -26,40 +25,23 @@ ALIGNED = 64
 UNALIGNED_FRACTION = 0.79
 
 
-def layer_bytes_per_token(job: TrainingJob) -> float:
+def layer_bytes_per_token(job: TrainingJob, recompute: Recompute | None = None) -> float:
     """Count bytes a token that one layer keeps on one tensor rank.
 
     Tensor parallelism cuts all but the layer's inputs, norms and dropout masks, 10 h in GPT;
-    sequence parallelism cuts these as well (section 4.2 of the same paper).
+    sequence parallelism cuts these as well (section 4.2 of the same paper). With ``recompute``
+    "none" it is what a recomputed layer holds while it is gone through again.
     """
-    layout = job.layout
-    if job.recompute == "full":
-        kept = 2.0 * job.shape.dim
-        return kept / layout.tensor if layout.sequence_parallel else kept
-    return _kept(job, job.recompute if isinstance(job.recompute, tuple) else ())
-
-
-def full_layer_bytes_per_token(job: TrainingJob) -> float:
-    """Count what one layer holds while a recomputed one is gone through again."""
-    return _kept(job, ())
-
-
-def _kept(job: TrainingJob, dropped: tuple[str, ...]) -> float:
     layout, hidden = job.layout, 2.0 * job.shape.dim
+    again = job.recompute if recompute is None else recompute
+    if again == "full":
+        return hidden / layout.tensor if layout.sequence_parallel else hidden
+    dropped = again if isinstance(again, tuple) else ()
     attention = (hidden, 0.0) if "attention" in dropped else _attention(job)
     mlp = (hidden, 0.0) if "mlp" in dropped else _mlp(job)
-    norms = 0.0 if "norms" in dropped else 2 * hidden
-    whole = norms + attention[0] + mlp[0]
+    whole = (0.0 if "norms" in dropped else 2 * hidden) + attention[0] + mlp[0]
     whole /= layout.tensor if layout.sequence_parallel else 1
     return whole + (attention[1] + mlp[1]) / layout.tensor
-
-
-def gathered_bytes_per_token(job: TrainingJob, software: SoftwareMemory) -> float:
-    """Count what a layer keeps of its blocks' gathered inputs beyond this rank's slice."""
-    layout = job.layout
-    if not (software.keeps_gathered and layout.sequence_parallel):
-        return 0.0
-    return 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
 
 
 def _attention(job: TrainingJob) -> tuple[float, float]:
@@ -105,16 +87,13 @@ def microbatches_kept(job: TrainingJob, rank: int) -> float:
         return float(most)
     if layout.schedule == "1f1b":
         return float(min(layout.pipeline - rank, most))
-    chunks = (layout.stages_per_rank - 1) * round_microbatches(layout.pipeline, most)
-    if layout.schedule == "zero_bubble":
-        chunks += layout.pipeline
-    else:
-        chunks += 2 * (layout.pipeline - rank - 1) + 1
-    return min(chunks, most * layout.stages_per_rank) / layout.stages_per_rank
+    interleaved, stages = 2 * (layout.pipeline - rank - 1) + 1, layout.stages_per_rank
+    chunks = (stages - 1) * round_microbatches(layout.pipeline, most)
+    chunks += layout.pipeline if layout.schedule == "zero_bubble" else interleaved
+    return min(chunks, most * stages) / stages
 
 
-@dataclass(frozen=True, kw_only=True)
-class Product:
+class Product(NamedTuple):
     """A product of a (rows, depth) and a (depth, columns) matrix, ``times`` over."""
 
     rows: float
@@ -157,16 +136,12 @@ def layer_products(job: TrainingJob) -> tuple[Product, ...]:
     )
 
 
-def _product_seconds(
-    products: tuple[Product, ...], teraflops: float, speed: SoftwareSpeed, units: int
-) -> float:
-    """Add up products at the part of ``teraflops`` that their shapes allow."""
-    rate = teraflops * 1e12 * speed.product_fraction
+def _product_seconds(products: tuple[Product, ...], rate: float, units: int) -> float:
     return sum(product.flops / (rate * filled_fraction(product, units)) for product in products)
 
 
 def _attention_seconds(
-    job: TrainingJob, teraflops: float, hardware: Hardware, speed: SoftwareSpeed
+    job: TrainingJob, reached: float, hardware: Hardware, speed: SoftwareSpeed
 ) -> float:
     """Take queries times keys and weights times values, of which a causal mask leaves half.
 
@@ -177,9 +152,8 @@ def _attention_seconds(
     attention, tensor = job.shape.attention, job.layout.tensor
     pairs = job.microbatch_tokens * job.sequence_length * attention.num_heads / tensor
     if job.fused_attention:
-        flops = 2.0 * pairs * attention.head_dim
-        return flops / (teraflops * 1e12 * speed.attention_fraction)
-    products = 4.0 * pairs * attention.head_dim / (teraflops * 1e12 * speed.product_fraction)
+        return 2.0 * pairs * attention.head_dim / (reached * speed.attention_fraction)
+    products = 4.0 * pairs * attention.head_dim / (reached * speed.product_fraction)
     return products + 4 * 2 * pairs / (hardware.memory_gigabytes_per_second * 1e9)
 
 
@@ -201,13 +175,13 @@ def layer_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) ->
     Raises:
         RecipeError: the device does not compute in the recipe's type, or nobody measured it.
     """
-    teraflops, units = _reached_teraflops(job, hardware), hardware.compute_units
-    products = layer_products(job)
-    moved = full_layer_bytes_per_token(job) * job.microbatch_tokens * speed.traffic
+    reached, units = _reached_flops(job, hardware), hardware.compute_units
+    products, rate = layer_products(job), reached * speed.product_fraction
+    moved = layer_bytes_per_token(job, "none") * job.microbatch_tokens * speed.traffic
     return LayerSeconds(
-        products=_product_seconds(products, teraflops, speed, units),
-        experts=_product_seconds(products[2:], teraflops, speed, units),
-        attention=_attention_seconds(job, teraflops, hardware, speed),
+        products=_product_seconds(products, rate, units),
+        experts=_product_seconds(products[2:], rate, units),
+        attention=_attention_seconds(job, reached, hardware, speed),
         traffic=moved / (hardware.memory_gigabytes_per_second * 1e9),
     )
 
@@ -222,17 +196,15 @@ def head_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[float, float]:
     """Return the seconds of the head's product forward, and of moving its logits (12 bytes)."""
-    rate, units = _reached_teraflops(job, hardware), hardware.compute_units
+    rate = _reached_flops(job, hardware) * speed.product_fraction
+    product = _product_seconds((head_product(job),), rate, hardware.compute_units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
     moved = 12.0 * logits * speed.traffic
-    return (
-        _product_seconds((head_product(job),), rate, speed, units),
-        moved / (hardware.memory_gigabytes_per_second * 1e9),
-    )
+    return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 
-def _reached_teraflops(job: TrainingJob, hardware: Hardware) -> float:
-    """Return what large products reach in the recipe's type."""
+def _reached_flops(job: TrainingJob, hardware: Hardware) -> float:
+    """Return FLOP/s that large products reach in the recipe's type."""
     if job.compute not in hardware.peak_teraflops:
         raise RecipeError(
             "precision.compute",
@@ -246,4 +218,4 @@ def _reached_teraflops(job: TrainingJob, hardware: Hardware) -> float:
             "time torch.mm of two 8,192 x 8,192 matrices on all devices of a node, "
             "and set 1.0995 / seconds",
         )
-    return hardware.gemm_teraflops[job.compute]
+    return hardware.gemm_teraflops[job.compute] * 1e12

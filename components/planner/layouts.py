@@ -1,4 +1,4 @@
-"""Every legal layout of a recipe on a number of ranks.
+"""Every legal layout of a recipe on a number of ranks, and on how many nodes there is one.
 
 What may stand in a layout is asked of the recipe's own rules (`components.config`); here only
 the values are listed that are worth asking about. Two kinds are left out, unless the user names
@@ -7,9 +7,10 @@ keeps more, and tensor ranks that could be sequence parallel and are not.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import ceil
+from typing import NamedTuple
 
 from components.config.batch_ramp import microbatch_sizes
 from components.config.resolve import check_mathematics
@@ -20,7 +21,7 @@ from components.config.rules.layout import (
     tensor_fits,
 )
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Parallelism
+from components.config.schema.sections import Cluster, Parallelism
 from components.errors import RecipeError
 
 SEARCHED = (
@@ -28,11 +29,14 @@ SEARCHED = (
     *("microbatch_sequences", "recompute", "schedule", "stages_per_rank"),
 )
 SCHEDULES, STAGES = ("1f1b", "interleaved", "zero_bubble"), (1, 2, 4)
+# The largest machine of a profile has 127,488 devices.
+MOST_DEVICES = 131_072
+# Where node-days fall with more nodes, they are taken to fall by this at most.
+GAIN = 0.9
 Places = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class LayoutFamily:
+class LayoutFamily(NamedTuple):
     """Legal layouts that differ in the sequences of a microbatch alone."""
 
     degrees: Parallelism
@@ -81,37 +85,28 @@ class Layouts:
         if tensor == 1 or not tensor_fits(self._template.shape, tensor):
             return tensor == 1
         alone = dict.fromkeys(("pipeline", "expert", "context", "data_shard"), 1)
-        data = self._ranks // tensor
-        update = {**alone, "tensor": tensor, "data": data, "sequence_parallel": False}
+        alone |= {"tensor": tensor, "data": self._ranks // tensor, "sequence_parallel": False}
         try:
-            check_degrees(self._with(self._base.model_copy(update=update)))
+            check_degrees(self._with(self._changed(**alone)))
         except RecipeError as error:
             return error.path != "parallelism.tensor"
         return True
 
     def _values(self, axis: str, most: int, taken: int = 1) -> Iterator[int]:
-        """List degrees of an axis on the ranks that others leave."""
         left, rest = divmod(self._ranks, taken)
-        chosen = range(1, min(most, left) + 1)
-        if axis in self._fixed:
-            chosen = range(getattr(self._base, axis), getattr(self._base, axis) + 1)
+        fixed = axis in self._fixed
+        chosen = (getattr(self._base, axis),) if fixed else range(1, min(most, left) + 1)
         return (degree for degree in chosen if not rest and left % degree == 0)
 
     def _settings(self, places: Places) -> Iterator[Parallelism]:
         tensor, pipeline, expert, context = places
         data = self._ranks // (tensor * pipeline * expert * context)
-        if "data" in self._fixed and data != self._base.data:
+        moved = "data" in self._fixed and data != self._base.data
+        if moved or not self._fits_batch(data * expert, pipeline):
             return
-        if not self._fits_batch(data * expert, pipeline):
-            return
-        degrees: dict[str, object] = {
-            "tensor": tensor,
-            "pipeline": pipeline,
-            "expert": expert,
-            "context": context,
-            "data": data,
-            "sequence_parallel": self._sequence_parallel(tensor, context),
-        }
+        axes = ("tensor", "pipeline", "expert", "context", "data")
+        degrees: dict[str, object] = dict(zip(axes, (*places, data), strict=True))
+        degrees["sequence_parallel"] = self._sequence_parallel(tensor, context)
         if "data_shard" not in self._fixed:
             degrees["data_shard"] = data * expert
         kept = self._base.schedule, self._base.stages_per_rank
@@ -120,7 +115,7 @@ class Layouts:
         for zero, (schedule, stages), again in product(zeros, schedules, self._again):
             degrees |= {"zero": zero, "recompute": again}
             degrees |= {"schedule": schedule, "stages_per_rank": stages}
-            yield self._base.model_copy(update=degrees)
+            yield self._changed(**degrees)
 
     def _fits_batch(self, replicas: int, pipeline: int) -> bool:
         """Leave out at once what gives a data rank less than a microbatch for each stage."""
@@ -152,10 +147,7 @@ class Layouts:
         return tuple(
             (name, count)
             for name, count in product(names, stages)
-            if _holds(
-                check_schedule,
-                base.model_copy(update={"schedule": name, "stages_per_rank": count}),
-            )
+            if _holds(check_schedule, self._changed(schedule=name, stages_per_rank=count))
         )
 
     def _microbatches(self, degrees: Parallelism) -> tuple[int, ...]:
@@ -165,40 +157,114 @@ class Layouts:
             self._sizes[key] = microbatch_sizes(
                 self._template.ramp, replicas=replicas, pipeline=pipeline, schedule=schedule
             )
-        if "microbatch_sequences" in self._fixed or not self._microbatches_are_free:
-            kept = self._base.microbatch_sequences
-            return tuple(size for size in self._sizes[key] if size == kept)
-        return self._sizes[key]
+        if self._microbatches_are_free:
+            return self._sizes[key]
+        kept = self._base.microbatch_sequences
+        return tuple(size for size in self._sizes[key] if size == kept)
 
     @cached_property
     def _microbatches_are_free(self) -> bool:
-        """Whether the rules let a run go on with other microbatches: routers do not."""
-        other = self._base.microbatch_sequences + 1
-        degrees = self._base.model_copy(update={"microbatch_sequences": other})
-        return _holds(check_mathematics, self._template, self._with(degrees))
+        """Whether the user and the rules let a run have other microbatches: routers do not."""
+        if "microbatch_sequences" in self._fixed:
+            return False
+        other = self._changed(microbatch_sequences=self._base.microbatch_sequences + 1)
+        return _holds(check_mathematics, self._template, self._with(other))
 
     def _is_legal(self, degrees: Parallelism) -> bool:
-        recipe = self._with(degrees)
-        return _holds(check_degrees, recipe) and _holds(
-            check_mathematics, self._template, recipe
-        )
+        recipe, template = self._with(degrees), self._template
+        return _holds(check_degrees, recipe) and _holds(check_mathematics, template, recipe)
 
     @cached_property
-    def _cluster(self) -> dict[str, object]:
+    def _cluster(self) -> Cluster:
         cluster = self._template.cluster
         nodes = self._ranks // cluster.devices_per_node
-        return {"cluster": cluster.model_copy(update={"ranks": self._ranks, "nodes": nodes})}
+        return cluster.model_copy(update={"ranks": self._ranks, "nodes": nodes})
+
+    def _changed(self, **values: object) -> Parallelism:
+        return self._base.model_copy(update=values)
 
     def _with(self, degrees: Parallelism) -> Recipe:
         """Put degrees into the template, unchecked: the rules are asked one by one."""
         assert "derived" not in self._template.__dict__, "it would be that of other degrees"
-        return self._template.model_copy(update={"parallelism": degrees, **self._cluster})
+        return self._template.model_copy(
+            update={"parallelism": degrees, "cluster": self._cluster}
+        )
 
 
 def _holds(check: Callable[..., None], *arguments: object) -> bool:
-    """Ask a rule."""
     try:
         check(*arguments)
     except RecipeError:
         return False
     return True
+
+
+def most_nodes(cluster: Cluster) -> int:
+    """Return how many nodes a job may have at most, as far as the profile knows."""
+    queues = [queue.most_nodes for queue in cluster.queues if not queue.debug]
+    return max(queues, default=MOST_DEVICES // cluster.devices_per_node)
+
+
+def has_layout(template: Recipe, nodes: int, fixed: frozenset[str]) -> bool:
+    """Whether any layout is legal on so many nodes."""
+    ranks = nodes * template.cluster.devices_per_node
+    return any(True for _ in Layouts(template, ranks=ranks, fixed=fixed).families())
+
+
+def near_nodes(cluster: Cluster, ranks: int) -> Iterator[int]:
+    """List numbers of nodes for ``ranks``: theirs if they fill nodes, else a quarter around.
+
+    The nearest comes first.
+    """
+    devices, most = cluster.devices_per_node, most_nodes(cluster)
+    whole, rest = divmod(ranks, devices)
+    if not rest or whole >= most:
+        yield min(whole, most)
+        return
+    span = range(max(1, 3 * whole // 4), min(5 * whole // 4 + 1, most) + 1)
+    yield from sorted(span, key=lambda nodes: abs(nodes * devices - ranks))
+
+
+def fewest_nodes(
+    template: Recipe,
+    fixed: frozenset[str],
+    *,
+    within_days: float,
+    days_on: Callable[[int], float | None],
+) -> int:
+    """Go up through the numbers of nodes that have a layout until a run is over in time.
+
+    As twice the nodes are not much more than twice as fast, numbers that are far too small
+    are leapt over. ``days_on`` returns nothing where no layout fits.
+
+    Raises:
+        RecipeError: no number of nodes reaches it; the nearest is named.
+    """
+    cluster = template.cluster
+    days: dict[int, float] = {}
+    nodes, most = 1, most_nodes(cluster)
+    while nodes <= most:
+        found = days_on(nodes) if has_layout(template, nodes, fixed) else None
+        if found is not None:
+            if found <= within_days:
+                return nodes
+            days[nodes] = found
+            if nodes >= 8 * min(days, key=days.__getitem__):
+                break  # eight times the nodes of the quickest are no quicker
+        node_days = min((count * each for count, each in days.items()), default=0.0)
+        nodes = max(nodes + 1, ceil(GAIN * node_days / within_days))
+    if not days:
+        raise RecipeError(
+            "within_days",
+            f"{within_days:g}: no layout fits any number of nodes of {cluster.name} up to "
+            f"{most:,}",
+            "name fewer parallelism.* keys, or choose a cluster with more memory a device",
+        )
+    quickest = min(days, key=days.__getitem__)
+    raise RecipeError(
+        "within_days",
+        f"{within_days:g}: no number of nodes of {cluster.name} gets there, as more nodes wait "
+        f"longer for each other; the quickest found takes {days[quickest]:.3g} days on "
+        f"{quickest:,} nodes",
+        f"set within_days={ceil(days[quickest])}, or lower budget.total_tokens",
+    )

@@ -8,24 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from components.config.schema.cluster import Hardware
+from components.planner import layer, states
 from components.planner.job import ParallelLayout, TrainingJob
-from components.planner.layer import (
-    full_layer_bytes_per_token,
-    gathered_bytes_per_token,
-    layer_bytes_per_token,
-    microbatches_kept,
-)
 from components.planner.software import SoftwareMemory
-from components.planner.states import (
-    DeviceParameters,
-    States,
-    earlier_gradients,
-    end_matrix,
-    largest_in_layer,
-    rank_parameters,
-    states,
-    step_bytes,
-)
+from components.planner.states import DeviceParameters, States
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 # Of seven reserved peaks of the released layouts, six exceed the prediction by less than this.
@@ -62,9 +48,7 @@ class RankMemory:
     @property
     def moments(self) -> Moments:
         made = self.casts + self.activations + self.loss + self.buffers
-        return Moments(
-            passes=made + self.earlier_gradients, update=self.states.gradients + self.step
-        )
+        return Moments(made + self.earlier_gradients, self.states.gradients + self.step)
 
     @property
     def peak(self) -> float:
@@ -74,19 +58,15 @@ class RankMemory:
         """Name each part, in bytes, as it is at the peak: they add up to it."""
         in_passes = float(self.moments.passes >= self.moments.update)
         gradients = self.earlier_gradients if in_passes else self.states.gradients
-        return {
-            "weights_bytes": round(self.states.weights),
-            "gradients_bytes": round(gradients),
-            "master_bytes": round(self.states.master),
-            "optimizer_bytes": round(self.states.optimizer),
-            "casts_bytes": round(in_passes * self.casts),
-            "activations_bytes": round(in_passes * self.activations),
-            "loss_bytes": round(in_passes * self.loss),
-            "buffers_bytes": round(in_passes * self.buffers),
-            "step_bytes": round((1 - in_passes) * self.step),
-            "base_bytes": round(self.base),
-            "peak_bytes": round(self.peak),
+        passing = ("casts", "activations", "loss", "buffers")
+        sizes = {
+            **self.states._replace(gradients=gradients)._asdict(),
+            **{name: in_passes * getattr(self, name) for name in passing},
+            "step": (1 - in_passes) * self.step,
+            "base": self.base,
+            "peak": self.peak,
         }
+        return {f"{name}_bytes": round(size) for name, size in sizes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +107,13 @@ def usable_bytes(hardware: Hardware) -> int:
 
 def rank_memory(job: TrainingJob, rank: int, software: SoftwareMemory) -> RankMemory:
     """Add up the stages that one pipeline rank holds."""
-    parameters = rank_parameters(job, rank)
-    held = states(job, parameters)
+    parameters = states.rank_parameters(job, rank)
+    held = states.states(job, parameters)
     return RankMemory(
         states=held,
-        earlier_gradients=earlier_gradients(job, held, software),
+        earlier_gradients=states.earlier_gradients(job, held, software),
         **_passes(job, rank, parameters, software),
-        step=step_bytes(job, parameters, software),
+        step=states.step_bytes(job, parameters, software),
         base=software.base_bytes,
     )
 
@@ -149,8 +129,7 @@ def deciding_ranks(layout: ParallelLayout) -> tuple[int, ...]:
 
 def pass_bytes(job: TrainingJob, rank: int, software: SoftwareMemory) -> float:
     """Add up what the passes need beside the states of one pipeline rank."""
-    passes = _passes(job, rank, rank_parameters(job, rank), software)
-    return sum(passes.values())
+    return sum(_passes(job, rank, states.rank_parameters(job, rank), software).values())
 
 
 def _passes(
@@ -161,9 +140,8 @@ def _passes(
     casts = _casts(job, rank, parameters)
     activations = _activations(job, rank, layers, software)
     tensors = software.gathered_tensors_in_pipelines if pipelined else software.gathered_tensors
-    buffers = 0.0
-    if job.layout.tensor > 1:
-        buffers = tensors * 2 * job.microbatch_tokens * job.shape.dim
+    gathered = tensors * 2 * job.microbatch_tokens * job.shape.dim
+    buffers = gathered if job.layout.tensor > 1 else 0.0
     if software.own_gradients:
         buffers += _gradient(job, rank, layers, casts + activations)
     return {
@@ -185,16 +163,19 @@ def _casts(job: TrainingJob, rank: int, parameters: DeviceParameters) -> float:
     dropped = {"attention": attention, "mlp": 1 - attention}
     kept = 1 - sum(dropped.get(part, 0.0) for part in job.recompute if job.recompute != "none")
     total = parameters.dense - parameters.ends + parameters.expert
-    return total * kept * job.cast_bytes * microbatches_kept(job, rank)
+    return total * kept * job.cast_bytes * layer.microbatches_kept(job, rank)
 
 
 def _activations(job: TrainingJob, rank: int, layers: int, software: SoftwareMemory) -> float:
-    layout, gathered = job.layout, gathered_bytes_per_token(job, software)
-    a_layer = layer_bytes_per_token(job) + gathered * (job.recompute == "none")
-    microbatches = microbatches_kept(job, rank)
+    layout, gathered = job.layout, 0.0
+    if software.keeps_gathered and layout.sequence_parallel:
+        # Of its blocks' gathered inputs what is beyond this rank's slice.
+        gathered = 2 * 2.0 * job.shape.dim * (1 - 1 / layout.tensor)
+    a_layer = layer.layer_bytes_per_token(job) + gathered * (job.recompute == "none")
+    microbatches = layer.microbatches_kept(job, rank)
     kept = layers * a_layer * microbatches
     if job.recompute != "none" and layers:
-        kept += full_layer_bytes_per_token(job) + gathered - a_layer
+        kept += layer.layer_bytes_per_token(job, "none") + gathered - a_layer
     if rank + 1 < layout.pipeline or layout.stages_per_rank > 1:
         hidden = 2.0 * job.shape.dim / (layout.tensor if layout.sequence_parallel else 1)
         kept += software.stage_outputs * hidden * microbatches * layout.stages_per_rank
@@ -217,8 +198,8 @@ def _gradient(job: TrainingJob, rank: int, layers: int, kept: float) -> float:
     Within the layers, while all that is ``kept`` of microbatches is there; the embedding's once
     a microbatch has freed its own part.
     """
-    within = largest_in_layer(job) * (job.cast_bytes + job.gradient_bytes) * (layers > 0)
+    within = states.largest_in_layer(job) * (job.cast_bytes + job.gradient_bytes) * (layers > 0)
     if rank:
         return within
-    freed = kept / microbatches_kept(job, rank)
-    return max(within, end_matrix(job) * job.gradient_bytes - freed)
+    freed = kept / layer.microbatches_kept(job, rank)
+    return max(within, states.end_matrix(job) * job.gradient_bytes - freed)

@@ -2,26 +2,72 @@
 
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel
+
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
+from components.config.schema.sections import Cluster
 from components.errors import RecipeError
-from components.planner.cost import Bill, bill
+from components.planner.interruptions import HOUR
 from components.planner.job import TrainingJob, job_of
 from components.planner.memory import Memory, plan_memory
-from components.planner.rates import Rates, rates
 from components.planner.run_time import Course, plan_course
-from components.planner.software import (
-    OURS,
-    Calibration,
-    SoftwareModel,
-    calibration_of,
-    read_software,
-)
+from components.planner.software import Calibration, SoftwareModel, software_of
 from components.planner.time import StepTime, plan_time
 
 # Nine of ten measured steps lie within a third of the prediction on up to 16 nodes whose links
 # are measured; where a figure is missing, nobody knows, and twice that is said.
 ERROR_FRACTION, MISSING_FACTOR = 0.33, 2.0
+DAY = 24 * HOUR
+
+
+class CheckpointCost(BaseModel, frozen=True):
+    """Checkpoints of a run, and the seconds of each."""
+
+    count: int
+    bytes: int
+    stall_seconds: float
+    write_seconds: float | None
+    hash_seconds: float
+    read_seconds: float
+    interval_seconds: float
+    best_interval_seconds: float | None
+    best_every_tokens: int | None
+
+
+class InterruptionCost(BaseModel, frozen=True):
+    """Evaluations of a run, or failures to expect, and the seconds of each, where known."""
+
+    count: int | float | None
+    each_seconds: float | None
+
+
+class Bill(BaseModel, frozen=True):
+    """Costs of the whole course of a run.
+
+    ``days`` are without waiting in queues; of the parts that add up to them, null is not known
+    and counts as 0. ``jobs`` are those of the chain, where a queue's limit is known.
+    """
+
+    device_hours: float
+    node_hours: float
+    site_units: float
+    site_unit: str
+    energy_kwh: float | None
+    steps: int
+    useful_days: float
+    checkpoint_days: float
+    evaluation_days: float
+    failure_days: float | None
+    chain_days: float | None
+    days: float
+    waiting_days: float
+    queue: str | None
+    jobs: int | None
+    start_up_seconds: float
+    checkpoints: CheckpointCost
+    evaluations: InterruptionCost
+    failures: InterruptionCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +88,6 @@ class Plan:
     is_guess: bool
     time: StepTime | None = None
     course: Course | None = None
-    rates: Rates | None = None
     bill: Bill | None = None
 
     @property
@@ -66,8 +111,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
             f"nobody has measured the cluster {recipe.cluster.name!r}",
             f"plan for a machine with a profile: cluster={recipe.home}",
         )
-    job, calibration = job_of(recipe), calibration_of(recipe.cluster)
-    software = calibration.software() if calibration else read_software(OURS)
+    job, (software, calibration) = job_of(recipe), software_of(recipe.cluster)
     missing = _missing_figures(hardware, job)
     plan = Plan(
         job=job,
@@ -87,8 +131,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
         plan,
         time=time,
         course=course,
-        rates=rates(job, hardware, time.total),
-        bill=bill(course=course, cluster=recipe.cluster, hardware=hardware),
+        bill=bill_of(course, recipe.cluster, hardware),
         missing=(*missing, *course.missing),
     )
 
@@ -113,3 +156,48 @@ def _missing_figures(hardware: Hardware, job: TrainingJob) -> tuple[RecipeError,
         remedy = "run all_reduce_perf -b 256M -e 256M on 2, 4, 8, ... nodes"
         found.append(RecipeError(f"{path}.across.by_nodes", problem, remedy))
     return tuple(found)
+
+
+def bill_of(course: Course, cluster: Cluster, hardware: Hardware) -> Bill:
+    """Multiply out; energy is the devices' rated power times hours, as BLOOM's card counts."""
+    work, failures, chain = course.work, course.failures, course.chain
+    saving = work.saving
+    hours, watts = course.total / HOUR, hardware.power_watts
+    unit, price = "node-h", 1.0
+    if not isinstance(cluster.accounting, str):
+        unit, price = cluster.accounting.unit, cluster.accounting.per_node_hour
+    starts = (failures.count if failures else 0.0) + (chain.jobs if chain else 1)
+    return Bill(
+        device_hours=hours * cluster.ranks,
+        node_hours=hours * cluster.nodes,
+        site_units=hours * cluster.nodes * price,
+        site_unit=unit,
+        energy_kwh=None if watts is None else hours * cluster.ranks * watts / 1_000,
+        steps=work.steps,
+        useful_days=work.useful / DAY,
+        checkpoint_days=work.checkpoints * work.stall / DAY,
+        evaluation_days=work.evaluations * work.evaluation / DAY,
+        failure_days=failures.total / DAY if failures else None,
+        chain_days=chain.seconds / DAY if chain else None,
+        days=course.total / DAY,
+        waiting_days=starts * cluster.waiting_hours * HOUR / DAY,
+        queue=chain.queue if chain else None,
+        jobs=chain.jobs if chain and chain.queue else None,
+        start_up_seconds=course.start_up,
+        checkpoints=CheckpointCost(
+            count=work.checkpoints,
+            bytes=saving.bytes,
+            stall_seconds=work.stall,
+            write_seconds=saving.write,
+            hash_seconds=saving.hashing,
+            read_seconds=saving.read,
+            interval_seconds=work.interval,
+            best_interval_seconds=course.best_interval,
+            best_every_tokens=course.best_every_tokens,
+        ),
+        evaluations=InterruptionCost(count=work.evaluations, each_seconds=work.evaluation),
+        failures=InterruptionCost(
+            count=failures.count if failures else None,
+            each_seconds=failures.each if failures else None,
+        ),
+    )

@@ -1,18 +1,24 @@
-"""The result of a plan: one typed model from which text, JSON and page are read."""
+"""The result of a plan: one typed model from which text, JSON and page are read.
 
-from typing import Any, Self
+Its FLOP rates and utilisation (MFU, HFU) are in every convention, named.
+"""
+
+from typing import Any
 
 from pydantic import BaseModel
 
+from components.config.batch_ramp import FlopsPerToken
 from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import AssumedValue, PublishedFigure
-from components.planner.cost import Bill
+from components.config.shape import ModelShape
+from components.planner.job import TrainingJob
+from components.planner.layer import layer_products
 from components.planner.memory import Verdict
-from components.planner.plan import Plan
-from components.planner.rates import Rates
+from components.planner.plan import Bill, Plan
 from components.planner.search_result import LayoutsFound
 from components.planner.software import Calibration
+from components.planner.time import again_fraction
 
 _TIME_KEYS = ("step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu")
 
@@ -42,17 +48,27 @@ class PlannedMemory(BaseModel, frozen=True):
     by_stage: tuple[dict[str, int], ...]
 
 
-class StepRange(BaseModel, frozen=True):
-    """Seconds of a step, and between what they are expected."""
+class PlannedTime(BaseModel, frozen=True):
+    """Seconds of a step and between what they are expected, its rates and its parts.
+
+    Rates are tokens a second, and the same as TFLOP/s a device and as parts of the peak, the
+    vendor's for dense products. ``full`` counts the whole attention matrix, ``causal`` half of
+    it, ``hardware`` and ``hfu`` add what is computed twice to ``full`` (Korthikanti et al.
+    2022, arXiv 2205.05198, section 6.3, model and hardware FLOPs).
+    """
 
     step_seconds: float
     step_seconds_low: float
     step_seconds_high: float
-
-
-class PlannedTime(Rates, StepRange, frozen=True):
-    """Seconds of a step, its rates and its parts; the last base's fields come first."""
-
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    tflops_per_device_full: float
+    tflops_per_device_causal: float
+    tflops_per_device_hardware: float
+    tflops_per_device_by_convention: dict[str, float]
+    mfu_full: float
+    mfu_causal: float
+    hfu: float
     parts: dict[str, float]
 
 
@@ -70,16 +86,6 @@ class CalibrationSummary(BaseModel, frozen=True):
     layouts: int
     median_error: float
     p90_error: float
-
-    @classmethod
-    def of(cls, found: Calibration) -> Self:
-        errors = found.time_error.held_out
-        return cls(
-            fitted_on=found.fitted_on,
-            layouts=found.layouts,
-            median_error=errors.median,
-            p90_error=errors.p90,
-        )
 
 
 class MissingFigure(BaseModel, frozen=True):
@@ -122,7 +128,7 @@ class PlanResult(BaseModel, frozen=True):
 
 def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) -> PlanResult:
     """Sum up a plan of ``recipe``, and the search that its layout comes from."""
-    job, time, calibration = plan.job, _time(plan), plan.calibration
+    job, time = plan.job, planned_time(plan)
     memory = PlannedMemory(
         peak_bytes=round(plan.memory.peak),
         device_bytes=plan.hardware.memory_bytes,
@@ -158,7 +164,7 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
             for name, item in recipe.published.items()
         },
         assumed=dict(recipe.assumed),
-        calibration=CalibrationSummary.of(calibration) if calibration else None,
+        calibration=_calibration(plan.calibration),
         missing=tuple(
             MissingFigure(figure=item.path, problem=item.problem, remedy=item.remedy)
             for item in plan.missing
@@ -167,22 +173,99 @@ def plan_result(recipe: Recipe, plan: Plan, search: LayoutsFound | None = None) 
     )
 
 
-def _time(plan: Plan) -> PlannedTime | None:
-    if plan.time is None or plan.rates is None:
+def _calibration(found: Calibration | None) -> CalibrationSummary | None:
+    if found is None:
         return None
-    total, error = plan.time.total, plan.error_fraction
-    return PlannedTime(
-        step_seconds=total,
-        step_seconds_low=total / (1 + error),
-        step_seconds_high=total * (1 + error),
-        **plan.rates.model_dump(),
-        parts=plan.time.parts(),
+    error = found.time_error.held_out
+    return CalibrationSummary(
+        fitted_on=found.fitted_on,
+        layouts=found.layouts,
+        median_error=error.median,
+        p90_error=error.p90,
     )
 
 
 def _compared(item: PublishedFigure, predicted: float | None) -> PublishedFigure:
-    """Set the prediction beside a published number, as a fraction of it."""
     if not isinstance(item.value, int | float):
         return item
     deviation = None if predicted is None else predicted / item.value - 1
     return ComparedFigure(**item.model_dump(), predicted=predicted, deviation=deviation)
+
+
+def planned_time(plan: Plan) -> PlannedTime | None:
+    """Turn a step's seconds into rates, if they were predicted."""
+    if plan.time is None:
+        return None
+    job, step, error_fraction = plan.job, plan.time, plan.error_fraction
+    counted = flops_by_convention(job.shape, job.sequence_length, pipeline=job.layout.pipeline)
+    device = job.tokens_per_step / step.total / job.layout.ranks
+    rates = {name: count * device / 1e12 for name, count in counted.items()}
+    full, causal = rates["full"], rates["causal"]
+    hardware_rate = _hardware_flops(job, counted["full"]) * device / 1e12
+    peak = plan.hardware.peak_teraflops[job.compute]
+    return PlannedTime(
+        step_seconds=step.total,
+        step_seconds_low=step.total / (1 + error_fraction),
+        step_seconds_high=step.total * (1 + error_fraction),
+        tokens_per_second=device * job.layout.ranks,
+        tokens_per_second_per_device=device,
+        tflops_per_device_full=full,
+        tflops_per_device_causal=causal,
+        tflops_per_device_hardware=hardware_rate,
+        tflops_per_device_by_convention=rates,
+        mfu_full=full / peak,
+        mfu_causal=causal / peak,
+        hfu=hardware_rate / peak,
+        parts=step.parts(),
+    )
+
+
+def _hardware_flops(job: TrainingJob, full: float) -> float:
+    """Add the forward pass of what is recomputed; attention counts in full."""
+    products, attention = again_fraction(job)
+    forward = sum(product.flops for product in layer_products(job)) * job.layout.tensor
+    width = job.shape.attention.num_heads * job.shape.attention.head_dim
+    again = products * forward / job.microbatch_tokens
+    again += attention * 4 * width * job.sequence_length
+    return full + job.shape.num_layers * again
+
+
+def flops_by_convention(
+    shape: ModelShape, sequence_length: int, *, pipeline: int
+) -> dict[str, float]:
+    """Count FLOPs a token of forward and backward in seven conventions.
+
+    The same run has other TFLOP/s in each: a rate without its convention compares with nothing.
+    N are the parameters that a token is multiplied with, L layers, h the attention's width, s
+    the sequence.
+
+    ``full`` 6 N + 12 L h s (torchtitan, OLMo-core, MosaicML's llm-foundry, nanotron's counter);
+    ``causal`` 6 N + 6 L h s (Megatron-Bridge, MaxText); ``causal_recomputed_attention``
+    6 N + 7 L h s (lingua); ``fourfold`` 4 / 3 of ``full`` (programs that count a recomputed
+    forward pass whenever anything is recomputed); ``ends_twice`` has tied ends of a pipeline in
+    N twice (``mfu`` of the playbook's table); ``megatron_logged`` and
+    ``megatron_logged_fourfold`` are equation 3 of Narayanan et al. 2021 (arXiv 2104.04473) as
+    Megatron-LM printed it in 2023, which takes every MLP for four widths and every head for a
+    query's.
+    """
+    flops = FlopsPerToken.of(shape, sequence_length)
+    once = (flops.full - flops.causal) / 6  # L h s
+    again = shape.vocab_size * shape.dim if shape.tied_embeddings and pipeline > 1 else 0
+    logged = _megatron_logged(shape, sequence_length)
+    return {
+        "full": flops.full,
+        "causal": flops.causal,
+        "causal_recomputed_attention": flops.causal + once,
+        "fourfold": flops.full * 4 / 3,
+        "ends_twice": flops.full + 6 * again,
+        "megatron_logged": 3 * logged,
+        "megatron_logged_fourfold": 4 * logged,
+    }
+
+
+def _megatron_logged(shape: ModelShape, sequence_length: int) -> float:
+    """Return c L h^2 (1 + s / 6 h + V / 16 L h) of a forward pass: c is 24, 32 with a gate."""
+    layers, dim = shape.num_layers, shape.dim
+    factor = 32 if shape.mlp.gated else 24
+    ends = 1 + sequence_length / (6 * dim) + shape.padded_vocab_size / (16 * layers * dim)
+    return factor * layers * dim**2 * ends

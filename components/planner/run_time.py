@@ -6,19 +6,8 @@ from dataclasses import dataclass, replace
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.planner.interruptions import (
-    HOUR,
-    CheckpointTime,
-    FailureTime,
-    JobChain,
-    best_interval,
-    chain_of,
-    checkpoint_time,
-    expected_failures,
-    longest_queue,
-    mean_seconds_between,
-    missing_rates,
-)
+from components.planner import interruptions
+from components.planner.interruptions import HOUR, CheckpointTime, FailureTime, JobChain
 from components.planner.job import TrainingJob
 from components.planner.software import SoftwareModel, SoftwareRun, SoftwareSpeed
 from components.planner.time import StepTime, evaluation_seconds, plan_time
@@ -41,9 +30,9 @@ def stretches(recipe: Recipe) -> Iterator[Stretch]:
     """Cut the run's steps at the borders of its ramp-up; without one all are alike."""
     length, steps = recipe.budget.sequence_length, recipe.derived.steps
     plateaus = recipe.ramp.plateaus
-    for index, plateau in enumerate(plateaus):
-        later = plateaus[index + 1].first_step if index + 1 < len(plateaus) else steps
-        taken = min(later, steps) - plateau.first_step
+    ends = (*(plateau.first_step for plateau in plateaus[1:]), steps)
+    for plateau, end in zip(plateaus, ends, strict=True):
+        taken = min(end, steps) - plateau.first_step
         if taken > 0:
             yield Stretch(
                 steps=taken,
@@ -54,15 +43,13 @@ def stretches(recipe: Recipe) -> Iterator[Stretch]:
 
 def crossings(run: tuple[Stretch, ...], every_tokens: int) -> int:
     """Count the steps that pass a multiple of ``every_tokens``, and the last one."""
-    count = 0
-    for stretch in run:
-        passed = stretch.tokens_after // every_tokens - stretch.tokens_before // every_tokens
-        # A step longer than the cadence crosses several multiples at once.
-        count += min(passed, stretch.steps)
-    last = run[-1]
-    before = last.tokens_after - last.tokens_per_step
-    crossed_at_end = last.tokens_after // every_tokens > before // every_tokens
-    return count + (not crossed_at_end)
+    # A step longer than the cadence crosses several multiples at once.
+    count = sum(
+        min(one.tokens_after // every_tokens - one.tokens_before // every_tokens, one.steps)
+        for one in run
+    )
+    end, last_step = run[-1].tokens_after, run[-1].tokens_per_step
+    return count + (end // every_tokens == (end - last_step) // every_tokens)
 
 
 def steps_seconds(
@@ -77,9 +64,8 @@ def steps_seconds(
     for stretch in run:
         # The recipe's rules let only batches through that divide into whole microbatches.
         count = job.microbatches * stretch.tokens_per_step // job.tokens_per_step
-        step = full
-        if count != job.microbatches:
-            step = plan_time(replace(job, microbatches=count), hardware, speed)
+        changed = replace(job, microbatches=count)
+        step = full if changed == job else plan_time(changed, hardware, speed)
         total += stretch.steps * step.total
     return total
 
@@ -150,17 +136,18 @@ def plan_course(
     work = _work(recipe, job, step, hardware, software.speed, run)
     saving = work.saving
     start_up = run.start_up_seconds + run.start_up_rank_seconds * cluster.ranks
-    missing = missing_rates(cluster)
+    missing = interruptions.missing_rates(cluster)
     failures = best = best_tokens = None
     hours = cluster.failures.node_hours_between
     if hours is None:
         missing.append(_UNKNOWN_FAILURES)
     else:
-        between = mean_seconds_between(hours, cluster.nodes)
+        between = interruptions.mean_seconds_between(hours, cluster.nodes)
         # More often than one is written the next would only wait.
-        best = max(best_interval(stall=saving.stall, between=between), saving.whole)
+        quickest = interruptions.best_interval(stall=saving.stall, between=between)
+        best = max(quickest, saving.whole)
         best_tokens = round(best * job.tokens_per_step / step.total)
-        failures = expected_failures(
+        failures = interruptions.expected_failures(
             work=work.seconds,
             interval=work.interval,
             # One that is not yet whole is lost too: the work since the one before it.
@@ -169,9 +156,9 @@ def plan_course(
         )
         if failures is None:
             missing.append(_never_ends(between, best_tokens))
-    chain = chain_of(
+    chain = interruptions.chain_of(
         work.seconds + (failures.total if failures else 0.0),
-        longest_queue(cluster),
+        interruptions.longest_queue(cluster),
         start_up=start_up,
         write=saving.whole,  # the end of a job waits for it
         read=saving.read,
@@ -197,15 +184,14 @@ def _work(
     speed: SoftwareSpeed,
     run: SoftwareRun,
 ) -> UninterruptedRun:
-    """Add up all steps, and count the checkpoints and evaluations between them."""
-    parts, checkpoint, cadence = tuple(stretches(recipe)), recipe.checkpoint, recipe.evaluation
-    asynchronous, windows = checkpoint.asynchronous, cadence.max_windows_per_source
+    parts, cluster, cadence = tuple(stretches(recipe)), recipe.cluster, recipe.evaluation
+    asynchronous, windows = recipe.checkpoint.asynchronous, cadence.max_windows_per_source
     sources = len(recipe.data.names)
     return UninterruptedRun(
         steps=sum(part.steps for part in parts),
         useful=steps_seconds(parts, job, step, hardware, speed),
-        saving=checkpoint_time(job, recipe.cluster, run, asynchronous=asynchronous),
-        checkpoints=crossings(parts, checkpoint.every_tokens),
+        saving=interruptions.checkpoint_time(job, cluster, run, asynchronous=asynchronous),
+        checkpoints=crossings(parts, recipe.checkpoint.every_tokens),
         evaluation=evaluation_seconds(
             job, hardware, speed, sources=sources, windows_per_source=windows
         ),

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the order of passes on each rank, and the bubble.
+"""Pipeline schedules: the order of passes on each rank, their timeline, and the bubble.
 
 p ranks, m microbatches, v stages a rank; the backward pass takes twice the forward pass.
 
@@ -6,7 +6,8 @@ The orders are those that torch.distributed.pipelining makes, which the mesh eng
 compare them action by action. Where a rank has several stages, stage s is on rank s % p.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
@@ -53,27 +54,20 @@ def orders(
     al. 2021 (arXiv 2104.04473, section 2.2). Zero bubble: ZB-H1 of Qi et al. 2023 (arXiv
     2401.10241, section 3), with 1F1B's warm-up and each weight gradient later by the rank.
     """
-    if schedule == "gpipe":
-        return tuple(
-            tuple(
-                Action(kind, rank, number)
-                for kind in ("forward", "backward")
-                for number in range(microbatches)
-            )
-            for rank in range(pipeline)
-        )
     in_round = microbatches if stages == 1 else round_microbatches(pipeline, microbatches)
     # Ranks of the interleaved schedule begin twice as far ahead of the next as the others'.
     lead = 2 if schedule == "interleaved" else 1
-    return tuple(
-        _alternating(
+    found = []
+    for rank in range(pipeline):
+        ahead = (stages - 1) * in_round + lead * (pipeline - 1 - rank)
+        order = _alternating(
             forward=_passes("forward", rank, pipeline, microbatches, stages, in_round),
             backward=_passes("backward", rank, pipeline, microbatches, stages, in_round),
-            warmup=(stages - 1) * in_round + lead * (pipeline - 1 - rank),
+            warmup=microbatches if schedule == "gpipe" else ahead,
             delay=rank if schedule == "zero_bubble" else None,
         )
-        for rank in range(pipeline)
-    )
+        found.append(order)
+    return tuple(found)
 
 
 def round_microbatches(pipeline: int, microbatches: int) -> int:
@@ -128,3 +122,103 @@ def most_in_flight(order: Sequence[Action]) -> int:
         now += (action.kind == "forward") - (action.kind == ends)
         most = max(most, now)
     return most
+
+
+class TimelineBlock(NamedTuple):
+    """One pass on the clock of the step, in seconds from its start."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSeconds:
+    """Seconds of one microbatch in one stage; ``weights`` are apart in zero bubble alone."""
+
+    forward: float
+    backward: float
+    weights: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLine:
+    """One pipeline rank; ``in_flight`` is the most microbatches whose graphs it keeps."""
+
+    blocks: tuple[TimelineBlock, ...]
+    in_flight: float
+
+    @property
+    def busy_seconds(self) -> float:
+        return sum(block.end - block.start for block in self.blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """All pipeline ranks, from the first forward pass to the last backward pass."""
+
+    ranks: tuple[RankLine, ...]
+
+    @property
+    def seconds(self) -> float:
+        return max(line.blocks[-1].end for line in self.ranks)
+
+    def waiting_fraction(self, rank: int) -> float:
+        """Return the part of ``seconds`` in which a rank computes nothing."""
+        return 1 - self.ranks[rank].busy_seconds / self.seconds
+
+
+def simulate(listed: Sequence[Order], seconds: Sequence[PassSeconds]) -> Timeline:
+    """Place every action as early as its rank and what it needs allow.
+
+    ``listed`` has the order of each rank, ``seconds`` those of each stage. A pass begins when
+    its rank is free and what it needs is there: a forward pass needs the one of the stage
+    before, a backward pass the one of the stage after, and the last stage's its own forward
+    pass. Messages are part of a pass's seconds, as in ``rank_seconds``, and block nobody.
+    """
+    ended: dict[Action, float] = {}
+    lines: list[tuple[Order, list[TimelineBlock]]] = [(order, []) for order in listed]
+    while len(ended) < sum(map(len, listed)):
+        before = len(ended)
+        # Up for what goes forward, down for what comes back.
+        for order, blocks in (*lines, *reversed(lines)):
+            _advance(order, blocks, ended, seconds)
+        assert len(ended) > before, "the orders wait for each other"
+    stages_per_rank = len(seconds) // len(listed)
+    return Timeline(
+        ranks=tuple(
+            RankLine(blocks=tuple(blocks), in_flight=most_in_flight(order) / stages_per_rank)
+            for order, blocks in lines
+        )
+    )
+
+
+def _advance(
+    order: Order,
+    blocks: list[TimelineBlock],
+    ended: dict[Action, float],
+    seconds: Sequence[PassSeconds],
+) -> None:
+    """Place actions of one rank until one has to wait for another rank."""
+    free = blocks[-1].end if blocks else 0.0
+    for action in order[len(blocks) :]:
+        ready = _ready(action, ended, last=len(seconds) - 1)
+        if ready is None:
+            return
+        start = max(ready, free)
+        free = ended[action] = start + getattr(seconds[action.stage], action.kind)
+        blocks.append(TimelineBlock(*action, start, free))
+
+
+def _ready(action: Action, ended: Mapping[Action, float], *, last: int) -> float | None:
+    """Return when what the action needs is there; ``None`` where nobody knows yet."""
+    kind, stage, number = action
+    if kind == "forward":
+        return 0.0 if stage == 0 else ended.get(Action("forward", stage - 1, number))
+    if kind == "weights":
+        return ended.get(Action("backward", stage, number))
+    if stage == last:
+        return ended.get(Action("forward", stage, number))
+    return ended.get(Action("backward", stage + 1, number))

@@ -7,36 +7,24 @@ in the order of this bound, until no layout that is left can be among the best.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from heapq import nsmallest
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Parallelism
-from components.config.shape import Balance, stage_layers
+from components.config.shape import stage_layers
 from components.errors import RecipeError
+from components.planner import memory, states
 from components.planner.job import TrainingJob, job_of, layout_of
 from components.planner.layouts import SEARCHED, LayoutFamily, Layouts
-from components.planner.memory import (
-    Moments,
-    Verdict,
-    deciding_ranks,
-    pass_bytes,
-    usable_bytes,
-    verdict_of,
-)
+from components.planner.memory import Moments, Verdict
 from components.planner.software import software_of
-from components.planner.states import (
-    States,
-    earlier_gradients,
-    rank_parameters,
-    states,
-    step_bytes,
-)
-from components.planner.time import StepTime, busy_seconds, passes_seconds, step_time
+from components.planner.states import States
+from components.planner.time import StepTime, busy_seconds, passes_seconds, plan_time
 
 # Of the released H100 layouts 8 of 50 tight ones ran out of memory, 11 of 1,049 others that
 # fit: a tight layout has to be faster by a sixth before a run should be risked on it.
@@ -45,12 +33,11 @@ BEST = 10
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LayoutChoice:
     """One layout with its fullest rank, its step, and what it is ranked by."""
 
     degrees: Parallelism
-    job: TrainingJob
     peak: float
     verdict: Verdict
     time: StepTime
@@ -78,8 +65,7 @@ class LayoutSearch:
     nearest: tuple[Parallelism, float] | None
 
 
-@dataclass(frozen=True)
-class _Fitting:
+class _Fitting(NamedTuple):
     bound: float
     job: TrainingJob
     busy: tuple[float, ...]
@@ -123,7 +109,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
     layouts = Layouts(template, ranks=ranks, fixed=fixed)
     prices = Prices(template)
     found = [one for family in layouts.families() for one in prices.fitting(family)]
-    best = prices.best(found)
+    best = tuple(prices.best(found))
     return LayoutSearch(
         ranks=ranks,
         considered=layouts.considered,
@@ -131,7 +117,7 @@ def search_layouts(template: Recipe, *, ranks: int, fixed: frozenset[str]) -> La
         fitting=len(found),
         seconds=perf_counter() - begun,
         usable_bytes=prices.usable,
-        best=tuple(best),
+        best=best,
         nearest=prices.nearest,
     )
 
@@ -141,15 +127,14 @@ class Prices:
 
     def __init__(self, template: Recipe) -> None:
         self._hardware = hardware_of(template)
-        self._software = software_of(template.cluster)
+        self._software, _ = software_of(template.cluster)
         self._kept = template.parallelism
         # A copy: the template must not remember what follows from its own degrees.
         self._base = job_of(template.model_copy())
         self._samples = template.ramp.full_samples
         self._devices = template.cluster.devices_per_node
         self._known: dict[object, Any] = {}
-        self._layers = cache(self._count_layers)
-        self.usable = usable_bytes(self._hardware)
+        self.usable = memory.usable_bytes(self._hardware)
         self.nearest: tuple[Parallelism, float] | None = None
 
     def fitting(self, family: LayoutFamily) -> Iterator[_Fitting]:
@@ -167,7 +152,7 @@ class Prices:
             if peak > self.usable:
                 self._remember(family.degrees, size, peak)
                 return
-            verdict = verdict_of(peak, self.usable)
+            verdict = memory.verdict_of(peak, self.usable)
             busy = self._busy_seconds(job)
             bound = weighed(sum(passes_seconds(job, busy)), verdict)
             yield _Fitting(bound, job, busy, family.degrees, peak, verdict)
@@ -179,14 +164,9 @@ class Prices:
             if len(best) >= BEST and one.bound > best[-1].cost:
                 break
             size = {"microbatch_sequences": one.job.microbatch_sequences}
-            choice = LayoutChoice(
-                degrees=one.degrees.model_copy(update=size),
-                job=one.job,
-                peak=one.peak,
-                verdict=one.verdict,
-                time=step_time(one.job, one.busy, self._hardware, self._software.speed),
-            )
-            best = self._keep([*best, choice])
+            degrees = one.degrees.model_copy(update=size)
+            time = plan_time(one.job, self._hardware, self._software.speed, one.busy)
+            best = self._keep([*best, LayoutChoice(degrees, one.peak, one.verdict, time)])
         return best
 
     def _remember(self, degrees: Parallelism, size: int, peak: float) -> None:
@@ -197,7 +177,8 @@ class Prices:
     def job(self, degrees: Parallelism, size: int) -> TrainingJob:
         """Put a layout into the job of the recipe."""
         stages = degrees.pipeline * degrees.stages_per_rank if degrees.pipeline > 1 else 1
-        layers = self._layers(stages, degrees.stage_balance)
+        cut = self._base.shape.num_layers, stages, degrees.stage_balance
+        layers = self._once(cut, lambda: tuple(map(len, stage_layers(*cut))))
         layout = layout_of(degrees, layers=layers, devices_per_node=self._devices)
         job = replace(self._base, layout=layout, recompute=degrees.recompute)
         return self._with_size(job, size)
@@ -206,12 +187,7 @@ class Prices:
         count = self._samples // (job.layout.data * job.layout.expert * size)
         return replace(job, microbatch_sequences=size, microbatches=count)
 
-    def _count_layers(self, stages: int, balance: Balance) -> tuple[int, ...]:
-        cut = stage_layers(self._base.shape.num_layers, stages, balance)
-        return tuple(len(layers) for layers in cut)
-
     def _once(self, key: object, compute: Callable[[], T]) -> T:
-        """Compute what layouts of the same ``key`` share."""
         if key not in self._known:
             self._known[key] = compute()
         found: T = self._known[key]
@@ -221,26 +197,29 @@ class Prices:
         """Return the deciding ranks, and of each its state and what its step adds."""
         layout, software = job.layout, self._software.memory
         cut = layout.tensor, layout.expert, layout.pipeline, layout.layers
-        ranks = self._once(("ranks", cut), lambda: deciding_ranks(layout))
-        held = self._once(("held", cut), lambda: [rank_parameters(job, rank) for rank in ranks])
-        shared = "states", cut, layout.context, layout.data_shard, layout.zero
-        return ranks, self._once(
-            shared, lambda: [(states(job, one), step_bytes(job, one, software)) for one in held]
-        )
+        ranks = self._once(("ranks", cut), lambda: memory.deciding_ranks(layout))
+
+        def held() -> list[tuple[States, float]]:
+            parts = [states.rank_parameters(job, rank) for rank in ranks]
+            return [(states.states(job, x), states.step_bytes(job, x, software)) for x in parts]
+
+        key = "states", cut, layout.context, layout.data_shard, layout.zero
+        return ranks, self._once(key, held)
 
     def _peak(self, job: TrainingJob, held: tuple[States, float], passes: float) -> float:
         software, (state, step) = self._software.memory, held
-        earlier = earlier_gradients(job, state, software)
+        earlier = states.earlier_gradients(job, state, software)
         moments = Moments(passes=passes + earlier, update=state.gradients + step)
         return moments.peak(state, software.base_bytes)
 
     def _pass_bytes(self, job: TrainingJob, ranks: tuple[int, ...]) -> tuple[float, ...]:
         # 1F1B keeps as many microbatches as it has ranks, however many there are.
-        schedule = job.layout.schedule
+        schedule, software = job.layout.schedule, self._software.memory
         count = 0 if schedule == "1f1b" else job.microbatches
         key = "passes", schedule, count, *_shared_key(job)
-        software = self._software.memory
-        return self._once(key, lambda: tuple(pass_bytes(job, one, software) for one in ranks))
+        return self._once(
+            key, lambda: tuple(memory.pass_bytes(job, one, software) for one in ranks)
+        )
 
     def _busy_seconds(self, job: TrainingJob) -> tuple[float, ...]:
         key = "busy", job.layout.data, *_shared_key(job)

@@ -54,10 +54,8 @@ def layouts_found(
 ) -> LayoutsFound:
     """Plan the best layouts and the published one, which is null where ``refusal`` says why."""
     tree = recipe.model_dump(mode="json")
-    chosen = [
-        check_recipe(tree | {"parallelism": choice.degrees.model_dump(mode="json")})
-        for choice in search.best
-    ]
+    layouts = (choice.degrees.model_dump(mode="json") for choice in search.best)
+    chosen = [check_recipe(tree | {"parallelism": layout}) for layout in layouts]
     plans = [plan_recipe(one) for one in chosen]
     paper: FoundLayout | RefusedLayout = RefusedLayout(refused=refusal)
     why = _reasons_alone(plans[0], refusal)
@@ -65,10 +63,7 @@ def layouts_found(
         planned = plan_recipe(published)
         paper, why = _found(published, planned), _reasons(plans[0], planned)
     return LayoutsFound(
-        considered=search.considered,
-        legal=search.legal,
-        fitting=search.fitting,
-        seconds=search.seconds,
+        **{key: getattr(search, key) for key in ("considered", "legal", "fitting", "seconds")},
         best=tuple(map(_found, chosen, plans)),
         paper=paper,
         why=tuple(why),
@@ -103,7 +98,6 @@ def describe(degrees: Parallelism) -> str:
 
 
 def _reasons(best: Plan, published: Plan) -> list[str]:
-    """Set the best layout beside the published one, a sentence for each thing that decides."""
     places = _places(best.job.layout)
     if best.job == published.job:
         return ["the published layout is the best one found", places]
@@ -129,13 +123,11 @@ def _reasons(best: Plan, published: Plan) -> list[str]:
 
 
 def _reasons_alone(best: Plan, refusal: str) -> list[str]:
-    """Describe what decides where the rules refuse the published layout, for ``refusal``."""
     said = [f"the published layout cannot run there: {refusal}"]
     if best.time is not None:
         parts = sorted(step_parts(best).items(), key=lambda item: -item[1])
-        worth = [
-            f"{name} {s:.3g} s" for name, s in parts if s >= WORTH_NAMING * best.time.total
-        ]
+        least = WORTH_NAMING * best.time.total
+        worth = (f"{name} {seconds:.3g} s" for name, seconds in parts if seconds >= least)
         said.append(f"what a step goes to: {', '.join(worth)}")
     return [*said, _places(best.job.layout)]
 
@@ -146,11 +138,9 @@ def step_parts(plan: Plan) -> dict[str, float]:
     job, speed = plan.job, plan.software.speed
     busy = busy_seconds(job, plan.hardware, speed)
     layout, rank = job.layout, busy.index(max(busy))
-    layers = layout.layers_of(rank) * job.microbatches
-    parts = {
-        name: seconds * layers
-        for name, seconds in layer_parts(job, plan.hardware, speed).items()
-    }
+    layers, parts = layout.layers_of(rank) * job.microbatches, dict[str, float]()
+    for name, seconds in layer_parts(job, plan.hardware, speed).items():
+        parts[name] = seconds * layers
     parts["head, host and messages"] = plan.time.microbatches - sum(parts.values())
     parts["waiting in the pipeline"] = plan.time.bubble
     parts["averaging gradients"] = plan.time.reduction
@@ -176,7 +166,6 @@ def _memory_reason(best: Plan, published: Plan) -> str:
 
 
 def _places(layout: ParallelLayout) -> str:
-    """Describe which axes stay inside a node and which go across."""
     used = [axis for axis in AXES if getattr(layout, axis) > 1]
     nodes = {axis: group_of(layout, axis).nodes for axis in used}
     inside = [axis for axis in used if nodes[axis] == 1]

@@ -157,21 +157,16 @@ class Calibration(Section):
     time_error: CalibrationErrors
     memory_error: CalibrationErrors | None
 
-    def software(self) -> SoftwareModel:
-        """Put the constants in their places."""
-        return corrected(read_software(OURS), self.speed, self.memory)
-
 
 def corrected(
     software: SoftwareModel, speed: Mapping[str, float], memory: Mapping[str, float]
 ) -> SoftwareModel:
     """Replace constants by name."""
-    return software.model_copy(
-        update={
-            "speed": software.speed.model_copy(update=dict(speed)),
-            "memory": software.memory.model_copy(update=dict(memory)),
-        }
-    )
+    update = {
+        "speed": software.speed.model_copy(update=dict(speed)),
+        "memory": software.memory.model_copy(update=dict(memory)),
+    }
+    return software.model_copy(update=update)
 
 
 def calibration_file(cluster: str) -> Path:
@@ -194,19 +189,18 @@ def calibration_of(cluster: Cluster) -> Calibration | None:
         problem = f"cannot be read: {' '.join(str(error).split())}"
         raise RecipeError(str(file), problem, "mend it or delete it") from None
     found = read_section(Calibration, tree if isinstance(tree, dict) else {}, file.name)
-    software = read_software(OURS)
-    for section, kind in (("speed", software.speed), ("memory", software.memory)):
+    for section, kind in (("speed", SoftwareSpeed), ("memory", SoftwareMemory)):
         for key in getattr(found, section):
-            if key not in type(kind).model_fields:
+            if key not in kind.model_fields:
                 problem = "the planner has no such constant"
                 raise RecipeError(f"{file.name}.{section}.{key}", problem, "calibrate again")
     return found if found.device == cluster.hardware.device else None
 
 
-def software_of(cluster: Cluster) -> SoftwareModel:
-    """Return the constants to plan with."""
-    found = calibration_of(cluster)
-    return found.software() if found else read_software(OURS)
+def software_of(cluster: Cluster) -> tuple[SoftwareModel, Calibration | None]:
+    """Return the constants to plan with, and the calibration that they are from, if any."""
+    shipped, found = read_software(OURS), calibration_of(cluster)
+    return (corrected(shipped, found.speed, found.memory) if found else shipped), found
 
 
 def as_text(calibration: Calibration) -> str:

@@ -5,7 +5,6 @@ optimizer state, stage 1 shards k, stage 2 the gradients too, stage 3 also the w
 Ultra-Scale Playbook (Tazi et al. 2025, "ZeRO") adds 4 bytes where gradients add up in float32.
 """
 
-from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
@@ -13,8 +12,7 @@ from components.planner.job import TrainingJob
 from components.planner.software import SoftwareMemory
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceParameters:
+class DeviceParameters(NamedTuple):
     """Parameters on one device; the two kinds are replicated over different ranks.
 
     ``ends`` of the dense ones are looked up or belong to the head, ``largest`` are in one
@@ -51,13 +49,9 @@ def held(job: TrainingJob, stage: int) -> DeviceParameters:
 
 def rank_parameters(job: TrainingJob, rank: int) -> DeviceParameters:
     """Add up the parameters of all stages of one pipeline rank."""
-    counts = [held(job, stage) for stage in job.layout.stages_of(rank)]
-    return DeviceParameters(
-        dense=sum(count.dense for count in counts),
-        expert=sum(count.expert for count in counts),
-        ends=sum(count.ends for count in counts),
-        largest=max(count.largest for count in counts),
-    )
+    counts = (held(job, stage) for stage in job.layout.stages_of(rank))
+    dense, expert, ends, largest = zip(*counts, strict=True)
+    return DeviceParameters(sum(dense), sum(expert), sum(ends), max(largest))
 
 
 def _ends(job: TrainingJob, stage: int) -> float:
@@ -76,9 +70,8 @@ def end_matrix(job: TrainingJob) -> float:
 
 def largest_in_layer(job: TrainingJob) -> float:
     """Count the map into the MLP, or the stack of all experts' such maps."""
-    shape, layout = job.shape, job.layout
-    experts = (shape.mlp.num_experts or 1) / layout.expert
-    return experts * shape.mlp.ffn_dim * shape.dim / layout.tensor
+    mlp, layout = job.shape.mlp, job.layout
+    return (mlp.num_experts or 1) / layout.expert * mlp.ffn_dim * job.shape.dim / layout.tensor
 
 
 class States(NamedTuple):
@@ -112,10 +105,9 @@ def states(job: TrainingJob, parameters: DeviceParameters) -> States:
 
 def sharded(job: TrainingJob, parameters: float, ranks: int) -> States:
     """Count the state of ``parameters`` of which ``ranks`` ranks hold what ZeRO divides."""
-    zero = job.layout.zero
 
     def share(stage: int) -> int:
-        return ranks if zero >= stage else 1
+        return ranks if job.layout.zero >= stage else 1
 
     gradients = job.gradient_bytes + job.accumulate_bytes
     return States(

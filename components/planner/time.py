@@ -1,25 +1,18 @@
-"""Seconds of one optimizer step, by part, and of one evaluation.
+"""Seconds of one optimizer step, by part and as a timeline, and of one evaluation.
 
 Every microbatch takes the longer of what the device computes and what the host can start. The
 slowest stage sets the pace of a pipeline; then gradients are averaged and weights updated.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from components.config.schema.cluster import Hardware
-from components.planner.communication import (
-    context_seconds,
-    expert_seconds,
-    group_of,
-    latency,
-    reduce_bandwidth,
-    tensor_seconds,
-)
+from components.planner import communication
 from components.planner.job import TrainingJob
 from components.planner.layer import head_seconds, layer_products, layer_seconds
-from components.planner.schedule import bubble_fraction
+from components.planner.schedule import PassSeconds, Timeline, bubble_fraction, orders, simulate
 from components.planner.software import SoftwareSpeed
 from components.planner.states import rank_parameters, states
 
@@ -41,19 +34,15 @@ class StepTime:
         return {f"{name}_seconds": value for name, value in asdict(self).items()}
 
 
-def plan_time(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> StepTime:
-    """Predict one step.
+def plan_time(
+    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed, busy: Sequence[float] = ()
+) -> StepTime:
+    """Predict one step; ``busy`` are its `busy_seconds`, where they are known already.
 
     Raises:
         RecipeError: the profile lacks a figure that this needs.
     """
-    return step_time(job, busy_seconds(job, hardware, speed), hardware, speed)
-
-
-def step_time(
-    job: TrainingJob, busy: Sequence[float], hardware: Hardware, speed: SoftwareSpeed
-) -> StepTime:
-    """Predict one step from what a microbatch keeps each pipeline rank busy."""
+    busy = busy or busy_seconds(job, hardware, speed)
     microbatches, bubble = passes_seconds(job, busy)
     ends = {0, job.layout.pipeline - 1}
     return StepTime(
@@ -80,14 +69,13 @@ def passes_seconds(job: TrainingJob, busy: Sequence[float]) -> tuple[float, floa
 
 def busy_seconds(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
     """List the seconds of one microbatch on each pipeline rank; most ranks are alike."""
-    layout, known, busy = job.layout, dict[tuple[int, int, bool], float](), []
-    for rank in range(layout.pipeline):
-        stages = layout.stages_of(rank)
-        kind = (layout.layers_of(rank), len(stages), layout.head_stage in stages)
-        if kind not in known:
-            known[kind] = rank_seconds(job, rank, hardware, speed)
-        busy.append(known[kind])
-    return busy
+    layout = job.layout
+    kinds = [
+        (layout.layers_of(rank), layout.head_stage in layout.stages_of(rank))
+        for rank in range(layout.pipeline)
+    ]
+    known = {one: rank_seconds(job, kinds.index(one), hardware, speed) for one in set(kinds)}
+    return [known[kind] for kind in kinds]
 
 
 def rank_seconds(
@@ -108,10 +96,9 @@ def host_seconds(job: TrainingJob, speed: SoftwareSpeed) -> float:
     """Return what the host needs to start one layer, forward and backward."""
     if job.layout.tensor == 1:
         return speed.layer_seconds
-    seconds = speed.tensor_layer_seconds
-    if group_of(job.layout, "pipeline").nodes > 1:
-        seconds += speed.crossing_layer_seconds * job.layout.tensor
-    return seconds
+    crosses = communication.group_of(job.layout, "pipeline").nodes > 1
+    crossing = speed.crossing_layer_seconds * job.layout.tensor if crosses else 0.0
+    return speed.tensor_layer_seconds + crossing
 
 
 def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> dict[str, float]:
@@ -121,10 +108,11 @@ def layer_parts(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> d
         "products": 3 * layer.products + 3 * layer.attention,
         "recomputation": again[0] * layer.products + again[1] * layer.attention,
         "memory traffic": layer.traffic * (1 + (again[0] + again[1]) / 6),
-        "tensor collectives": tensor_seconds(job, hardware, speed) * (1 + again[0] / 3),
-        "expert collectives": expert_seconds(job, hardware, layer.experts)
-        + expert_seconds(job, hardware, 2 * layer.experts),
-        "context collectives": context_seconds(job, hardware) * (2 + again[1]),
+        "tensor collectives": (1 + again[0] / 3)
+        * communication.tensor_seconds(job, hardware, speed),
+        "expert collectives": communication.expert_seconds(job, hardware, layer.experts)
+        + communication.expert_seconds(job, hardware, 2 * layer.experts),
+        "context collectives": communication.context_seconds(job, hardware) * (2 + again[1]),
     }
 
 
@@ -146,19 +134,17 @@ def _reduction_seconds(
 ) -> float:
     """Average gradients, and gather weights under ZeRO (Rajbhandari et al. 2020, section 7)."""
     layout, parameters = job.layout, rank_parameters(job, rank)
-    where = group_of(layout, "dense")
+    where = communication.group_of(layout, "dense")
     seconds = 0.0
-    for ranks, count in (
-        (where, parameters.dense),
-        (group_of(layout, "data"), parameters.expert),
-    ):
+    replicas = communication.group_of(layout, "data")
+    for ranks, count in ((where, parameters.dense), (replicas, parameters.expert)):
         if count and ranks.size > 1:
-            rate = reduce_bandwidth(hardware, ranks, layout.devices_per_node)
+            rate = communication.reduce_bandwidth(hardware, ranks, layout.devices_per_node)
             seconds += reduced_bytes(job, count, ranks.size) / rate
     seconds *= speed.reduced_fraction
     if layout.zero == 0:
         seconds = max(seconds - speed.hides_reduction * microbatch * 2 / 3, 0.0)
-    return seconds + speed.step_latencies * latency(hardware, where)
+    return seconds + speed.step_latencies * communication.latency(hardware, where)
 
 
 def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
@@ -168,12 +154,13 @@ def reduced_bytes(job: TrainingJob, parameters: float, size: int) -> float:
     twice for each as well (Rajbhandari et al. 2020, section 7.2).
     """
     gradient, zero = job.reduce_bytes, job.layout.zero
-    each: float = 2 * gradient
-    if zero in {1, 2}:
-        each = gradient * (job.microbatches if zero == 2 else 1) + job.weight_bytes
-    if zero == 3:
-        each = (gradient + 2 * job.weight_bytes) * job.microbatches
-    return parameters * each * (size - 1) / size
+    each = (
+        2 * gradient,
+        gradient + job.weight_bytes,
+        gradient * job.microbatches + job.weight_bytes,
+        (gradient + 2 * job.weight_bytes) * job.microbatches,
+    )
+    return parameters * each[zero] * (size - 1) / size
 
 
 def _optimizer_seconds(
@@ -204,8 +191,7 @@ def evaluation_seconds(
     stages = [forward_seconds(job, rank, hardware, speed) for rank in range(layout.pipeline)]
     # A rank with one stage takes its next turn while the ranks after it work on this one; with
     # several it waits until its last stage has been reached.
-    overlaps = layout.stages_per_rank == 1
-    further = max(stages) if overlaps else sum(stages)
+    further = max(stages) if layout.stages_per_rank == 1 else sum(stages)
     return sources * (sum(stages) + (turns - 1) * further)
 
 
@@ -224,14 +210,65 @@ def forward_seconds(
         each.products
         + each.attention
         + each.traffic / 3
-        + tensor_seconds(job, hardware, speed) / 2
-        + expert_seconds(job, hardware, each.experts)
-        + context_seconds(job, hardware)
+        + communication.tensor_seconds(job, hardware, speed) / 2
+        + communication.expert_seconds(job, hardware, each.experts)
+        + communication.context_seconds(job, hardware)
     )
     device = layers * layer
     if layout.head_stage in stages:
         product, traffic = head_seconds(job, hardware, speed)
-        device += product
-        device += traffic / 3
+        device = device + product + traffic / 3
     messages = speed.message_seconds * len(stages) if layout.pipeline > 1 else 0.0
     return max(device, layers * host_seconds(job, speed) / 3) + messages
+
+
+def timeline_of(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> Timeline:
+    """Simulate one step from the predicted seconds of each stage.
+
+    Raises:
+        RecipeError: the profile lacks a figure that the seconds need.
+    """
+    layout = job.layout
+    listed = orders(
+        schedule=layout.schedule,
+        pipeline=layout.pipeline,
+        microbatches=job.microbatches,
+        stages=layout.stages_per_rank,
+    )
+    return simulate(listed, stage_seconds(job, hardware, speed))
+
+
+def stage_seconds(
+    job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
+) -> tuple[PassSeconds, ...]:
+    """Divide each rank's seconds among its stages, and those into forward and backward.
+
+    Without recomputation a forward pass is a third of a microbatch, in FLOPs as in
+    ``rank_seconds``; the rest, recomputation included, is backward. The weights' gradient is
+    the second half of a backward pass that recomputes nothing (Qi et al. 2023, arXiv
+    2401.10241, section 2.2, takes the three for equal).
+    """
+    layout = job.layout
+    plain = replace(job, recompute="none")
+    parts = []
+    for stage, share in enumerate(_shares(job, hardware, speed)):
+        rank = stage % layout.pipeline
+        forward = share * rank_seconds(plain, rank, hardware, speed) / 3
+        backward = share * rank_seconds(job, rank, hardware, speed) - forward
+        weights = forward if layout.schedule == "zero_bubble" else 0.0
+        parts.append(PassSeconds(forward=forward, backward=backward - weights, weights=weights))
+    return tuple(parts)
+
+
+def _shares(job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed) -> list[float]:
+    """Weigh the stages of each rank as though each stage had a rank of its own."""
+    layout = job.layout
+    count = len(layout.layers)
+    if count == layout.pipeline:
+        return [1.0] * count
+    alone = replace(job, layout=replace(layout, pipeline=count, stages_per_rank=1))
+    weights = [rank_seconds(alone, stage, hardware, speed) for stage in range(count)]
+    return [
+        weight / sum(weights[stage % layout.pipeline :: layout.pipeline])
+        for stage, weight in enumerate(weights)
+    ]

@@ -13,6 +13,7 @@ from components.config.schema.recipe import check_recipe
 from components.energy.counters import JOULES_PER_KWH, NOTHING
 from components.errors import RecipeError
 from components.planner.plan import Plan, plan_recipe
+from components.planner.result import planned_time
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
@@ -81,14 +82,13 @@ def parts_grid(entries: Sequence[ReportEntry], plans: Sequence[Plan | None]) -> 
 
 
 def _quantities(entry: ReportEntry, plan: Plan) -> Iterator[tuple[str, Cells]]:
-    if plan.time is not None and plan.rates is not None:
-        total, error = plan.time.total, plan.error_fraction
-        between = f"{total / (1 + error):.3g} and {total * (1 + error):.3g} s"
+    if (time := planned_time(plan)) is not None:
+        between = f"{time.step_seconds_low:.3g} and {time.step_seconds_high:.3g} s"
         steps = entry.run.journal.steps
         measured = median(step.seconds for step in steps) if steps else None
-        said, _, *beside = _cells(total, measured, "s", ".3g")
+        said, _, *beside = _cells(time.step_seconds, measured, "s", ".3g")
         yield "step, median", (said, between, beside[0], beside[1])
-        planned, reached = plan.rates.tokens_per_second, entry.outcome.tokens_per_second
+        planned, reached = time.tokens_per_second, entry.outcome.tokens_per_second
         yield "tokens per second", _cells(planned, reached)
     peak = plan.memory.ranks[0].peak / GIB
     taken = (entry.run.results or {}).get("peak_memory_bytes")

@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 from components.config.schema.types import thaw
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
+from components.planner.schedule import Timeline, TimelineBlock
 from components.planner.search_result import GIB
-from components.planner.timeline import Timeline, TimelineBlock
 from components.report import numbers, plan_tables
 from components.report.figures import colour, empty_figure
 from components.report.pages import check_destination, embedded, set_page, write_page

@@ -14,7 +14,7 @@ from torch import Tensor
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.checkpoint.metadata import RunProgress, read_marker
-from components.parity.data import draw_data
+from components.parity.prover import draw_data
 from components.run.folder import create_run_folder
 from tests.life.conftest import ROOT, TINY, Program, environment
 

@@ -15,8 +15,7 @@ from command.arguments import read_point
 from command.outcome import Status
 from components.config.schema.recipe import Recipe
 from components.parity.compare import DOUBLE, Comparison, compare, read_records
-from components.parity.data import draw_data
-from components.parity.prover import RANK, on_one_process, start_ranks
+from components.parity.prover import RANK, draw_data, on_one_process, start_ranks
 from components.run.folder import create_run_folder
 
 pytestmark = pytest.mark.long

@@ -10,8 +10,7 @@ import pytest
 from command.plan_text import characters_per_second, print_plan, shown_ranks, timeline_rows
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
-from components.planner.schedule import orders
-from components.planner.timeline import PassSeconds, Timeline, simulate
+from components.planner.schedule import PassSeconds, Timeline, orders, simulate
 from components.report.plan_tables import Picture, picture_of
 from tests.recipes.test_plans import RECIPES, at_home
 

@@ -9,7 +9,7 @@ from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
-from components.parity.data import draw_data
+from components.parity.prover import draw_data
 from components.train.batches import StepBatches
 
 

@@ -7,8 +7,7 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
-from components.planner.cost import Bill
-from components.planner.plan import Plan, plan_recipe
+from components.planner.plan import Bill, Plan, plan_recipe
 from components.planner.run_time import Course
 from components.planner.time import evaluation_seconds, forward_seconds, rank_seconds
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours

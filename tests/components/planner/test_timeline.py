@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.config.batch_ramp import fits_schedule
-from components.planner.schedule import Action, bubble_fraction, orders
-from components.planner.time import plan_time, rank_seconds
-from components.planner.timeline import (
+from components.planner.schedule import (
+    Action,
     PassSeconds,
     Timeline,
+    bubble_fraction,
+    orders,
     simulate,
-    stage_seconds,
-    timeline_of,
 )
+from components.planner.time import plan_time, rank_seconds, stage_seconds, timeline_of
 from tests.components.planner.jobs import gpt, hopper, job, layout, ours
 
 SPEED = ours().speed

@@ -10,7 +10,7 @@ from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 from components.data.manifest import Manifest
 from components.errors import RecipeError
-from components.parity.data import draw_data
+from components.parity.prover import draw_data
 from components.train.batches import StepBatches
 from components.train.sample_order import make_order
 
