@@ -151,12 +151,12 @@ def _text_keys(value: Any) -> Any:
 
 
 def perform(action: str, arguments: Arguments) -> ActionResult:
-    """Check the words of an action and run it.
+    """Check the words of an action and run it; one that returns nothing has done it all.
 
     Raises:
         RecipeError: a word that it would ignore, or whatever is wrong with them.
     """
     check_words(action, keys_of(arguments.words))
-    outcome = importlib.import_module(f"command.actions.{action}").run(arguments)
-    assert isinstance(outcome, ActionResult)
-    return outcome
+    module = importlib.import_module(f"command.actions.{action}")
+    ended: ActionResult | None = module.run(arguments)
+    return ended or ActionResult()

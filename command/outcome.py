@@ -5,6 +5,7 @@ file, without environment variables: somebody will send it to somebody.
 """
 
 import errno
+import json
 import os
 import platform
 import shlex
@@ -21,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.terminal import say
+from components.terminal import say, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
 MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all of it
@@ -67,6 +68,16 @@ class ActionResult:
     run: Path | None = None
 
 
+def print_result(
+    output: str, tree: object, show: Callable[[], None], *, allow_nan: bool = True
+) -> None:
+    """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints."""
+    if output == "json":
+        tell(json.dumps(tree, allow_nan=allow_nan))
+    else:
+        show()
+
+
 def attempt(
     act: Callable[[], ActionResult], words: Sequence[str], label: str = ""
 ) -> ActionResult:
@@ -90,7 +101,7 @@ def attempt(
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Follow an error to what it was made of: libraries call all that they catch a failure."""
-    seen = set()
+    seen = set[int]()
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))
@@ -141,18 +152,17 @@ def _details(error: Exception, words: Sequence[str]) -> str:
         f"in: {folder}",
         f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"python: {sys.version.split()[0]} on {platform.platform()}",
-        f"packages: {', '.join(_versions())}",
+        f"packages: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}",
         "",
         "".join(traceback.format_exception(error)),
     ])
 
 
-def _versions() -> Iterator[str]:
-    for package in PACKAGES:
-        try:
-            yield f"{package} {version(package)}"
-        except (PackageNotFoundError, OSError):
-            yield f"{package} unknown"
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except (PackageNotFoundError, OSError):
+        return "unknown"
 
 
 def _keep(details: str) -> Path | None:

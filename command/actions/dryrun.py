@@ -1,6 +1,5 @@
 """Run the real step of a rank of each role on tensors without values; judge its memory."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,13 @@ from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from components.config.schema.recipe import Recipe
 from components.dryrun.drive import RoleError, rehearse_roles
 from components.dryrun.judge import RoleResult, highest, judge
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe
-from components.terminal import console, say, tell
+from components.terminal import console, say
 
 Tree = Mapping[str, Any]
 GIB = 2**30
@@ -115,10 +114,7 @@ def run(arguments: Arguments) -> ActionResult:
         return ActionResult(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
     tree = _as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
-    if arguments.output == "json":
-        tell(json.dumps(tree, allow_nan=False))
-    else:
-        _print(tree)
+    print_result(arguments.output, tree, lambda: _print(tree), allow_nan=False)
     fits = tree["memory"]["verdict"] != "does_not_fit"
     return ActionResult(Status.DONE if fits else Status.DOES_NOT_HOLD)
 

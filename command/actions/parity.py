@@ -1,6 +1,5 @@
 """Prove on this machine that the recipe's layout computes what one process computes."""
 
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
@@ -27,7 +26,7 @@ from components.parity.prover import (
     in_precision,
     judged_in,
 )
-from components.terminal import console, say, tell
+from components.terminal import console, say
 from components.train.launch import check_builds, check_trainable
 
 FIXED: dict[str, Any] = {
@@ -61,10 +60,7 @@ def run(arguments: Arguments) -> ActionResult:
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         prover = Prover(folder=Path(folder), program=RANK, say=say, rounding=True)
         proofs = [prover.prove(recipe) for recipe in recipes]
-    if arguments.output == "json":
-        tell(json.dumps(as_json(proofs), allow_nan=False))
-    else:
-        show(proofs)
+    print_result(arguments.output, as_json(proofs), lambda: show(proofs), allow_nan=False)
     held = all(proof.holds for proof in proofs)
     return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
 

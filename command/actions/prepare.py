@@ -11,7 +11,6 @@ from rich.table import Table
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
 from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
@@ -67,18 +66,17 @@ def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in pairs if number)
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Prepare, and print what the stages did and where the data is."""
     try:
         data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
     except QueuedError as error:
         tell(str(error))
-        return ActionResult()
+        return
     tell(f"{data['folder']}")
     for name, drawn in data["mixture"].items():
         share, epochs = drawn["promised_share"], drawn["epochs"]
         say(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")
-    return ActionResult()
 
 
 def prepare_data(

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.outcome import ActionResult
 from command.path_checks import named_runs
 from components.report.pages import check_plotly
 from components.terminal import tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder named.
 
     A folder of runs stands for the runs in it.
@@ -20,6 +19,4 @@ def run(arguments: Arguments) -> ActionResult:
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.run or runs[0]
-    file = write_report(runs, arguments.file or folder / "report.html")
-    tell(str(file))
-    return ActionResult()
+    tell(str(write_report(runs, arguments.file or folder / "report.html")))

@@ -8,7 +8,6 @@ from cluster.staging.packages import bundle_code, fetch_packages, write_installe
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
 from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -19,7 +18,7 @@ from components.terminal import say, tell
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
@@ -50,7 +49,6 @@ def run(arguments: Arguments) -> ActionResult:
     say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
     say(f"there: bash {folder.name}/install.sh FOLDER")
     tell(str(folder))
-    return ActionResult()
 
 
 def locks_of(recipe: Recipe) -> list[str]:
