@@ -29,7 +29,6 @@ NOTES = (
 
 
 def _print(tree: Tree) -> None:
-    """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
     out = console(width=150)
     for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
         if table.row_count:
@@ -85,13 +84,12 @@ def _flops(tree: Tree) -> Table:
 def _differences(tree: Tree) -> Table:
     table = _table("more than 5 % from the plan", "role", "figure", "planned", "found", "")
     for role in tree["roles"]:
-        for one in role["differences"]:
-            if one["is_named"]:
-                scale = 1e12 if one["figure"] == "flops" else GIB
-                planned, found = one["planned"], one["found"]
-                cells = [f"{planned / scale:.2f}", f"{found / scale:.2f}"]
-                off = f"{found / planned - 1:+.0%}" if planned else "not in the plan"
-                table.add_row(role["name"], one["figure"], *cells, off)
+        for one in (each for each in role["differences"] if each["is_named"]):
+            scale = 1e12 if one["figure"] == "flops" else GIB
+            planned, found = one["planned"], one["found"]
+            cells = [f"{planned / scale:.2f}", f"{found / scale:.2f}"]
+            off = f"{found / planned - 1:+.0%}" if planned else "not in the plan"
+            table.add_row(role["name"], one["figure"], *cells, off)
     return table
 
 
@@ -122,9 +120,8 @@ def run(arguments: Arguments) -> ActionResult:
 def _as_json(
     recipe: Recipe, plan: Plan, judged: Sequence[RoleResult], *, seconds: float
 ) -> dict[str, Any]:
-    """Return what was found as ``output=json`` promises it; bytes, counts and FLOPs a step."""
-    peak = max(one.peak_bytes for one in judged)
-    usable = plan.memory.usable_bytes
+    """Return what ``output=json`` promises; bytes, counts and FLOPs a step."""
+    peak, usable = max(one.peak_bytes for one in judged), plan.memory.usable_bytes
     return {
         "recipe": recipe.name,
         "cluster": recipe.cluster.name,

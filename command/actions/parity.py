@@ -16,16 +16,8 @@ from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
-from components.parity.compare import TENSOR_TOLERANCE
-from components.parity.prover import (
-    JUDGED,
-    RANK,
-    ROUNDED,
-    ParityProof,
-    Prover,
-    in_precision,
-    judged_in,
-)
+from components.parity import prover
+from components.parity.prover import JUDGED, ROUNDED, ParityProof
 from components.terminal import console, say
 from components.train.launch import check_builds, check_trainable
 
@@ -58,8 +50,9 @@ def run(arguments: Arguments) -> ActionResult:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        prover = Prover(folder=Path(folder), program=RANK, say=say, rounding=True)
-        proofs = [prover.prove(recipe) for recipe in recipes]
+        place = Path(folder)
+        ours = prover.Prover(folder=place, program=prover.RANK, say=say, rounding=True)
+        proofs = [ours.prove(recipe) for recipe in recipes]
     print_result(arguments.output, as_json(proofs), lambda: show(proofs), allow_nan=False)
     held = all(proof.holds for proof in proofs)
     return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
@@ -95,7 +88,7 @@ def _composed(arguments: Arguments) -> Recipe:
     """Compose in the dtype that every engine has, then take the one that is judged."""
     dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
     recipe = compose_recipe(replace(arguments, values={**arguments.values, **dtypes}))
-    return in_precision(recipe, judged_in(recipe))
+    return prover.in_precision(recipe, prover.judged_in(recipe))
 
 
 def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
@@ -103,9 +96,11 @@ def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
     objects = [_object(proof) for proof in proofs]
     if len(objects) == 1:
         return objects[0]
-    held = all(proof.holds for proof in proofs)
-    tolerance = max((proof.tolerances.tensor for proof in proofs), default=TENSOR_TOLERANCE)
-    return {"holds": held, "tolerance": tolerance, "layouts": objects}
+    return {
+        "holds": all(proof.holds for proof in proofs),
+        "tolerance": max(proof.tolerances.tensor for proof in proofs),
+        "layouts": objects,
+    }
 
 
 def _object(proof: ParityProof) -> dict[str, object]:
@@ -120,18 +115,17 @@ def _object(proof: ParityProof) -> dict[str, object]:
         "dropout": 0.0,
         "failure": proof.failure,
     }
-    if proof.comparison is None:
+    if (found := proof.comparison) is None:
         return tree | {"loss": _difference(None), "gradient": _difference(None, parameter=None)}
-    loss, norm, gradient, weight = proof.comparison.parts.values()
+    loss, norm, gradient, weight = found.parts.values()
+    limit = proof.tolerances.loss
     return tree | {
-        "loss": _difference(
-            loss.difference, microbatch=loss.where, tolerance=proof.tolerances.loss
-        ),
+        "loss": _difference(loss.difference, microbatch=loss.where, tolerance=limit),
         "gradient_norm": _difference(norm.difference, step=norm.where),
         "gradient": _difference(gradient.difference, parameter=gradient.where),
         "weight": _difference(weight.difference, parameter=weight.where),
         "float32": {"loss": _difference(proof.float32_loss_difference)},
-        "problems": proof.comparison.problems,
+        "problems": found.problems,
     }
 
 

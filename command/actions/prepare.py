@@ -42,14 +42,10 @@ def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Sourc
         table.add_column(column)
     for stage, record in stages.items():
         for source, counts in record.sources.items():
-            table.add_row(
-                stage,
-                source,
-                f"{counts.documents_in:,}",
-                f"{counts.documents_out:,}",
-                _languages(counts, sources[source].language),
-                _listed({**counts.removed, **counts.replaced}),
-            )
+            documents = f"{counts.documents_in:,}", f"{counts.documents_out:,}"
+            languages = _languages(counts, sources[source].language)
+            changed = _listed({**counts.removed, **counts.replaced})
+            table.add_row(stage, source, *documents, languages, changed)
     console(width=140).print(table)
 
 
@@ -73,7 +69,7 @@ def run(arguments: Arguments) -> None:
     except QueuedError as error:
         tell(str(error))
         return
-    tell(f"{data['folder']}")
+    tell(data["folder"])
     for name, drawn in data["mixture"].items():
         share, epochs = drawn["promised_share"], drawn["epochs"]
         say(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")
@@ -102,8 +98,8 @@ def prepare_data(
             where = f"data.sources.{name}"
             remedy = f"set {where}.files=[...], or scale=mini for the embedded text"
             raise RecipeError(where, "no text is named for this source", remedy)
-    stem = f"{recipe.name}-{recipe.scale.name}"
-    hashed = HashCache(path=Path(recipe.data.folder) / HASHES)
+    stem, root = f"{recipe.name}-{recipe.scale.name}", Path(recipe.data.folder)
+    hashed = HashCache(path=root / HASHES)
     sources, stages, tokenise = _cleaned(recipe, site, hashed)
     tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
@@ -113,7 +109,7 @@ def prepare_data(
         hashed=hashed,
         tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
-        root=Path(recipe.data.folder),
+        root=root,
         name=stem,
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
@@ -136,7 +132,12 @@ def prepare_data(
             mixture=kept["mixture"],
             stages=_stages_folder(recipe),
         )
-        _write_card(card, folder)
+        # Beside the token files; of several recipes the last one's stays.
+        text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
+        with replace_atomically(folder / CARD) as file:
+            file.write(text.encode(errors="replace"))
+        page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
+        say(f"card: {page or folder / CARD}")
     return kept
 
 
@@ -153,15 +154,6 @@ def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _stages_folder(recipe: Recipe) -> Path:
     return Path(recipe.data.folder).absolute() / "stages"
-
-
-def _write_card(card: Mapping[str, Any], folder: Path) -> None:
-    """Write the card beside the token files; of several recipes the last one's stays."""
-    text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
-    with replace_atomically(folder / CARD) as file:
-        file.write(text.encode(errors="replace"))
-    page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
-    say(f"card: {page or folder / CARD}")
 
 
 def _cleaned(
@@ -182,8 +174,9 @@ def _cleaned(
     texts = {name: source for name, source in raw.items() if not source.tokens}
     executor = _executor(recipe, preparation, site)
     passes = Passes(root=_stages_folder(recipe), executor=executor, say=say)
-    corpus = Corpus(sources=texts, preparation=preparation, passes=passes, hashed=hashed)
-    cleaned = corpus.clean()
+    cleaned = Corpus(
+        sources=texts, preparation=preparation, passes=passes, hashed=hashed
+    ).clean()
     _print_stages(cleaned.stages, raw)
     return {**raw, **cleaned.sources}, cleaned.stages, InPasses(passes=passes)
 

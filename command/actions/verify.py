@@ -35,24 +35,19 @@ def run(arguments: Arguments) -> ActionResult:
         now = side_of_run(arguments.run)
     else:
         recipe = _recompose(lock, file, arguments.values)
-        unseen = _unseen(recipe, arguments.values)
+        # A lock's author does not choose what is looked at.
+        places = places_outside(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
+        if folder := places.get("data.folder"):
+            unseen.append(
+                f"prepared data are not looked for: data.folder={folder} leads out of the "
+                "working folder; if you trust it, name it yourself"
+            )
         now = side_of_now(recipe, "now", reads_data=not unseen)
     found = compare(locked, now)
     _judge_file(given, found)
     said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
     print_differences(locked, now, found, said, output=arguments.output)
     return ActionResult(Status.DOES_NOT_HOLD if found[KeyGroup.MATHEMATICS] else Status.DONE)
-
-
-def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> list[str]:
-    """Give which prepared data are not looked at: a lock's author does not choose what is."""
-    places = places_outside(recipe.model_dump(mode="json"), UserOverrides(values))
-    if (folder := places.get("data.folder")) is None:
-        return []
-    return [
-        f"prepared data are not looked for: data.folder={folder} leads out of the working "
-        "folder; if you trust it, name it yourself"
-    ]
 
 
 def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
