@@ -1,28 +1,23 @@
 """What a study's file says, with the user's words over it."""
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from command.arguments import ROOT, Arguments, read_point
 from command.lock_file import check_recipe_place
 from command.outcome import Status
-from command.study.cited_points import CitedRows, cite
 from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.yaml_file import read_data
-from components.config.schema.recipe import read_section
 from components.config.targets import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
-TABLES = ROOT / "benchmarks" / "data"
 
 
 @dataclass(frozen=True)
@@ -63,32 +58,27 @@ class StudyRequest:
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
 
 
-def _find_study(name: str) -> tuple[Path, dict[str, Any]]:
-    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``."""
+def ask(words: Sequence[str]) -> StudyRequest:
+    """Read ``studies/NAME.yaml`` or the file that the words name, and what they change of it.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
     file = Path(name).expanduser()
     if file.suffix != ".yaml":
         known = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
         if name not in known:
             raise RecipeError("study", f"there is no study {name!r}", nearest(name, known))
         file = ROOT / "studies" / f"{name}.yaml"
-    return file, read_data(file, "study").tree
-
-
-def ask(words: Sequence[str]) -> StudyRequest:
-    """Read the study that the words name, and what they change of it.
-
-    Raises:
-        RecipeError: the study, or a word beside it, is wrong.
-    """
-    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
-    file, tree = _find_study(name)
+    tree = read_data(file, "study").tree
     arguments = read_point([w for w in words if not w.startswith((STUDY, OVER))])
     over = read_point([word for word in words if word.startswith(OVER)]).values
     if arguments.at_most is not None:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
-        _put(tree, key.removeprefix(OVER).split("."), value, key)
-    study = check_study(_with_cited(tree, file.name), file.name)
+        _put(tree, key, value)
+    study = check_study(tree, file.name)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
@@ -125,36 +115,11 @@ def _asked(
     )
 
 
-def _with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """Write the points that a study takes from a table, and what is published of them."""
-    if "table" not in tree:
-        return tree
-    rest = {key: value for key, value in tree.items() if key != "table"}
-    published = tree.get("published")
-    if not isinstance(tree["table"], dict) or not isinstance(published, dict):
-        raise RecipeError(f"{where}.table", "no mapping", "see studies/playbook_best.yaml")
-    for holder, key in ((rest, "points"), (rest, "grid"), (published, "values")):
-        if key in holder:
-            raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
-    table = read_section(CitedRows, tree["table"], f"{where}.table")
-    known = sorted(path.name for path in TABLES.glob("*.csv"))
-    if table.file not in known:
-        problem = f"there is no table {table.file!r}"
-        raise RecipeError(f"{where}.table.file", problem, nearest(table.file, known))
-    with (TABLES / table.file).open(encoding="utf-8", newline="") as lines:
-        cited = cite(table, list(csv.DictReader(lines)), f"{where}.table")
-    return {
-        **rest,
-        "points": cited["points"],
-        "published": {**published, "values": cited["values"]},
-    }
-
-
-def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) -> None:
+def _put(tree: object, key: str, value: object) -> None:
     """Change a key that the study's file has."""
-    *before, last = steps
+    *before, last = key.removeprefix(OVER).split(".")
     for step in before:
-        tree = tree.get(step, {}) if isinstance(tree, dict) else {}
+        tree = tree.get(step) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or last not in tree:
         raise RecipeError(key, "the study's file has no such key", "see studies/")
     tree[last] = value

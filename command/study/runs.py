@@ -5,17 +5,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from cluster.scheduler import scheduler_of
 from cluster.status import status_of
-from command.actions import auto
-from command.actions.submit import check, hand_over, submitted_before
+from command.actions import auto, submit
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
-from command.study.schema import Point, QueueLimits, Value
+from command.study.schema import Point, QueueLimits
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
@@ -33,98 +33,59 @@ class PointEnding:
 
 
 NOT_YET = PointEnding(None, "")
+Look = Callable[[], PointEnding | None]  # how a run ended; nothing as long as it has not
+# Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
+Runner = Callable[[Point], Look]
 
 
-class Runner(Protocol):
-    """Makes runs of points and tells how they are."""
-
-    def start(self, point: Point) -> None:
-        """Begin the point's run; one that is there already is left as it is.
-
-        Raises:
-            RecipeError: the point cannot be.
-        """
-        ...
-
-    def look(self, point: Point) -> PointEnding | None:
-        """Report how the run ended; nothing as long as it has not."""
-        ...
-
-
-class PlannedRuns:
-    """Points that are planned and never run: their figures are there at once.
+def runner_of(asked: StudyRequest) -> Runner:
+    """Choose by the action.
 
     Raises:
-        RecipeError: no plan knows what the study compares.
+        RecipeError: plans are asked for, and none knows what the study compares.
     """
-
-    def __init__(self, asked: StudyRequest) -> None:
-        objective = asked.study.objective
-        if objective.planned is None:
-            remedy = "run it: leave action=plan out"
-            raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
-        self._asked, self._key = asked, objective.planned
-        self._plans: dict[frozenset[tuple[str, Value]], PlanResult] = {}
-
-    def start(self, point: Point) -> None:
-        recipe = compose_recipe(self._asked.arguments_of(point))
-        self._plans[frozenset(point.items())] = plan_result(recipe, plan_recipe(recipe))
-
-    def look(self, point: Point) -> PointEnding:
-        memory = self._plans[frozenset(point.items())].memory
-        if memory.verdict == "does_not_fit":
-            gib = memory.peak_bytes / 2**30
-            return PointEnding(None, f"does not fit: {gib:.1f} GiB a device")
-        return PointEnding(self.figure(point), "")
-
-    def figure(self, point: Point) -> float:
-        """Return what the plan says, also of a layout that does not fit."""
-        plan = self._plans[frozenset(point.items())]
-        return _figure(plan.as_json(), self._key, "objective.planned")
+    objective = asked.study.objective
+    if asked.action == "plan" and objective.planned is None:
+        remedy = "run it: leave action=plan out"
+        raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
+    return partial({"plan": _plan, "train": _train}.get(asked.action, _submit), asked)
 
 
-@dataclass(frozen=True)
-class LocalRuns:
-    """Points that are trained on this machine, one after the other."""
+def _plan(asked: StudyRequest, point: Point) -> Look:
+    plan = _plan_of(asked, point)
+    why = _unfit(plan)
+    return lambda: PointEnding(None, why) if why else PointEnding(_planned(asked, plan), "")
 
-    asked: StudyRequest
 
-    def start(self, point: Point) -> None:
-        """Train a point, or go on with it; who interrupts a run interrupts the study."""
-        if result_in(self.asked, point) is not None:
-            return
-        arguments = self.asked.arguments_of(point)
+def _train(asked: StudyRequest, point: Point) -> Look:
+    """Train a point, or go on with it; who interrupts a run interrupts the study."""
+    if result_in(asked, point) is None:
+        arguments = asked.arguments_of(point)
         if arguments.run is not None and arguments.run.exists():
             arguments = read_point([f"resume={arguments.run}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's
             ended = auto.run(arguments)
         if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
             raise KeyboardInterrupt
-
-    def look(self, point: Point) -> PointEnding:
-        return result_in(self.asked, point) or PointEnding(None, "did not finish")
+    return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
 
 
-@dataclass(frozen=True)
-class SubmittedRuns:
-    """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
+def _submit(asked: StudyRequest, point: Point) -> Look:
+    """Submit a point; one that is in its folder, whatever became of it, is left as it is."""
+    arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    recipe = compose_recipe(arguments)
+    if submit.submitted_before(recipe, path, again=False) is None:
+        submit.hand_over(submit.check(recipe, arguments, path), after=None)
 
-    asked: StudyRequest
-
-    def start(self, point: Point) -> None:
-        arguments, path = self.asked.arguments_of(point), self.asked.folder_of(point)
-        recipe = compose_recipe(arguments)
-        if submitted_before(recipe, path, again=False) is None:
-            hand_over(check(recipe, arguments, path), after=None)
-
-    def look(self, point: Point) -> PointEnding | None:
-        path = self.asked.folder_of(point)
+    def look() -> PointEnding | None:
         cluster = read_recipe(path / "recipe.json").cluster
         status = status_of(path, scheduler_of(cluster))
-        if status.queued is None or status.queued:  # the scheduler does not answer, or is busy
+        if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
-        ended = result_in(self.asked, point)
+        ended = result_in(asked, point)
         return ended or PointEnding(None, f"{status.state}: {status.why}")
+
+    return look
 
 
 def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
@@ -134,43 +95,46 @@ def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
     """
     if asked.study.objective.planned is None:
         return NOT_YET
-    planner = PlannedRuns(asked)
     try:
-        planner.start(point)
-        return PointEnding(planner.figure(point), planner.look(point).why)
+        plan = _plan_of(asked, point)
+        return PointEnding(_planned(asked, plan), _unfit(plan))
     except RecipeError as error:
         return refused(error)
 
 
-def runner_of(asked: StudyRequest) -> Runner:
-    """Choose by the action.
+def _plan_of(asked: StudyRequest, point: Point) -> PlanResult:
+    recipe = compose_recipe(asked.arguments_of(point))
+    return plan_result(recipe, plan_recipe(recipe))
 
-    Raises:
-        RecipeError: plans are asked for, and none knows what the study compares.
-    """
-    if asked.action == "plan":
-        return PlannedRuns(asked)
-    return LocalRuns(asked) if asked.action == "train" else SubmittedRuns(asked)
+
+def _planned(asked: StudyRequest, plan: PlanResult) -> float:
+    return _figure(plan.as_json(), str(asked.study.objective.planned), "objective.planned")
+
+
+def _unfit(plan: PlanResult) -> str:
+    """Tell that a layout does not fit, or nothing."""
+    gib = plan.memory.peak_bytes / 2**30
+    unfit = plan.memory.verdict == "does_not_fit"
+    return f"does not fit: {gib:.1f} GiB a device" if unfit else ""
 
 
 def run_all(
-    runner: Runner,
+    start: Runner,
     points: Iterable[tuple[int, Point]],
     finish: Callable[[int, PointEnding], None],
     queue: QueueLimits,
 ) -> None:
     """Keep as many runs under way as ``queue`` allows until every numbered point has ended."""
-    waiting, under_way = iter(points), dict[int, Point]()
+    waiting, under_way = iter(points), dict[int, Look]()
     while True:
-        for number, point in list(under_way.items()):
-            if (ended := runner.look(point)) is not None:
+        for number, look in list(under_way.items()):
+            if (ended := look()) is not None:
                 del under_way[number]
                 finish(number, ended)
         if len(under_way) < queue.at_once and (drawn := next(waiting, None)) is not None:
             number, point = drawn
             try:
-                runner.start(point)
-                under_way[number] = point
+                under_way[number] = start(point)
             except RecipeError as error:
                 finish(number, refused(error))
         elif under_way:

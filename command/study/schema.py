@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section
@@ -15,6 +15,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Point = Mapping[str, Value]
 RECIPE = "recipe"  # the one name without a dot that a point may set
 OUT_OF_MEMORY = "OOM"
+CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
 
 
 class Objective(Section):
@@ -156,3 +157,34 @@ class ListedStudy(Study):
 def has_values(point: Point, at: Point) -> bool:
     """Return whether the point has all values of ``at``."""
     return all(key in point and point[key] == value for key, value in at.items())
+
+
+class Column(Section):
+    """A column whose cells stand for values: ``names`` says which."""
+
+    column: str
+    names: FrozenMapping[Value]
+
+
+class Best(Section):
+    """Keep the best row by ``column`` of those that are alike in the columns ``by``."""
+
+    column: str
+    by: Names
+    direction: Literal["maximize", "minimize"]
+
+
+class CitedRows(Section):
+    """Rows of ``file`` where each column of ``where`` has one of the cells listed.
+
+    ``keys`` says from which column a key of the points comes, ``value`` which column is the
+    published figure; rows like ``out_of_memory`` did not fit, others without a number are left
+    out.
+    """
+
+    file: Annotated[str, StringConstraints(pattern=CSV_NAME)]
+    where: FrozenMapping[Names]
+    best: Best | None
+    keys: FrozenMapping[str | Column]
+    value: str
+    out_of_memory: FrozenMapping[Names]
