@@ -48,10 +48,9 @@ class Arguments(Options):
 
 def groups() -> dict[str, list[str]]:
     """Name the groups of ``conf/`` and the options of each."""
-    folders = sorted(folder for folder in (ROOT / "conf").iterdir() if folder.is_dir())
     return {
         folder.name: sorted(f.stem for f in folder.glob("*.yaml") if "." not in f.stem)
-        for folder in folders
+        for folder in sorted((ROOT / "conf").glob("*/"))
     }
 
 
@@ -111,8 +110,7 @@ def read_point(words: Sequence[str]) -> Arguments:
             raise RecipeError(key, "given twice", "keep one of them")
         value = text if key in RAW_KEYS else _text_keys(parse_word(word).value())
         kept[key] = check_option(key, value, known[key]) if kept is choices else value
-    searches = choices.get("parallelism") == AUTO
-    if searches:
+    if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
     action = one_of(*ACTIONS)("action", given.pop("action", "auto"))
     options = {key: READERS[key](key, value) for key, value in given.items()}

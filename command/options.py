@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+
 from components.config.targets import nearest
 from components.errors import RecipeError
 
@@ -46,37 +48,21 @@ def one_of(*known: str) -> Reader:
     return read
 
 
+def _value(kind: Any, problem: str, remedy: str) -> Reader:
+    """Return a reader of this kind of value, strictly; ``remedy`` may name its key."""
+    adapter = TypeAdapter(kind, config=ConfigDict(strict=True))
+
+    def read(key: str, value: object) -> object:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            raise RecipeError(key, f"{value!r} {problem}", remedy.format(key=key)) from None
+
+    return read
+
+
 def _read_paths(key: str, value: object) -> tuple[Path, ...]:
     return tuple(read_path(key, item) for item in _list(value))
-
-
-def _read_flag(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise RecipeError(key, f"{value!r} is neither true nor false", f"write {key}=true")
-    return value
-
-
-def _read_tokens(key: str, value: object) -> int | None:
-    if value is not None and type(value) is not int:
-        remedy = "write them as in a checkpoint's name, or leave it out for the newest"
-        raise RecipeError(key, f"{value!r} is no number of tokens", remedy)
-    return value
-
-
-def _read_limit(key: str, value: object) -> int | None:
-    if value is not None and (type(value) is not int or value <= 0):
-        problem = f"{value!r} is no number of runs that may be queued at a time"
-        raise RecipeError(key, problem, f"write {key}=4")
-    return value
-
-
-def _read_days(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        problem = f"{value!r} is no positive number of days"
-        raise RecipeError(key, problem, f"write {key}=30")
-    return float(value)
 
 
 def _read_names(key: str, value: object) -> tuple[str, ...]:
@@ -96,7 +82,7 @@ def _read_layouts(key: str, value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
@@ -111,10 +97,20 @@ class Option:
     help: str
 
 
+_AS_NAMED = "write them as in a checkpoint's name, or leave it out for the newest"
+_NO_LIMIT = "is no number of runs that may be queued at a time"
+_NO_DAYS = "is no positive number of days"
 Text = Annotated[str | None, read_text]
 File = Annotated[Path | None, read_path]
 Files = Annotated[tuple[Path, ...], _read_paths]
-Flag = Annotated[bool, _read_flag]
+Names = Annotated[tuple[str, ...], _read_names]
+Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
+Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
+Output = Annotated[Literal["text", "json"], one_of("text", "json")]
+Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
+Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
+Limit = Annotated[int | None, _value(PositiveInt | None, _NO_LIMIT, "write {key}=4")]
+Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {key}=30")]
 _COMPOSING = (
     "show plan dryrun parity prepare render submit stage preflight/plain "
     "train/study train/plain report/study lock/plain pack/plain"
@@ -128,6 +124,7 @@ _TOLD = (
     "show plan dryrun parity submit/study submit/-m status preflight train/study verify diff "
     "evaluate"
 )
+_TASKS = "evaluate/file evaluate/tasks"
 _CHECKPOINT = "export evaluate/tasks evaluate/text evaluate/plain"
 
 
@@ -142,8 +139,7 @@ class Options:
     a: Annotated[File, Option("diff", "a recipe, lock, bundle or run to compare")] = None
     b: Annotated[File, Option("diff", "what a= is compared with")] = None
     within_days: Annotated[
-        float | None,
-        _read_days,
+        Days,
         Option(f"{_COMPOSING} diff", "days of a run whose nodes parallelism=auto finds, too"),
     ] = None
     run: Annotated[File, Option(_OF_RUN, "the folder of a run")] = None
@@ -154,30 +150,18 @@ class Options:
         Option(_OF_FILE, "what is written; verify: the lock; evaluate: an exported folder"),
     ] = None
     text: Annotated[File, Option("evaluate/text", "a text to judge, or a pattern")] = None
-    tasks: Annotated[
-        tuple[str, ...],
-        _read_names,
-        Option("evaluate/file evaluate/tasks", "tasks of lm-eval: [NAME,...]"),
-    ] = ()
+    tasks: Annotated[Names, Option(_TASKS, "tasks of lm-eval: [NAME,...]")] = ()
     tasks_folder: Annotated[
-        File, Option("evaluate/file evaluate/tasks evaluate/plain", "a folder of own tasks")
+        File, Option(f"{_TASKS} evaluate/plain", "a folder of own tasks")
     ] = None
-    rows: Annotated[
-        Literal["published", "padded"],
-        one_of("published", "padded"),
-        Option("export", "of the embedding: published, padded"),
-    ] = "published"
+    rows: Annotated[Rows, Option("export", "of the embedding: published, padded")] = "published"
     at_tokens: Annotated[
-        int | None,
-        _read_tokens,
-        Option(_CHECKPOINT, "the checkpoint after so many tokens, else the newest"),
+        Tokens, Option(_CHECKPOINT, "the checkpoint after so many tokens, else the newest")
     ] = None
     to: Annotated[Text, Option("sync", "the URL of a server of MLflow")] = None
     calibrate: Annotated[Files, Option("plan/calibrate", "runs, or tables of steps")] = ()
     layouts: Annotated[
-        tuple[dict[str, Any], ...],
-        _read_layouts,
-        Option("parity", "layouts to prove: [{data: 2, tensor: 2},...]"),
+        Layouts, Option("parity", "layouts to prove: [{data: 2, tensor: 2},...]")
     ] = ()
     cite: Annotated[Flag, Option("show", "print the BibTeX of the works alone")] = False
     again: Annotated[
@@ -188,15 +172,9 @@ class Options:
         Option("submit cancel stage", "submit what does not fit; cancel: end jobs unsaved"),
     ] = False
     at_most: Annotated[
-        int | None,
-        _read_limit,
-        Option("plan/study submit/study submit/-m train/study", "runs queued at a time"),
+        Limit, Option("plan/study submit/study submit/-m train/study", "runs queued at a time")
     ] = None
-    output: Annotated[
-        Literal["text", "json"],
-        one_of("text", "json"),
-        Option(_TOLD, "text, or one JSON object: json"),
-    ] = "text"
+    output: Annotated[Output, Option(_TOLD, "text, or one JSON object: json")] = "text"
 
 
 _DECLARED = {

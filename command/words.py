@@ -30,11 +30,10 @@ class Way:
 
     def takes(self, key: str) -> bool:
         """Return whether a word of this key is used."""
-        if key == self.given:
-            return True
         if is_own(key):
-            return self._uses(f"{SITE}*" if key.startswith(SITE) else key)
-        return any(fnmatchcase(key, pattern) for pattern in self.keys.split())
+            own = f"{SITE}*" if key.startswith(SITE) else key
+            return key == self.given or self._uses(own)
+        return key == self.given or any(fnmatchcase(key, one) for one in self.keys.split())
 
     def _uses(self, option: str) -> bool:
         names = {self.action, f"{self.action}/{self.given or 'plain'}"}
@@ -122,16 +121,19 @@ def check_words(action: str, keys: Collection[str]) -> None:
         return
     ways = [way for way in WAYS if way.action == action]
     meant = next(way for way in ways if not way.given or way.given in keys)
+    asked = f"action={action}{meant.beside}"
     for key in keys:
         if key == "action" or meant.takes(key):
             continue
-        others = [way for way in ways if way is not meant and way.takes(key)]
-        other = f"leave it out, or leave out {meant.given}" if meant.given and others else ""
+        elsewhere = meant.given and any(way.takes(key) for way in ways if way is not meant)
+        other = f"leave it out, or leave out {meant.given}" if elsewhere else ""
         if is_own(key) and key != "recipe":
             remedy = other or f"leave it out; used by {_listed(_takers(key))}"
-            raise RecipeError(key, f"not used by action={action}{meant.beside}", remedy)
-        problem = meant.why or f"action={action} composes no recipe"
-        raise RecipeError(key, problem, _instead(meant, other, key))
+            raise RecipeError(key, f"not used by {asked}", remedy)
+        remedy = nearest(key, meant.known)  # the word that was probably meant
+        if not remedy.startswith("did") or key == "recipe" or "." in key:
+            remedy = other or f"leave it out; {asked} takes {_listed(meant.known)}"
+        raise RecipeError(key, meant.why or f"action={action} composes no recipe", remedy)
 
 
 def _takers(key: str) -> Iterator[str]:
@@ -142,15 +144,6 @@ def _takers(key: str) -> Iterator[str]:
             yield action
         else:
             yield from (f"{action}{way.beside}" for way in taking)
-
-
-def _instead(meant: Way, other: str, key: str) -> str:
-    """Offer the word that was probably meant; else name the other way, or what is taken."""
-    near = nearest(key, meant.known)
-    if near.startswith("did") and key != "recipe" and "." not in key:
-        return near
-    asked = f"action={meant.action}{meant.beside}"
-    return other or f"leave it out; {asked} takes {_listed(meant.known)}"
 
 
 def _listed(names: Iterable[str]) -> str:
