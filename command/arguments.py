@@ -128,16 +128,15 @@ def read_point(words: Sequence[str]) -> Arguments:
     )
 
 
-def check_option(group: str, value: object, options: list[str]) -> str:
+def check_option(group: str, value: object, options: list[str], path: str = "") -> str:
     """Return the option of a group, if ``conf/`` has a file for it.
 
     Raises:
-        RecipeError: it has none; with the nearest.
+        RecipeError: it has none; with the nearest, and the ``path`` of a file that chooses.
     """
-    if group == "parallelism" and value == AUTO:
-        return AUTO
-    if value not in options:
-        raise RecipeError(group, f"there is no {group} {value!r}", nearest(str(value), options))
+    if value not in options and not (group == "parallelism" and value == AUTO):
+        problem = f"there is no {group} {value!r}"
+        raise RecipeError(path or group, problem, nearest(str(value), options))
     return str(value)
 
 

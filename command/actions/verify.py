@@ -7,7 +7,7 @@ from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.comparison import print_differences, side_of_now, side_of_run
-from command.compose import compose_to_compare
+from command.compose import compose_recipe
 from command.lock_file import ReceivedLock, check_choices, read_given
 from command.outcome import ActionResult, Status
 from command.path_checks import places_outside
@@ -64,7 +64,7 @@ def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
         values=dict(values),
     )
     try:
-        return compose_to_compare(point)
+        return compose_recipe(point, anywhere=True)
     except RecipeError as error:
         problem = f"what it froze is no recipe any more: {error.path}: {error.problem}"
         raise RecipeError(file.name, problem, error.remedy) from None
