@@ -6,7 +6,6 @@ keys of the command line, as ``recipe`` or ``parallelism.tensor``, and what was 
 
 import csv
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from rich.table import Table
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import as_received, check_recipe_place
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe
@@ -29,7 +28,6 @@ from components.planner.job import job_of
 from components.planner.software import (
     OURS,
     Calibration,
-    CalibrationErrors,
     MeasuredFrom,
     as_text,
     calibration_file,
@@ -37,7 +35,7 @@ from components.planner.software import (
 )
 from components.run.ownership import check_links
 from components.run.records import TimedResults, read_record
-from components.terminal import console, tell
+from components.terminal import console
 
 SECONDS, BYTES = "step_seconds", "peak_memory_bytes"
 MINE = ("action", "calibrate", "output")
@@ -81,11 +79,8 @@ def _read_run(path: Path) -> MeasuredStep:
         raise RecipeError("calibrate", problem, "leave it out")
     if results.device == "cpu":
         raise RecipeError("calibrate", f"{path} ran on a CPU", "the planner knows none")
-    return MeasuredStep(
-        recipe=recipe,
-        seconds=recipe.budget.global_batch_tokens / results.tokens_per_second,
-        peak_bytes=results.peak_memory_bytes or None,
-    )
+    seconds = recipe.budget.global_batch_tokens / results.tokens_per_second
+    return MeasuredStep(recipe, seconds, results.peak_memory_bytes or None)
 
 
 def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
@@ -107,24 +102,24 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
     if None in cells or None in cells.values():
         raise RecipeError(where, "the line has not as many cells as the head", "mend it")
     seconds = _number(where, SECONDS, cells[SECONDS])
-    peak = cells.get(BYTES, "")
     own = {key: text for key, text in cells.items() if key not in {SECONDS, BYTES} and text}
     kept = [word for word in arguments.words if word.partition("=")[0] not in {*own, *MINE}]
     try:
         check_recipe_words(own, "a table")
         row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
         asked = read_point(kept)
-        named = asked.recipe
-        if row.recipe is not None:
-            named = check_recipe_place(row.recipe, "recipe")
-        choices = {**asked.choices, **row.choices}
         recipe = compose_recipe(
-            replace(asked, recipe=named, choices=choices, file_values=row.file_values)
+            replace(
+                asked,
+                recipe=check_recipe_place(row.recipe, "recipe") if row.recipe else asked.recipe,
+                choices=asked.choices | row.choices,
+                file_values=row.file_values,
+            )
         )
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
-    peak_bytes = _number(where, BYTES, peak) if peak else None
-    return MeasuredStep(recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
+    peak = cells.get(BYTES)
+    return MeasuredStep(recipe, seconds, _number(where, BYTES, peak) if peak else None)
 
 
 def _number(where: str, key: str, text: str) -> float:
@@ -171,7 +166,8 @@ def calibrate(arguments: Arguments) -> ActionResult:
         beside = kept.with_suffix(".partial")
         beside.write_text(as_text(found), "utf-8")
         beside.replace(kept)
-    _print(arguments.output, found, kept)
+    tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
+    print_result(arguments.output, tree, lambda: _print(found, kept))
     return ActionResult(Status.DONE if kept else Status.DOES_NOT_HOLD)
 
 
@@ -195,40 +191,24 @@ def _source(path: Path, steps: int) -> MeasuredFrom:
     return MeasuredFrom(name=path.name, sha256=digest, steps=steps)
 
 
-def _print(output: str, found: Calibration, kept: Path | None) -> None:
-    if output == "json":
-        tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
-        tell(json.dumps(tree))
-        return
-    out = console(width=120)
-    out.print(_constants(found))
-    out.print(_errors(found))
-    if kept:
-        out.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
-    else:
-        out.print("not kept: layouts that were not fitted to are predicted no better")
-
-
-def _constants(found: Calibration) -> Table:
-    software = read_software(OURS)
+def _print(found: Calibration, kept: Path | None) -> None:
+    """Print constants, then errors: on half of the layouts, after fitting to the others."""
+    out, software = console(width=120), read_software(OURS)
     table = Table("constant", "shipped", "fitted", box=None)
     for section, fitted in (("speed", found.speed), ("memory", found.memory)):
         for name, value in fitted.items():
             shipped = getattr(getattr(software, section), name)
             table.add_row(name, f"{shipped:.4g}", f"{value:.4g}")
-    return table
-
-
-def _errors(found: Calibration) -> Table:
-    """Give how far off predictions are: of half of the layouts, after fitting to the others."""
+    out.print(table)
     title = f"error on {found.layouts} layouts: median, and nine of ten below"
     table = Table("", "shipped", "fitted", "held out", title=title, box=None)
-    judged: dict[str, CalibrationErrors | None] = {
-        "seconds of a step": found.time_error,
-        "peak memory" + ("" if found.memory else ", left as shipped"): found.memory_error,
-    }
-    for name, errors in judged.items():
+    memory = "peak memory" if found.memory else "peak memory, left as shipped"
+    for name, errors in (("seconds of a step", found.time_error), (memory, found.memory_error)):
         if errors is not None:
             columns = (errors.before, errors.fitted, errors.held_out)
             table.add_row(name, *(f"{one.median:.1%}, {one.p90:.1%}" for one in columns))
-    return table
+    out.print(table)
+    if kept:
+        out.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
+    else:
+        out.print("not kept: layouts that were not fitted to are predicted no better")
