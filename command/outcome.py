@@ -168,22 +168,18 @@ def _version(package: str) -> str:
 def _keep(details: str) -> Path | None:
     """Write the details where they can be; nothing if there is no such place."""
     name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%f}-{os.getpid()}.txt"
-    for make in (_state_folder, tempfile.mkdtemp):
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    for place in (Path(state, "kochbuch", "faults"), None):
         try:
-            file = Path(make(), name)
+            folder = Path(tempfile.mkdtemp()) if place is None else place.expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = folder / name
             file.touch(mode=0o600, exist_ok=False)
             file.write_text(details, "utf-8", errors="backslashreplace")
         except (OSError, RuntimeError):  # the second: nobody knows where the home is
             continue
         return file
     return None
-
-
-def _state_folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-    folder = Path(state, "kochbuch", "faults")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _say(text: str) -> None:
