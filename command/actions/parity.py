@@ -160,45 +160,34 @@ def show(proofs: Sequence[ParityProof]) -> None:
 
 
 def _cells(proof: ParityProof) -> list[str]:
-    recipe, found = proof.recipe, proof.comparison
     cells = ["the ranks failed", "", "", "", ""]
-    if found is not None:
+    if (found := proof.comparison) is not None:
         cells = [f"{found.loss.difference:.1e}"]
         for part in (found.gradient, found.weight):
             cells += [f"{part.difference:.1e}", part.where]
     difference = proof.float32_loss_difference
-    return [
-        _label(recipe),
-        str(recipe.cluster.ranks),
-        *cells,
-        "" if difference is None else f"{difference:.1e}",
-        f"{proof.seconds:.0f}",
-        "holds" if proof.holds else "DOES NOT HOLD",
-    ]
+    rounded = "" if difference is None else f"{difference:.1e}"
+    said = "holds" if proof.holds else "DOES NOT HOLD"
+    ranks = str(proof.recipe.cluster.ranks)
+    return [_label(proof.recipe), ranks, *cells, rounded, f"{proof.seconds:.0f}", said]
 
 
 def _label(recipe: Recipe) -> str:
     """Name the degrees above 1, and what else changes how ranks work together."""
     section = recipe.parallelism
     words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
-    label = " x ".join(words) or "one rank"
-    if section.engine == "deepspeed":
-        label += ", DeepSpeed"
-    if section.zero:
-        label += f", ZeRO {section.zero}"
-        if section.data_shard < section.data * section.expert:
-            label += f" over {section.data_shard}"
-    if section.sequence_parallel and section.tensor > 1:
-        label += ", sequence parallel"
-    if section.expert > 1:
-        parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
-        plain = "" if section.expert_aware else ", plain"
-        label += f", {section.expert_dispatch}{parts}{plain}"
-    if section.pipeline > 1:
-        label += f", {section.schedule}"
-    for key, word in (("recompute", "recomputed"), ("compile", "compiled")):
-        if getattr(section, key) != "none":
-            label += f", {word}"
-    if section.offload_optimizer:
-        label += ", offloaded"
-    return label
+    over = section.data_shard < section.data * section.expert
+    parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
+    plain = "" if section.expert_aware else ", plain"
+    more = {
+        "DeepSpeed": section.engine == "deepspeed",
+        f"ZeRO {section.zero}" + f" over {section.data_shard}" * over: section.zero,
+        "sequence parallel": section.sequence_parallel and section.tensor > 1,
+        f"{section.expert_dispatch}{parts}{plain}": section.expert > 1,
+        section.schedule: section.pipeline > 1,
+        "recomputed": section.recompute != "none",
+        "compiled": section.compile != "none",
+        "offloaded": section.offload_optimizer,
+    }
+    named = (word for word, is_so in more.items() if is_so)
+    return ", ".join([" x ".join(words) or "one rank", *named])

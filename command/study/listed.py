@@ -132,45 +132,36 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         RecipeError: the page has no place, or a result lacks what is compared.
     """
     plans = [runs.plan_point(asked, point) for point in study.points]
+    ended = [NOT_YET for _ in study.points]  # a plan needs no run
     try:
-        ended = _measured(asked, study)
+        if asked.action == "report":
+            ended = [runs.result_in(asked, point) or NOT_YET for point in study.points]
+        elif runner := runs.runner_of(asked):  # refuses what no plan knows
+            ended = ended if asked.action == "plan" else run_points(study, runner)
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on. Kept in {asked.folder}")
         return Status.STOPPED
-    tried = relative(
-        study,
-        [
-            PointResult(
-                point=point,
-                planned=plan.figure,
-                fits=plan.figure is not None and not plan.why,
-                measured=run.figure,
-                why="; ".join(why for why in (plan.why, run.why) if why),
-                quotes=study.quotes(point),
-            )
-            for point, plan, run in zip(study.points, plans, ended, strict=True)
-        ],
-    )
+    tried = relative(study, [
+        PointResult(
+            point=point,
+            planned=plan.figure,
+            fits=plan.figure is not None and not plan.why,
+            measured=run.figure,
+            why="; ".join(why for why in (plan.why, run.why) if why),
+            quotes=study.quotes(point),
+        )
+        for point, plan, run in zip(study.points, plans, ended, strict=True)
+    ])  # fmt: skip
     if asked.action == "report":
         check_plotly("action")
         from command.study.page import write_study
 
         tell(f"{write_study(study, tried, asked.changed, asked.page)}")
     else:
-        shown = _as_json(study, tried)
-        print_result(asked.output, shown, lambda: _print(asked, study, tried))
+        tree = _as_json(study, tried)
+        print_result(asked.output, tree, lambda: _print(asked, study, tried))
     found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
     return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
-
-
-def _measured(asked: StudyRequest, study: ListedStudy) -> list[PointEnding]:
-    """Run the points, or read what is there; a plan needs no run."""
-    if asked.action == "report":
-        return [runs.result_in(asked, point) or NOT_YET for point in study.points]
-    runner = runs.runner_of(asked)  # refuses what no plan knows
-    return (
-        [NOT_YET] * len(study.points) if asked.action == "plan" else run_points(study, runner)
-    )
 
 
 def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointEnding]:
@@ -179,9 +170,7 @@ def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointEnding]:
 
     def finish(place: int, found: PointEnding) -> None:
         ended[place] = found
-        point = ", ".join(f"{key}={value}" for key, value in study.points[place].items())
-        figure = found.why if found.figure is None else f"{found.figure:,.6g}"
-        say(f"[{len(ended)}] {point}: {figure}")
+        runs.say_ended(len(ended), study.points[place], found)
 
     runs.run_all(runner, enumerate(study.points), finish, study.queue)
     return [ended[place] for place in range(len(study.points))]

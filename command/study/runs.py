@@ -22,6 +22,7 @@ from components.planner.plan import plan_recipe
 from components.planner.result import PlanResult, plan_result
 from components.run.ownership import check_links
 from components.run.records import Ending, read_checked
+from components.terminal import say
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def run_all(
             time.sleep(queue.poll_seconds)
         else:
             return
+
+
+def say_ended(number: int, point: Point, ended: PointEnding) -> None:
+    """Tell of a point that has ended."""
+    figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
+    say(f"[{number}] {', '.join(f'{key}={value}' for key, value in point.items())}: {figure}")
 
 
 def refused(error: RecipeError) -> PointEnding:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from command.outcome import Status, print_result
 from command.study.request import StudyRequest
-from command.study.runs import PointEnding, run_all, runner_of
+from command.study.runs import PointEnding, run_all, runner_of, say_ended
 from command.study.schema import Interval, Point, SearchStudy
 from components.terminal import console, say
 
@@ -66,16 +66,12 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
 
 def _close(trials: optuna.Study, number: int, ended: PointEnding) -> None:
     """Close a trial: one without a figure is pruned, which the sampler takes for the worst."""
-    figure = ended.why
     if ended.figure is None:
         trials.set_user_attr(str(number), ended.why)
         trials.tell(number, state=TrialState.PRUNED)
     else:
         trials.tell(number, ended.figure)
-        figure = f"{ended.figure:,.6g}"
-    params = trials.trials[number].params
-    point = ", ".join(f"{key}={value}" for key, value in params.items())
-    say(f"[{number + 1}] {point}: {figure}")
+    say_ended(number + 1, trials.trials[number].params, ended)
 
 
 def _best_first(trials: optuna.Study) -> list[FrozenTrial]:
