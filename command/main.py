@@ -11,7 +11,7 @@ from command.options import OPTIONS
 from command.outcome import ActionResult, Status, attempt, tell_error
 from command.recipe_file import read_recipe_file
 from command.sweep import split_sweep, study_words, submit_all, submits
-from command.words import ACTIONS
+from command.words import ACTIONS, WAYS
 from components.terminal import console, prepare_streams, tell
 
 USAGE = """\
@@ -86,9 +86,9 @@ def _act(words: Sequence[str]) -> ActionResult:
 def _print_usage() -> Status:
     """Print the actions, the options, and one line for each recipe."""
     lines = []
-    for name, option in OPTIONS.items():
-        users = dict.fromkeys(user.partition("/")[0] for user in option.used_by.split())
-        lines.append(f"  {name + '=':<14}{option.help} ({' '.join(users)})")
+    for name, explained in OPTIONS.items():
+        users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
+        lines.append(f"  {name + '=':<14}{explained} ({' '.join(users)})")
     tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         tree = read_recipe_file(file).tree

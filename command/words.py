@@ -12,38 +12,33 @@ ANY = "*"  # every key and group of a recipe
 SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
 _PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
 _JUDGED = f"precision.compute {_PLACE}"
+_JUDGED_HELD_OUT = f"evaluation.max_windows_per_source {_JUDGED}"
+_TASKS = "tasks tasks_folder"
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to ask an action, meant where ``given`` is among the words.
 
-    ``keys`` are those of a recipe that it uses, ``why`` says of others why not. Its options are
-    those that name it (`command.options`): ``train`` begins a run, and with ``resume=`` it goes
-    on with one.
+    ``options`` are the command's own words that it takes, ``keys`` those of a recipe; ``why``
+    says of others why not. ``train`` begins a run, and with ``resume=`` it goes on with one.
     """
 
     action: str
+    options: str
     given: str = ""
     keys: str = ANY
     why: str = ""
 
     def takes(self, key: str) -> bool:
         """Return whether a word of this key is used."""
-        if is_own(key):
-            own = f"{SITE}*" if key.startswith(SITE) else key
-            return key == self.given or self._uses(own)
-        return key == self.given or any(fnmatchcase(key, one) for one in self.keys.split())
-
-    def _uses(self, option: str) -> bool:
-        names = {self.action, f"{self.action}/{self.given or 'plain'}"}
-        return not names.isdisjoint(OPTIONS[option].used_by.split())
+        patterns = self.options if is_own(key) else self.keys
+        return key == self.given or any(fnmatchcase(key, one) for one in patterns.split())
 
     @property
     def known(self) -> list[str]:
         """List what it takes, first what makes it this way."""
-        options = [name for name in OPTIONS if self._uses(name)]
-        words = dict.fromkeys([self.given, *options, *self.keys.split()])
+        words = dict.fromkeys([self.given, *self.options.split(), *self.keys.split()])
         return [word for word in words if word not in {"", ANY}]
 
     @property
@@ -58,44 +53,44 @@ def _of_run(what: str) -> str:
 
 
 _EVALUATED = _of_run("an evaluation")
+_SENT = "a run that is sent takes its recipe from its folder"
+_RECIPE = "recipe within_days"  # where one is composed
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("show"),
-    Way("plan", OF_STUDY),
-    Way("plan", "calibrate"),
-    Way("plan"),
-    Way("dryrun"),
-    Way("parity"),
-    Way("prepare"),
-    Way("render"),
-    Way("submit", OF_STUDY),
-    Way("submit", SWEEP),
-    Way("submit"),
-    Way("status", keys=""),
-    Way("cancel", keys=""),
-    Way("stage"),
-    Way("preflight", "run", _PLACE, _of_run("a preflight of a run")),
-    Way("preflight"),
-    Way("train", OF_STUDY),
+    Way("show", f"{_RECIPE} cite output"),
+    Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
+    Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
+    Way("plan", f"{_RECIPE} file output"),
+    Way("dryrun", f"{_RECIPE} output"),
+    Way("parity", f"{_RECIPE} layouts output"),
+    Way("prepare", f"{_RECIPE} site.*"),
+    Way("render", f"{_RECIPE} run file site.*"),
+    Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
+    Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
+    Way("submit", f"{_RECIPE} run again force site.*"),
+    Way("status", "run runs output", keys=""),
+    Way("cancel", "run runs force", keys=""),
+    Way("stage", f"{_RECIPE} run file force site.*"),
+    Way("preflight", "run output", "run", _PLACE, _of_run("a preflight of a run")),
+    Way("preflight", f"{_RECIPE} output"),
+    Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
-    Way("train", "resume", why="a resumed run takes its recipe from its folder"),
-    Way("train"),
-    Way("report", OF_STUDY),
-    Way("report", keys=""),
-    Way("lock", "run", _PLACE, _of_run("a lock of a run")),
-    Way("lock"),
-    Way("verify", keys=_PLACE, why="a lock is compared with what it was made of"),
-    Way("diff", why="its recipes are a= and b="),
-    Way("pack", "run", _PLACE, _of_run("a bundle of a run")),
-    Way("pack"),
-    Way("export", keys=_PLACE, why=_of_run("an export")),
-    Way("evaluate", "file", "", "an exported folder has no recipe"),
-    Way("evaluate", "tasks", _JUDGED, _EVALUATED),
-    Way("evaluate", "text", _JUDGED, _EVALUATED),
-    Way("evaluate", "", f"evaluation.max_windows_per_source {_JUDGED}", _EVALUATED),
-    Way(
-        "sync", "", "tracking tracking.*", "a run that is sent takes its recipe from its folder"
-    ),
+    Way("train", "resume", "resume", why="a resumed run takes its recipe from its folder"),
+    Way("train", f"{_RECIPE} run site.*"),
+    Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
+    Way("report", "run runs file", keys=""),
+    Way("lock", "run file", "run", _PLACE, _of_run("a lock of a run")),
+    Way("lock", f"{_RECIPE} file"),
+    Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
+    Way("diff", "a b within_days output", why="its recipes are a= and b="),
+    Way("pack", "run file", "run", _PLACE, _of_run("a bundle of a run")),
+    Way("pack", f"{_RECIPE} file"),
+    Way("export", "run file rows at_tokens", "", _PLACE, _of_run("an export")),
+    Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
+    Way("evaluate", f"run {_TASKS} at_tokens output", "tasks", _JUDGED, _EVALUATED),
+    Way("evaluate", "run text at_tokens output", "text", _JUDGED, _EVALUATED),
+    Way("evaluate", "run tasks_folder at_tokens output", "", _JUDGED_HELD_OUT, _EVALUATED),
+    Way("sync", "run runs to", "", "tracking tracking.*", _SENT),
 )
 # `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
 ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
