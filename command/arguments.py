@@ -141,7 +141,6 @@ def check_option(group: str, value: object, options: list[str], path: str = "") 
 
 
 def _text_keys(value: Any) -> Any:
-    """Make the keys of nested mappings text."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value

@@ -167,7 +167,6 @@ def print_differences(
 
 
 def _verdict(found: Found) -> str:
-    """Describe in a line what is the same and what is not."""
     return ", ".join(f"{'another' if found[one] else 'same'} {one.value}" for one in JUDGED)
 
 

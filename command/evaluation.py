@@ -143,7 +143,6 @@ def _check_task(tree: Tree, name: str) -> None:
 
 
 def _data_files(tree: Tree, folder: Path) -> dict[str, list[str]]:
-    """Find the files of each split, beside the task file."""
     match tree.get("dataset_kwargs"):
         case {"data_files": dict(named), **others} if not others:
             pass

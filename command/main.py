@@ -84,7 +84,6 @@ def _act(words: Sequence[str]) -> ActionResult:
 
 
 def _print_usage() -> Status:
-    """Print the actions, the options, and one line for each recipe."""
     lines = []
     for name, explained in OPTIONS.items():
         users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())

@@ -30,14 +30,10 @@ FILES = "the limit of open files is too low here: ulimit -n 1024, or ask the sit
 ROOM = "make room there, or name another place"
 RIGHTS = "name a place that you may use"
 REMEDIES = {
-    errno.EMFILE: FILES,
-    errno.ENFILE: FILES,
-    errno.ENOSPC: ROOM,
-    errno.EDQUOT: ROOM,
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS),
     errno.EFBIG: "raise the limit of a file's size: ulimit -f",
-    errno.EACCES: RIGHTS,
-    errno.EPERM: RIGHTS,
-    errno.EROFS: RIGHTS,
     errno.ENOENT: "check the path",
     errno.EEXIST: "check the path: a file is where a folder has to be",
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
@@ -125,10 +121,8 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
         return Status.WRONG_INPUT
     said = " ".join(str(error).split())[:MOST_CHARACTERS]
     kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    lines = [
-        f"{where}a fault of this program, not of your input: {kind}",
-        f"asked: python run.py {shlex.join(words)}",
-    ]
+    asked = f"asked: python run.py {shlex.join(words)}"
+    lines = [f"{where}a fault of this program, not of your input: {kind}", asked]
     if any(isinstance(cause, MemoryError) for cause in _chain(error)):
         lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
     try:

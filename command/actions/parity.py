@@ -173,7 +173,6 @@ def _cells(proof: ParityProof) -> list[str]:
 
 
 def _label(recipe: Recipe) -> str:
-    """Name the degrees above 1, and what else changes how ranks work together."""
     section = recipe.parallelism
     words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
     over = section.data_shard < section.data * section.expert

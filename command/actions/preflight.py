@@ -24,7 +24,6 @@ from components.terminal import console
 
 
 def _print(verdict: PreflightVerdict) -> None:
-    """Print all findings, the ways out of the bad ones, each once, and the sum."""
     out = console(width=160)
     table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
     bad: dict[tuple[str, str], list[str]] = {}

@@ -34,7 +34,6 @@ CARD = "card.json"
 
 
 def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
-    """Print documents in, out, removed by reason, and in the source's own language."""
     table = Table("stage", "source", box=None, pad_edge=False, header_style="bold")
     for column in ("documents in", "out"):
         table.add_column(column, justify="right")

@@ -58,7 +58,6 @@ def locks_of(recipe: Recipe) -> list[str]:
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:
-    """Copy the prepared data, or say what the run will lack."""
     from command.actions.prepare import prepare_data  # imports numpy and tokenizers
 
     try:

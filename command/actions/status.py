@@ -49,7 +49,6 @@ def _scheduler(folder: Path) -> Scheduler | None:
 
 
 def _runs(found: Sequence[RunStatus]) -> Table:
-    """List the runs; of several in one folder that folder's name is said once."""
     parents = {Path(one.run).parent for one in found}
     together = len(found) > 1 and len(parents) == 1
     where = f"run in {parents.pop()}" if together else "run"

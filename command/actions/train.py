@@ -32,7 +32,6 @@ LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 
 def _print_profile(run: Path) -> None:
-    """Print where the time went, what products reached, and what waits, if it was profiled."""
     if not (profiles := measurements.read_profiles(run)):
         return
     first, *others = profiles

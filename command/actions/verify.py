@@ -84,7 +84,6 @@ def _judge_file(given: ReceivedLock, found: Found) -> None:
 
 
 def _changed_files(lock: Lock, found: Found) -> list[str]:
-    """Ask git for the files behind a room that differs."""
     commit = lock.software.code.commit
     changed = [room for room in COMPUTING if f"code.{room}" in found[KeyGroup.MATHEMATICS]]
     return [

@@ -78,7 +78,6 @@ def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
 def _series(
     study: ListedStudy, name: str, shade: str, group: list[PointResult], *, line: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the traces of the points that share a colour."""
     named = html.escape(f"{name}, " if name else "")
 
     def drawn(marks: list[tuple[Any, float, PointResult]], symbol: str) -> dict[str, Any]:

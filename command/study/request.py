@@ -116,7 +116,6 @@ def _asked(
 
 
 def _put(tree: object, key: str, value: object) -> None:
-    """Change a key that the study's file has."""
     *before, last = key.removeprefix(OVER).split(".")
     for step in before:
         tree = tree.get(step) if isinstance(tree, dict) else None

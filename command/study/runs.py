@@ -113,7 +113,6 @@ def _planned(asked: StudyRequest, plan: PlanResult) -> float:
 
 
 def _unfit(plan: PlanResult) -> str:
-    """Tell that a layout does not fit, or nothing."""
     gib = plan.memory.peak_bytes / 2**30
     unfit = plan.memory.verdict == "does_not_fit"
     return f"does not fit: {gib:.1f} GiB a device" if unfit else ""
@@ -175,7 +174,6 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
 
 
 def _figure(tree: Mapping[str, Any], key: str, where: str) -> float:
-    """Follow a dotted key to a number."""
     figure: Any = tree
     for step in key.split("."):
         figure = figure.get(step) if isinstance(figure, Mapping) else None

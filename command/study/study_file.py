@@ -67,7 +67,6 @@ def varied(study: SearchStudy | ListedStudy) -> dict[str, tuple[Value, ...] | No
 
 
 def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Mistakes:
-    """Yield what either kind gets wrong."""
     space = varied(study)
     for factor in {factor for factors in study.products.values() for factor in factors}:
         listed = space.get(factor) if isinstance(factor, str) else (factor,)
@@ -232,7 +231,6 @@ def cite(
 
 
 def _columns(table: CitedRows) -> Iterator[tuple[str, str]]:
-    """Yield where the study names a column, and its name."""
     yield "value", table.value
     for part, cells in (("where", table.where), ("out_of_memory", table.out_of_memory)):
         yield from ((f"{part}.{column}", column) for column in cells)
