@@ -23,16 +23,9 @@ from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.files import check_regular
 from components.errors import RecipeError
+from components.planner import software
 from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
 from components.planner.job import job_of
-from components.planner.software import (
-    OURS,
-    Calibration,
-    MeasuredFrom,
-    as_text,
-    calibration_file,
-    read_software,
-)
 from components.run.ownership import check_links
 from components.run.records import TimedResults, read_record
 from components.terminal import console
@@ -147,10 +140,10 @@ def calibrate(arguments: Arguments) -> ActionResult:
         CalibrationStep(job=job_of(one.recipe), seconds=one.seconds, peak_bytes=one.peak_bytes)
         for one in steps
     ]
-    software = read_software(OURS)
-    speed = fit_speed(measured, hardware, software)
-    memory = fit_memory(measured, software)
-    found = Calibration(
+    shipped = software.read_software(software.OURS)
+    speed = fit_speed(measured, hardware, shipped)
+    memory = fit_memory(measured, shipped)
+    found = software.Calibration(
         cluster=cluster,
         device=hardware.device,
         fitted_on=f"{datetime.now(UTC):%Y-%m-%d}",
@@ -161,10 +154,10 @@ def calibrate(arguments: Arguments) -> ActionResult:
         time_error=speed.errors,
         memory_error=memory.errors if memory else None,
     )
-    kept = calibration_file(cluster) if speed.helps else None
+    kept = software.calibration_file(cluster) if speed.helps else None
     if kept is not None:
         beside = kept.with_suffix(".partial")
-        beside.write_text(as_text(found), "utf-8")
+        beside.write_text(software.as_text(found), "utf-8")
         beside.replace(kept)
     tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
     print_result(arguments.output, tree, lambda: _print(found, kept))
@@ -184,20 +177,20 @@ def _one_machine(steps: Sequence[MeasuredStep]) -> tuple[str, Hardware]:
     return names[0], hardware
 
 
-def _source(path: Path, steps: int) -> MeasuredFrom:
+def _source(path: Path, steps: int) -> software.MeasuredFrom:
     """Name the file by its hash, and not by whose folder it was in."""
     file = path if path.is_file() else path / "recipe.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return MeasuredFrom(name=path.name, sha256=digest, steps=steps)
+    return software.MeasuredFrom(name=path.name, sha256=digest, steps=steps)
 
 
-def _print(found: Calibration, kept: Path | None) -> None:
+def _print(found: software.Calibration, kept: Path | None) -> None:
     """Print constants, then errors: on half of the layouts, after fitting to the others."""
-    out, software = console(width=120), read_software(OURS)
+    out, ours = console(width=120), software.read_software(software.OURS)
     table = Table("constant", "shipped", "fitted", box=None)
     for section, fitted in (("speed", found.speed), ("memory", found.memory)):
         for name, value in fitted.items():
-            shipped = getattr(getattr(software, section), name)
+            shipped = getattr(getattr(ours, section), name)
             table.add_row(name, f"{shipped:.4g}", f"{value:.4g}")
     out.print(table)
     title = f"error on {found.layouts} layouts: median, and nine of ten below"

@@ -179,9 +179,9 @@ def _short(value: object) -> str:
 
 def bundle_of(arguments: Arguments) -> Lock | None:
     """Read the bundle that the recipe came in, if it came in one."""
-    if arguments.recipe is None or not arguments.recipe.endswith(".yaml"):
-        return None
-    given = read_given(Path(arguments.recipe).expanduser())
+    name, given = arguments.recipe or "", None
+    if name.endswith(".yaml"):
+        given = read_given(Path(name).expanduser())
     return given.lock if isinstance(given, ReceivedLock) else None
 
 

@@ -84,8 +84,8 @@ def _composed(
 ) -> Iterator[tuple[Tree, Tree, Tree]]:
     """Give the tree with the user's keys, those keys, and the tree before they went in.
 
-    If the recipe is a file, the lines of what is wrong in it are named, and unless ``anywhere``
-    what it names has to lie in the working folder.
+    Of a file, wrong lines are named, and what it names lies in the working folder unless
+    ``anywhere``.
     """
     name, sent, lock = arguments.recipe, None, None
     named = UserOverrides(arguments.values)

@@ -38,20 +38,15 @@ class Question:
         self.template = resolve_template(deepcopy(tree), self.named)
         self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
 
-    def settled(self, degrees: Parallelism, nodes: int) -> Recipe:
-        """Settle and check the recipe as if the user had named these degrees."""
-        found = {f"{PREFIX}{key}": getattr(degrees, key) for key in DEGREES}
-        return self._settle({**found, NODES: nodes})
-
-    def published(self, nodes: int) -> Recipe:
-        """Settle the recipe on these nodes without a search.
+    def settled(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
+        """Settle the recipe as if the user had named these nodes and degrees, if any.
 
         Raises:
-            RecipeError: its published layout cannot run there.
+            RecipeError: its layout, else the published one, cannot run there.
         """
-        return self._settle({NODES: nodes})
-
-    def _settle(self, found: Mapping[str, Any]) -> Recipe:
+        found: dict[str, Any] = {NODES: nodes}
+        if degrees is not None:
+            found |= {f"{PREFIX}{key}": getattr(degrees, key) for key in DEGREES}
         tree = deepcopy(self._tree)
         tree["cluster"]["ranks"] = "auto"
         for key, value in found.items():
@@ -97,10 +92,10 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
     if not search.best:
         raise _explain_nothing(question, nodes, search)
     try:
-        published, refusal = question.published(nodes), ""
+        published, refusal = question.settled(nodes), ""
     except RecipeError as error:
         published, refusal = None, f"{error.path}: {error.problem}"
-    recipe = question.settled(search.best[0].degrees, nodes)
+    recipe = question.settled(nodes, search.best[0].degrees)
     return SearchResult(recipe=recipe, search=search, published=published, refusal=refusal)
 
 
@@ -139,7 +134,7 @@ def _nodes_in_time(question: Question, within_days: float) -> int:
         search = question.search(nodes)
         if not search.best:
             return None
-        bill = plan_recipe(question.settled(search.best[0].degrees, nodes)).bill
+        bill = plan_recipe(question.settled(nodes, search.best[0].degrees)).bill
         return bill.days if bill else None
 
     return fewest_nodes(

@@ -103,10 +103,7 @@ Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {ke
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the words give, else the defaults; messages list the options in this order.
-
-    Beside the type: how the word is read, and the option's line in ``--help``.
-    """
+    """What the words give, else the defaults: type, reader and line of ``--help`` of each."""
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None

@@ -86,12 +86,12 @@ def attempt(
         return act()
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt as stopped:
-        return ActionResult(_tell_stopped(stopped))
-    except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 (nothing is unforeseen here)
         for cause in _chain(error):
             if isinstance(cause, KeyboardInterrupt):
-                return ActionResult(_tell_stopped(cause))
+                _say("stopped; nothing half-written was kept")
+                number = getattr(cause, "number", signal.SIGINT)  # Python's own knows none
+                return ActionResult(Status(128 + number))
         return ActionResult(tell_error(error, words, label))
 
 
@@ -104,13 +104,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
-    _say("stopped; nothing half-written was kept")
-    number = getattr(stopped, "number", signal.SIGINT)  # Python's own knows none
-    return Status(128 + number)
-
-
-def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:
+def tell_error(error: BaseException, words: Sequence[str], label: str = "") -> Status:
     """Describe what went wrong, and whose it is: wrong input, or a fault of the program."""
     where = f"[{label}] " if label else ""
     if isinstance(error, OSError) and error.errno in REMEDIES:
@@ -126,7 +120,7 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
     if any(isinstance(cause, MemoryError) for cause in _chain(error)):
         lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
     try:
-        details = _details(error, words)
+        details = _details(error, asked)
         kept = _keep(details)
     except MemoryError:  # too little to write down what happened
         details, kept = "please report it", None
@@ -135,14 +129,14 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
     return Status.FAULT
 
 
-def _details(error: Exception, words: Sequence[str]) -> str:
+def _details(error: BaseException, asked: str) -> str:
     """Tell who debugs it what happened where; no environment variables, which hold secrets."""
     try:
         folder = str(Path.cwd())
     except OSError as gone:
         folder = f"a folder that is gone ({gone.strerror})"
     return "\n".join([
-        f"asked: python run.py {shlex.join(words)}",
+        asked,
         f"in: {folder}",
         f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"python: {sys.version.split()[0]} on {platform.platform()}",

@@ -15,14 +15,8 @@ from components.config.schema.recipe import Recipe
 from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.timeline import RankLine, Timeline
-from components.report.plan_tables import (
-    Picture,
-    Sheet,
-    memory_sheet,
-    published_sheet,
-    search_sheet,
-    time_sheet,
-)
+from components.report import plan_tables
+from components.report.plan_tables import Picture, Sheet
 from components.terminal import console
 
 _LINES = {"forward": "─", "backward": "═", "weights": "~"}
@@ -136,7 +130,7 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
     """Print the tables and the picture; ``now`` dates the end of the run."""
     out = console(width=PLAIN_WIDTH)
     if plan.search is not None:
-        out.print(_table(search_sheet(plan.search)))
+        out.print(_table(plan_tables.search_sheet(plan.search)))
         for reason in plan.search.why:
             out.print(f" - {reason}")
         out.print()
@@ -149,7 +143,10 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
         for row in timeline_rows(picture.timeline, out.width - 1):
             out.print(f" {row}", no_wrap=True)
         out.print()
-    for sheet in (time_sheet(plan, now=now), published_sheet(plan.published)):
+    for sheet in (
+        plan_tables.time_sheet(plan, now=now),
+        plan_tables.published_sheet(plan.published),
+    ):
         out.print(_table(sheet))
         out.print()
     for name, item in plan.assumed.items():
@@ -167,7 +164,7 @@ def _table(sheet: Sheet) -> Table:
 
 def _with_bars(memory: PlannedMemory) -> Sheet:
     """Add a bar to each row: how full the device is."""
-    sheet, limit, rows = memory_sheet(memory), memory.usable_bytes, []
+    sheet, limit, rows = plan_tables.memory_sheet(memory), memory.usable_bytes, []
     for row, stage in zip(sheet.rows, memory.by_stage, strict=True):
         peak = stage["peak_bytes"]
         filled = min(round(_BAR * peak / limit), _BAR)

@@ -113,7 +113,7 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_device(file, kind)
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
-        refuse_size(content, file, kind)
+        refuse_size(content, file)
         return content.decode("utf-8")
     except FileNotFoundError:
         beside = sorted(one.name for one in file.parent.glob("*.yaml"))
@@ -139,7 +139,7 @@ def refuse_device(file: Path, kind: str) -> None:
         raise RecipeError(kind, f"{file} is no regular file", "name a file")
 
 
-def refuse_size(content: bytes, file: Path, kind: str) -> None:
+def refuse_size(content: bytes, file: Path) -> None:
     """Refuse more than :data:`MAX_BYTES`; no more than one byte beyond was read."""
     if len(content) > MAX_BYTES:
         line = content.count(b"\n") + 1

@@ -50,8 +50,7 @@ def run(arguments: Arguments) -> ActionResult:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        place = Path(folder)
-        ours = prover.Prover(folder=place, program=prover.RANK, say=say, rounding=True)
+        ours = prover.Prover(folder=Path(folder), program=prover.RANK, say=say, rounding=True)
         proofs = [ours.prove(recipe) for recipe in recipes]
     print_result(arguments.output, as_json(proofs), lambda: show(proofs), allow_nan=False)
     held = all(proof.holds for proof in proofs)

@@ -66,7 +66,7 @@ def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
     with TemporaryDirectory(dir=Path.cwd(), prefix=".preflight-") as place:
         folder = RunFolder(Path(place))
         folder.write_recipe(recipe)
-        if (data := find_prepared(recipe)) is not None:
+        if data := find_prepared(recipe):
             noted = {"folder": str(data), "key": Manifest.read(data).key}
             folder.write_json("data.json", noted)
         yield recipe, folder

@@ -15,7 +15,7 @@ from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
 from components.data.files import HASHES, HashCache, HashFile, replace_atomically
-from components.data.manifest import Manifest, StageCounts, StageRecord
+from components.data.manifest import Manifest, StageRecord
 from components.errors import RecipeError
 from components.report.pages import leave_card
 from components.sharing.prepared import find_staged, note_prepared
@@ -42,18 +42,14 @@ def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Sourc
     for stage, record in stages.items():
         for source, counts in record.sources.items():
             documents = f"{counts.documents_in:,}", f"{counts.documents_out:,}"
-            languages = _languages(counts, sources[source].language)
+            claimed = sources[source].language
+            known = {name: n for name, n in counts.languages.items() if name != UNKNOWN}
+            languages = _listed(known, most=3)  # without a claim, what there is most of
+            if claimed is not None and known:
+                languages = f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
             changed = _listed({**counts.removed, **counts.replaced})
             table.add_row(stage, source, *documents, languages, changed)
     console(width=140).print(table)
-
-
-def _languages(counts: StageCounts, claimed: str | None) -> str:
-    """Give how much is in the language that the source claims, else what there is most of."""
-    known = {name: number for name, number in counts.languages.items() if name != UNKNOWN}
-    if claimed is not None and known:
-        return f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
-    return _listed(known, most=3)
 
 
 def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
@@ -158,10 +154,7 @@ def _stages_folder(recipe: Recipe) -> Path:
 def _cleaned(
     recipe: Recipe, site: Mapping[str, Any], hashed: HashFile
 ) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord], Tokenise]:
-    """Clean the sources if the recipe says how; what that needs is imported only then.
-
-    Clean text is tokenised where it was cleaned, anything else in this process.
-    """
+    """Clean the sources if the recipe says how; they are tokenised where they are cleaned."""
     raw = {name: recipe.data.sources[name] for name in recipe.data.names}
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
@@ -173,9 +166,8 @@ def _cleaned(
     texts = {name: source for name, source in raw.items() if not source.tokens}
     executor = _executor(recipe, preparation, site)
     passes = Passes(root=_stages_folder(recipe), executor=executor, say=say)
-    cleaned = Corpus(
-        sources=texts, preparation=preparation, passes=passes, hashed=hashed
-    ).clean()
+    corpus = Corpus(sources=texts, preparation=preparation, passes=passes, hashed=hashed)
+    cleaned = corpus.clean()
     _print_stages(cleaned.stages, raw)
     return {**raw, **cleaned.sources}, cleaned.stages, InPasses(passes=passes)
 

@@ -9,10 +9,7 @@ from components.terminal import tell
 
 
 def run(arguments: Arguments) -> None:
-    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder named.
-
-    A folder of runs stands for the runs in it.
-    """
+    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
     check_plotly("action")
     from components.report.page import write_report
 

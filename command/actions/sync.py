@@ -56,8 +56,7 @@ def run(arguments: Arguments) -> None:
     """Send ``run=FOLDER`` or ``runs=[...]``; sent again, a run gets what is new."""
     os.environ.update(MANNERS | os.environ)  # before anything imports what reads it
     for folder in named_runs(arguments):
-        recipe = read_recipe(folder / "recipe.json")
-        tracking = tracking_of(recipe, arguments)
+        tracking = tracking_of(read_recipe(folder / "recipe.json"), arguments)
         server = _server(tracking, arguments)
         with explained(folder):
             _send(folder, tracking, server)

@@ -158,8 +158,7 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
 
         tell(f"{write_study(study, tried, asked.changed, asked.page)}")
     else:
-        tree = _as_json(study, tried)
-        print_result(asked.output, tree, lambda: _print(asked, study, tried))
+        print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
     found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
     return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
 

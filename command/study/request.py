@@ -84,8 +84,7 @@ def ask(words: Sequence[str]) -> StudyRequest:
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
     check_recipe_words(varied(study), file.name)
-    changed = tuple(word for word in words if not word.startswith(MINE))
-    asked = _asked(study, arguments, changed)
+    asked = _asked(study, arguments, tuple(w for w in words if not w.startswith(MINE)))
     check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
     return asked
 
@@ -103,16 +102,9 @@ def _asked(
         remedy = "action=plan compares plans; without action= its points are run"
         raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
     tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
-    said = json.dumps([tried, own])
-    return StudyRequest(
-        study=study,
-        words=tuple(own),
-        changed=changed,
-        action=action,
-        output=arguments.output,
-        folder=folder_of_runs(arguments, study.name, said),
-        page=arguments.file or Path(f"{study.name}.html"),
-    )
+    folder = folder_of_runs(arguments, study.name, json.dumps([tried, own]))
+    page = arguments.file or Path(f"{study.name}.html")
+    return StudyRequest(study, tuple(own), changed, action, arguments.output, folder, page)
 
 
 def _put(tree: object, key: str, value: object) -> None:

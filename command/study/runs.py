@@ -79,21 +79,16 @@ def _submit(asked: StudyRequest, point: Point) -> Look:
         submit.hand_over(submit.check(recipe, arguments, path), after=None)
 
     def look() -> PointEnding | None:
-        cluster = read_recipe(path / "recipe.json").cluster
-        status = status_of(path, scheduler_of(cluster))
+        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
         if status.queued is None or status.queued:  # the scheduler is silent, or busy
             return None
-        ended = result_in(asked, point)
-        return ended or PointEnding(None, f"{status.state}: {status.why}")
+        return result_in(asked, point) or PointEnding(None, f"{status.state}: {status.why}")
 
     return look
 
 
 def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
-    """Plan a point; what the recipe refuses, or nobody can predict, has no figure.
-
-    A layout that does not fit has one: the work may have run it.
-    """
+    """Plan a point; what is refused has no figure, but a layout that does not fit has one."""
     if asked.study.objective.planned is None:
         return NOT_YET
     try:

@@ -177,9 +177,8 @@ class Best(Section):
 class CitedRows(Section):
     """Rows of ``file`` where each column of ``where`` has one of the cells listed.
 
-    ``keys`` says from which column a key of the points comes, ``value`` which column is the
-    published figure; rows like ``out_of_memory`` did not fit, others without a number are left
-    out.
+    ``keys`` says from which column a key of the points comes, ``value`` which is the published
+    figure; rows like ``out_of_memory`` did not fit, others without a number are left out.
     """
 
     file: Annotated[str, StringConstraints(pattern=CSV_NAME)]

@@ -196,9 +196,7 @@ def _with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
 def cite(
     table: CitedRows, rows: Sequence[Cells], where: str
 ) -> tuple[list[dict[str, Value]], list[dict[str, Any]]]:
-    """Return the ``points`` of a study and the ``values`` published of them.
-
-    Line numbers count the table's head as 1.
+    """Return the ``points`` of a study and the ``values`` published of them, with their lines.
 
     Raises:
         RecipeError: the table has no such column or cell, or no row is left.
