@@ -101,14 +101,9 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
         check_recipe_words(own, "a table")
         row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
         asked = read_point(kept)
-        recipe = compose_recipe(
-            replace(
-                asked,
-                recipe=check_recipe_place(row.recipe, "recipe") if row.recipe else asked.recipe,
-                choices=asked.choices | row.choices,
-                file_values=row.file_values,
-            )
-        )
+        named = check_recipe_place(row.recipe, "recipe") if row.recipe else asked.recipe
+        asked = replace(asked, recipe=named, choices=asked.choices | row.choices)
+        recipe = compose_recipe(replace(asked, file_values=row.file_values))
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
     peak = cells.get(BYTES)

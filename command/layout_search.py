@@ -81,11 +81,10 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
             measured.
     """
     hardware_of(question.template)
-    if not isinstance(question.template.scale.shrink, str):
+    if not isinstance((scale := question.template.scale).shrink, str):
+        problem = f"auto, but at scale={scale.name} ranks are dealt by rule"
         raise RecipeError(
-            "parallelism",
-            f"auto, but at scale={question.template.scale.name} ranks are dealt by rule",
-            "leave parallelism=auto out, or add scale=full",
+            "parallelism", problem, "leave parallelism=auto out, or add scale=full"
         )
     nodes = _nodes(question, within_days)
     search = question.search(nodes)

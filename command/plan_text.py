@@ -100,11 +100,9 @@ def _cut(drawn: str, room: int) -> str:
 def mixture_lines(recipe: Recipe) -> Iterator[str]:
     """Describe what is drawn from which token on, and what no source may exceed."""
     length, mixture = recipe.budget.sequence_length, recipe.data.mixture
-    rule = (
-        "in natural proportions"
-        if isinstance(mixture, str)
-        else f"by tokens ** (1 / {mixture.temperature:g})"
-    )
+    rule = "in natural proportions"
+    if not isinstance(mixture, str):
+        rule = f"by tokens ** (1 / {mixture.temperature:g})"
     starts = [first for first, _, _ in recipe.data_phases]
     ends = pairwise([*starts, recipe.total_samples])
     for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):

@@ -88,17 +88,14 @@ def _as_json(
     study: SearchStudy, trials: optuna.Study, published: float | None
 ) -> dict[str, Any]:
     """Return what ``output=json`` prints; ``figure`` is in the objective's own unit."""
+    why = trials.user_attrs
     return {
         "study": study.name,
         "objective": study.objective.model_dump(mode="json"),
         "published": {"point": dict(study.published), "planned_figure": published},
         "trials": [
-            {
-                "point": trial.params,
-                "figure": trial.value,
-                "why": trials.user_attrs.get(str(trial.number), ""),
-            }
-            for trial in trials.trials
+            {"point": t.params, "figure": t.value, "why": why.get(str(t.number), "")}
+            for t in trials.trials
         ],
         "best": [{"point": t.params, "figure": t.value} for t in _best_first(trials)[:SHOWN]],
     }
@@ -110,10 +107,7 @@ def _print(study: SearchStudy, trials: optuna.Study, published: float | None) ->
     table = Table(box=None)
     for name in ("", *study.space, study.objective.measured):
         table.add_column(name, justify="right", overflow="fold")
-    rows = [
-        (str(place), trial.params, trial.value)
-        for place, trial in enumerate(best[:SHOWN], start=1)
-    ]
+    rows = [(str(i), trial.params, trial.value) for i, trial in enumerate(best[:SHOWN], 1)]
     if published is not None:
         rows.append(("published", {**study.published}, published))
     for name, point, figure in rows:

@@ -57,13 +57,10 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
 
 def varied(study: SearchStudy | ListedStudy) -> dict[str, tuple[Value, ...] | None]:
     """Give the values that each key takes; none for an interval."""
-    if isinstance(study, ListedStudy):
-        keys = dict.fromkeys(key for point in study.points for key in point)
-        return {key: tuple(p[key] for p in study.points if key in p) for key in keys}
-    return {
-        key: values if isinstance(values, tuple) else None
-        for key, values in study.space.items()
-    }
+    if isinstance(study, SearchStudy):
+        return {k: v if isinstance(v, tuple) else None for k, v in study.space.items()}
+    keys = dict.fromkeys(key for point in study.points for key in point)
+    return {key: tuple(p[key] for p in study.points if key in p) for key in keys}
 
 
 def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Mistakes:
