@@ -62,10 +62,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The recipe with the best layout, the search, and the published layout beside it.
-
-    ``published`` is null where the rules refuse that layout there, as ``refusal`` says.
-    """
+    """The recipe with the best layout, the search, and the published one or its ``refusal``."""
 
     recipe: Recipe
     search: LayoutSearch

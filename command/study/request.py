@@ -22,10 +22,7 @@ MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """One study as the command line asks for it; ``words`` are what every point has.
-
-    ``changed`` are those of them that the study's file does not say itself.
-    """
+    """A study as it is asked for: ``words`` of every point, ``changed`` from the file's."""
 
     study: SearchStudy | ListedStudy
     words: tuple[str, ...]
@@ -36,10 +33,7 @@ class StudyRequest:
     page: Path
 
     def arguments_of(self, point: Point) -> Arguments:
-        """Ask for a point: its values are the file's, and a key that the user names is his.
-
-        The words are those that the command line would have for it.
-        """
+        """Ask for a point as the command line would; a key that the user names is his."""
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
         own = {key: value for key, value in values.items() if key not in named}

@@ -19,10 +19,7 @@ CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to 
 
 
 class Objective(Section):
-    """What is compared: a key of a run's ``results.json``, and the same thing in a plan.
-
-    ``planned`` is a key of what ``action=plan output=json`` prints; null if no plan knows it.
-    """
+    """What is compared: a key of ``results.json``, and of a plan's JSON; null if none knows."""
 
     measured: str
     planned: str | None
@@ -94,10 +91,7 @@ class SearchStudy(Study):
 
 
 class Quote(Section):
-    """What the source states of the point that has the values ``at``; ``OOM``: it did not fit.
-
-    ``place`` is the section, table, figure or line that states it.
-    """
+    """What the source states at ``place`` of the point that has the values ``at``."""
 
     at: FrozenMapping[Value]
     value: PositiveFloat | Literal["OOM"]
