@@ -41,8 +41,7 @@ def evaluate_run(arguments: Arguments) -> Tree:
     """Answer one question about a checkpoint, keep the answer and write the report anew.
 
     Raises:
-        RecipeError: no such checkpoint or data, a text that cannot be read, or a task that
-            cannot be asked.
+        RecipeError: no such checkpoint or data, or a text or task that cannot be used.
     """
     trained = open_trained(arguments)
     tree = trained.recipe.model_dump(mode="json")
@@ -72,8 +71,7 @@ def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
     """
     check_installed()
     tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
-    answers = ask_tasks(folder, tasks, compute=None, most_rows=1)
-    return {"folder": str(folder), "tasks": answers}
+    return {"folder": str(folder), "tasks": ask_tasks(folder, tasks, compute=None, most_rows=1)}
 
 
 def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:

@@ -74,8 +74,7 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
     """Search for the best layout on the nodes that are named, published or fewest in time.
 
     Raises:
-        RecipeError: no layout is legal, fits or is in time; a miniature; a cluster that nobody
-            measured.
+        RecipeError: no layout is legal, fits or is in time; a miniature, an unmeasured cluster.
     """
     hardware_of(question.template)
     if not isinstance((scale := question.template.scale).shrink, str):

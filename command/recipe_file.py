@@ -27,8 +27,7 @@ def read_recipe_file(file: Path) -> ReceivedYaml:
     """Read and check a recipe file as data.
 
     Raises:
-        RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold;
-            with the line.
+        RecipeError: it cannot be read, or holds what a recipe may not hold; with the line.
     """
     sent = read_data(file, "recipe")
     check_recipe_file(sent)
@@ -131,8 +130,7 @@ def check_expansion(tree: Mapping[str, Any]) -> None:
     """Count what all references of ``tree`` expand to, before any of them is resolved.
 
     Raises:
-        RecipeError: a value refers to itself, or all together are too many or too long; with
-            the path of the value.
+        RecipeError: a value refers to itself, or all are too many or too long; with its path.
     """
     known: dict[str, Counts] = {}
     total = Counts()

@@ -33,8 +33,7 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     """Take ``-m`` away and list the points, the last key changing fastest.
 
     Raises:
-        RecipeError: a word is no ``key=value``, several values are given without ``-m``, what
-            they are cannot be listed, or they are more than anybody would wait for.
+        RecipeError: a word is no ``key=value``, or its values cannot be listed or are too many.
     """
     sweeping = not SWEEPS.isdisjoint(words)
     options = [_values_of(word, sweeping) for word in words if word not in SWEEPS]

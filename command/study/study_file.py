@@ -30,10 +30,8 @@ def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
     """Check a study's fields, and that its parts name one another rightly.
 
     Raises:
-        RecipeError: an unknown or missing field, no points or two kinds of them, an interval
-            without an inside, a factor that is no whole number of the points, a key that is
-            set twice, a figure or a published value of no point, text that
-            no terminal should be given, a table that lacks what is cited.
+        RecipeError: a field is unknown or missing, a key is set twice, or points, products,
+            figure, published values and table do not fit one another.
     """
     if "table" in tree:
         tree = _with_cited(tree, where)
@@ -202,26 +200,19 @@ def cite(
         if rows and column not in rows[0]:
             problem = f"{table.file} has no column {column!r}"
             raise RecipeError(f"{where}.{path}", problem, f"it has {', '.join(rows[0])}")
-    kept = [
-        (line, row)
-        for line, row in enumerate(rows, start=2)
-        if _is_like(table.where, row) and _figure(table, row) is not None
-    ]
-    if table.best is not None:
-        kept = _best(table.best, kept)
+    like = [row for row in enumerate(rows, start=2) if _is_like(table.where, row[1])]
+    kept = [(line, row) for line, row in like if _figure(table, row) is not None]
+    kept = kept if table.best is None else _best(table.best, kept)
     if not kept:
         raise RecipeError(f"{where}.where", f"no row of {table.file} is left", "ask for less")
     points: list[dict[str, Value]] = []
     values = []
     for line, row in kept:
-        point = {
-            key: _of_column(column, row, f"{where}.keys.{key}")
-            for key, column in table.keys.items()
-        }
+        keys = table.keys.items()
+        point = {key: _of_column(one, row, f"{where}.keys.{key}") for key, one in keys}
         place = f"{table.file}:{line}"
         values.append({"at": point, "value": _figure(table, row), "place": place})
-        if point not in points:
-            points.append(point)
+        points += [] if point in points else [point]
     return points, values
 
 
