@@ -93,7 +93,7 @@ def _checked(tree: Mapping[str, Any]) -> Lock:
             raise RecipeError(f"{part}.{error.path}", error.problem, error.remedy) from None
     for key, value in tree["asked"]["values"].items():
         check_content(reduce(lambda held, step: {step: held}, reversed(key.split(".")), value))
-        if lock.is_bundle and not _travels(key):
+        if lock.is_bundle and not travels(key):
             problem = f"{key!r} is refused: a bundle never sets its machine"
             raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
     return lock
@@ -138,12 +138,8 @@ def _mapping(value: object, path: str) -> Mapping[str, Any]:
     return value
 
 
-def travelling(arguments: Arguments) -> dict[str, Any]:
-    """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
-    return {key: value for key, value in arguments.all_values.items() if _travels(key)}
-
-
-def _travels(key: str) -> bool:
+def travels(key: str) -> bool:
+    """Return whether a bundle takes the key along: none of the machine, but the ranks."""
     own = key.startswith(CLOCK) or declared(key) != KeyGroup.MACHINE
     return key == RANKS or (key.partition(".")[0] in SECTIONS and own)
 

@@ -79,8 +79,9 @@ def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[st
                 places[f"{where}.{key}[{index}]"] = item
         places[f"{where}.dataset.path"] = _mapping(source.get("dataset")).get("path")
     for path, text in places.items():
-        is_place = isinstance(text, str) and text not in NOWHERE
-        if is_place and not named.covers(path.partition("[")[0]):
+        if not isinstance(text, str) or text in NOWHERE:
+            continue
+        if not named.covers(path.partition("[")[0]):
             yield path, text
 
 

@@ -71,9 +71,8 @@ def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFam
         RecipeError: the folder exists, or no class of Hugging Face computes this model.
     """
     folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
-    progress, results = marker.progress, None
-    if folder.results.exists():
-        results = folder.read("results.json", Results, finite=False)
+    progress, ended = marker.progress, folder.results.exists()
+    results = folder.read("results.json", Results, finite=False) if ended else None
     return write_folder(
         target,
         model=load_weights(trained.chosen.checkpoint, marker, recipe.model),

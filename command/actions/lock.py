@@ -6,7 +6,7 @@ from typing import Literal
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
 from command.compose import compose_full, compose_recipe
-from command.lock_file import as_received, check_recipe_place, travelling
+from command.lock_file import as_received, check_recipe_place, travels
 from command.path_checks import check_data_place
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import read_recipe, read_section
@@ -49,13 +49,14 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
         found = find_prepared(recipe)
         software, data, losses = None, describe_prepared(found) if found else None, None
     tree = recipe.model_dump(mode="json")
+    values = arguments.all_values.items()
     own = {"scale": recipe.scale.name, "cluster": recipe.cluster.name}
     lock = {
         "lock": FORMAT,
         "asked": {
             "recipe": arguments.recipe,
             "choices": own if bundle else arguments.choices | own,
-            "values": travelling(arguments) if bundle else arguments.all_values,
+            "values": {k: v for k, v in values if not bundle or travels(k)},
         },
         "fingerprint": {group.value: fingerprint_of(tree, group) for group in KeyGroup},
         "software": (software or describe_software()).model_dump(mode="json"),

@@ -30,7 +30,7 @@ from data_prep.token_source import write_megatron
 from data_prep.tokenise import Here, Tokenise
 
 UNKNOWN = "unknown"
-CARD = "card.json"
+CARD, STAGES = "card.json", "stages"
 
 
 def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
@@ -125,7 +125,7 @@ def prepare_data(
             texts=sources,
             tokenizer=tokenizer,
             mixture=kept["mixture"],
-            stages=_stages_folder(recipe),
+            stages=root.absolute() / STAGES,
         )
         # Beside the token files; of several recipes the last one's stays.
         text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
@@ -147,10 +147,6 @@ def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _stages_folder(recipe: Recipe) -> Path:
-    return Path(recipe.data.folder).absolute() / "stages"
-
-
 def _cleaned(
     recipe: Recipe, site: Mapping[str, Any], hashed: HashFile
 ) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord], Tokenise]:
@@ -165,7 +161,8 @@ def _cleaned(
 
     texts = {name: source for name, source in raw.items() if not source.tokens}
     executor = _executor(recipe, preparation, site)
-    passes = Passes(root=_stages_folder(recipe), executor=executor, say=say)
+    root = Path(recipe.data.folder).absolute() / STAGES
+    passes = Passes(root=root, executor=executor, say=say)
     corpus = Corpus(sources=texts, preparation=preparation, passes=passes, hashed=hashed)
     cleaned = corpus.clean()
     _print_stages(cleaned.stages, raw)

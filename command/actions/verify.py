@@ -45,7 +45,11 @@ def run(arguments: Arguments) -> ActionResult:
         now = side_of_now(recipe, "now", reads_data=not unseen)
     found = compare(locked, now)
     _judge_file(given, found)
-    said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
+    said, commit = [*notes(locked, now, found), *unseen], lock.software.code.commit
+    for room in COMPUTING:  # git names the files behind a room that differs
+        differs = f"code.{room}" in found[KeyGroup.MATHEMATICS]
+        if differs and (files := files_changed(commit, room)):
+            said.append(f"code.{room}: {', '.join(files)} (since commit {commit[:12]})")
     print_differences(locked, now, found, said, output=arguments.output)
     return ActionResult(Status.DOES_NOT_HOLD if found[KeyGroup.MATHEMATICS] else Status.DONE)
 
@@ -81,13 +85,3 @@ def _judge_file(given: ReceivedLock, found: Found) -> None:
         written, computed = lock.fingerprint.of(group), fingerprint_of(tree, group)
         if computed != written:
             found[group][f"{name}: fingerprint of the {group.value}"] = (written, computed)
-
-
-def _changed_files(lock: Lock, found: Found) -> list[str]:
-    commit = lock.software.code.commit
-    changed = [room for room in COMPUTING if f"code.{room}" in found[KeyGroup.MATHEMATICS]]
-    return [
-        f"code.{room}: {', '.join(files)} (since commit {commit[:12]})"
-        for room in changed
-        if (files := files_changed(commit, room))
-    ]

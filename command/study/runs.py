@@ -19,7 +19,7 @@ from command.study.schema import Point, QueueLimits
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import PlanResult, plan_result
+from components.planner.result import plan_result
 from components.run.ownership import check_links
 from components.run.records import Ending, read_checked
 from components.terminal import say
@@ -53,9 +53,8 @@ def runner_of(asked: StudyRequest) -> Runner:
 
 
 def _plan(asked: StudyRequest, point: Point) -> Look:
-    plan = _plan_of(asked, point)
-    why = _unfit(plan)
-    return lambda: PointEnding(None, why) if why else PointEnding(_planned(asked, plan), "")
+    figure, why = _planned(asked, point)
+    return lambda: PointEnding(None, why) if why else PointEnding(figure(), "")
 
 
 def _train(asked: StudyRequest, point: Point) -> Look:
@@ -92,25 +91,19 @@ def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
     if asked.study.objective.planned is None:
         return NOT_YET
     try:
-        plan = _plan_of(asked, point)
-        return PointEnding(_planned(asked, plan), _unfit(plan))
+        figure, why = _planned(asked, point)
+        return PointEnding(figure(), why)
     except RecipeError as error:
         return refused(error)
 
 
-def _plan_of(asked: StudyRequest, point: Point) -> PlanResult:
-    recipe = compose_recipe(asked.arguments_of(point))
-    return plan_result(recipe, plan_recipe(recipe))
-
-
-def _planned(asked: StudyRequest, plan: PlanResult) -> float:
-    return _figure(plan.as_json(), str(asked.study.objective.planned), "objective.planned")
-
-
-def _unfit(plan: PlanResult) -> str:
-    gib = plan.memory.peak_bytes / 2**30
+def _planned(asked: StudyRequest, point: Point) -> tuple[Callable[[], float], str]:
+    """Give what reads the figure of a plan, and why its layout does not fit, if so."""
+    recipe, key = compose_recipe(asked.arguments_of(point)), str(asked.study.objective.planned)
+    plan = plan_result(recipe, plan_recipe(recipe))
     unfit = plan.memory.verdict == "does_not_fit"
-    return f"does not fit: {gib:.1f} GiB a device" if unfit else ""
+    why = f"does not fit: {plan.memory.peak_bytes / 2**30:.1f} GiB a device" if unfit else ""
+    return lambda: _figure(plan.as_json(), key, "objective.planned"), why
 
 
 def run_all(
