@@ -127,12 +127,7 @@ def prepare_data(
             mixture=kept["mixture"],
             stages=root.absolute() / STAGES,
         )
-        # Beside the token files; of several recipes the last one's stays.
-        text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
-        with replace_atomically(folder / CARD) as file:
-            file.write(text.encode(errors="replace"))
-        page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
-        say(f"card: {page or folder / CARD}")
+        _write_card(card, folder)
     return kept
 
 
@@ -145,6 +140,15 @@ def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
         "unigram": unigram_losses(folder, manifest, shares, recipe.shape.padded_vocab_size),
         "mixture": {name: asdict(source) for name, source in drawn.items()},
     }
+
+
+def _write_card(card: Mapping[str, Any], folder: Path) -> None:
+    """Write the card beside the token files; of several recipes the last one's stays."""
+    text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
+    with replace_atomically(folder / CARD) as file:
+        file.write(text.encode(errors="replace"))
+    page = leave_card(card, (folder / CARD).with_suffix(".html"), say)
+    say(f"card: {page or folder / CARD}")
 
 
 def _cleaned(
