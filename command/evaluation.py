@@ -119,8 +119,7 @@ def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
 def _read_task(name: str, file: Path) -> LmEvalTask:
     sent = read_data(file, "task")
     try:
-        _check_task(sent.tree, name)
-        data_files = _data_files(sent.tree, file.parent)
+        data_files = _data_files(sent.tree, name, file.parent)
     except RecipeError as error:
         raise sent.told(error) from None
     config = sent.tree | {"dataset_kwargs": {"data_files": data_files}}
@@ -128,7 +127,8 @@ def _read_task(name: str, file: Path) -> LmEvalTask:
     return LmEvalTask(name=name, config=config, files=(file, *listed))
 
 
-def _check_task(tree: Tree, name: str) -> None:
+def _data_files(tree: Tree, name: str, folder: Path) -> dict[str, list[str]]:
+    """Check a task, and find the files of each split beside its file."""
     for key in tree:
         if key not in _TASK_KEYS:
             problem = "a task file is data: this key is not taken"
@@ -138,9 +138,6 @@ def _check_task(tree: Tree, name: str) -> None:
     if (found := tree.get("dataset_path")) not in _TASK_FORMATS:
         problem = f"{found!r}, but a task's data are local files"
         raise RecipeError("dataset_path", problem, f"write one of {', '.join(_TASK_FORMATS)}")
-
-
-def _data_files(tree: Tree, folder: Path) -> dict[str, list[str]]:
     match tree.get("dataset_kwargs"):
         case {"data_files": dict(named), **others} if not others:
             pass
@@ -151,13 +148,13 @@ def _data_files(tree: Tree, folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {split: [] for split in named}
     for split, paths in named.items():
         where = f"dataset_kwargs.data_files.{split}"
-        for name in map(str, paths if isinstance(paths, list) else [paths]):
-            path = (folder / name).resolve()
+        for one in map(str, paths if isinstance(paths, list) else [paths]):
+            path = (folder / one).resolve()
             if not path.is_file():
                 remedy = "paths are relative to the task file"
-                raise RecipeError(where, f"there is no file {folder / name}", remedy)
+                raise RecipeError(where, f"there is no file {folder / one}", remedy)
             if not path.is_relative_to(folder.resolve()):
-                problem = f"{name!r} leads out of the folder of tasks"
+                problem = f"{one!r} leads out of the folder of tasks"
                 raise RecipeError(where, problem, "put the file beside the task")
             found[split].append(str(path))
     return found

@@ -48,11 +48,8 @@ class Way:
         return named.get(self.given, f" with {self.given}=")
 
 
-def _of_run(what: str) -> str:
-    return f"{what} takes its recipe from its run folder"
-
-
-_EVALUATED = _of_run("an evaluation")
+_FROM_RUN = "takes its recipe from its run folder"
+_EVALUATED = f"an evaluation {_FROM_RUN}"
 _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
@@ -71,7 +68,7 @@ WAYS = (
     Way("status", "run runs output", keys=""),
     Way("cancel", "run runs force", keys=""),
     Way("stage", f"{_RECIPE} run file force site.*"),
-    Way("preflight", "run output", "run", _PLACE, _of_run("a preflight of a run")),
+    Way("preflight", "run output", "run", _PLACE, f"a preflight of a run {_FROM_RUN}"),
     Way("preflight", f"{_RECIPE} output"),
     Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
@@ -79,13 +76,13 @@ WAYS = (
     Way("train", f"{_RECIPE} run site.*"),
     Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
     Way("report", "run runs file", keys=""),
-    Way("lock", "run file", "run", _PLACE, _of_run("a lock of a run")),
+    Way("lock", "run file", "run", _PLACE, f"a lock of a run {_FROM_RUN}"),
     Way("lock", f"{_RECIPE} file"),
     Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
     Way("diff", "a b within_days output", why="its recipes are a= and b="),
-    Way("pack", "run file", "run", _PLACE, _of_run("a bundle of a run")),
+    Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
     Way("pack", f"{_RECIPE} file"),
-    Way("export", "run file rows at_tokens", "", _PLACE, _of_run("an export")),
+    Way("export", "run file rows at_tokens", "", _PLACE, f"an export {_FROM_RUN}"),
     Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
     Way("evaluate", f"run {_TASKS} at_tokens output", "tasks", _JUDGED, _EVALUATED),
     Way("evaluate", "run text at_tokens output", "text", _JUDGED, _EVALUATED),
