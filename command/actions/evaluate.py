@@ -33,10 +33,7 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def run(arguments: Arguments) -> None:
-    """Evaluate ``run=FOLDER``: held-out text, or ``text=FILE``, or ``tasks=[...]``.
-
-    Tasks may also be asked of an exported folder, ``file=FOLDER``; then nothing is kept.
-    """
+    """Evaluate ``run=FOLDER``, or ask tasks of an exported ``file=FOLDER`` and keep nothing."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
     from command.evaluation import evaluate_folder, evaluate_run  # imports torch
 

@@ -16,10 +16,7 @@ from components.terminal import say, tell
 
 
 def run(arguments: Arguments) -> ActionResult | None:
-    """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well.
-
-    With ``calibrate=[...]`` measured steps correct the planner instead.
-    """
+    """Print a plan, and write its page into ``file=FILE``; ``calibrate=[...]`` corrects it."""
     if arguments.calibrate:
         from command.calibrate import calibrate
 
