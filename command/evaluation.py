@@ -46,8 +46,8 @@ def evaluate_run(arguments: Arguments) -> Tree:
     trained = open_trained(arguments)
     tree = trained.recipe.model_dump(mode="json")
     for key in _RECIPE_KEYS:  # what an evaluation may change; weights and data stay
-        section, _, name = key.partition(".")
-        tree[section][name] = arguments.values.get(key, tree[section][name])
+        part, _, name = key.partition(".")
+        tree[part][name] = arguments.values.get(key, tree[part][name])
     recipe = check_recipe(tree)
     if arguments.tasks:
         section = {"tasks": _ask_tasks(arguments, trained, recipe)}

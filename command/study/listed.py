@@ -136,7 +136,8 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
     try:
         if asked.action == "report":
             ended = [runs.result_in(asked, point) or NOT_YET for point in study.points]
-        elif runner := runs.runner_of(asked):  # refuses what no plan knows
+        else:
+            runner = runs.runner_of(asked)  # refuses what no plan knows
             ended = ended if asked.action == "plan" else run_points(study, runner)
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on. Kept in {asked.folder}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -53,7 +53,7 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
     """Yield the trials that were under way, then new ones until there are enough."""
     for trial in trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         yield trial.number, trial.params
-    space = {
+    space: dict[str, BaseDistribution] = {
         key: FloatDistribution(values.low, values.high, log=values.log)
         if isinstance(values, Interval)
         else CategoricalDistribution(values)
