@@ -145,7 +145,7 @@ def _data_files(tree: Tree, name: str, folder: Path) -> dict[str, list[str]]:
             problem = "names no files by split, or more than that"
             remedy = "write dataset_kwargs: {data_files: {test: FILE}}"
             raise RecipeError("dataset_kwargs", problem, remedy)
-    found: dict[str, list[str]] = {split: [] for split in named}
+    files: dict[str, list[str]] = {split: [] for split in named}
     for split, paths in named.items():
         where = f"dataset_kwargs.data_files.{split}"
         for one in map(str, paths if isinstance(paths, list) else [paths]):
@@ -156,5 +156,5 @@ def _data_files(tree: Tree, name: str, folder: Path) -> dict[str, list[str]]:
             if not path.is_relative_to(folder.resolve()):
                 problem = f"{one!r} leads out of the folder of tasks"
                 raise RecipeError(where, problem, "put the file beside the task")
-            found[split].append(str(path))
-    return found
+            files[split].append(str(path))
+    return files

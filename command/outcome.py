@@ -86,12 +86,12 @@ def attempt(
         return act()
     except BrokenPipeError:
         raise
-    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 (nothing is unforeseen here)
+    except KeyboardInterrupt as stopped:
+        return ActionResult(_tell_stopped(stopped))
+    except Exception as error:  # noqa: BLE001 (the one place below which nothing is unforeseen)
         for cause in _chain(error):
             if isinstance(cause, KeyboardInterrupt):
-                _say("stopped; nothing half-written was kept")
-                number = getattr(cause, "number", signal.SIGINT)  # Python's own knows none
-                return ActionResult(Status(128 + number))
+                return ActionResult(_tell_stopped(cause))
         return ActionResult(tell_error(error, words, label))
 
 
@@ -104,7 +104,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def tell_error(error: BaseException, words: Sequence[str], label: str = "") -> Status:
+def _tell_stopped(stopped: KeyboardInterrupt) -> Status:
+    _say("stopped; nothing half-written was kept")
+    number = getattr(stopped, "number", signal.SIGINT)  # Python's own knows none
+    return Status(128 + number)
+
+
+def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Status:
     """Describe what went wrong, and whose it is: wrong input, or a fault of the program."""
     where = f"[{label}] " if label else ""
     if isinstance(error, OSError) and error.errno in REMEDIES:
@@ -129,7 +135,7 @@ def tell_error(error: BaseException, words: Sequence[str], label: str = "") -> S
     return Status.FAULT
 
 
-def _details(error: BaseException, asked: str) -> str:
+def _details(error: Exception, asked: str) -> str:
     """Tell who debugs it what happened where; no environment variables, which hold secrets."""
     try:
         folder = str(Path.cwd())
