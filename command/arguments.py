@@ -48,10 +48,9 @@ class Arguments(Options):
 
 def groups() -> dict[str, list[str]]:
     """Name the groups of ``conf/`` and the options of each."""
-    folders = sorted(folder for folder in (ROOT / "conf").iterdir() if folder.is_dir())
     return {
         folder.name: sorted(f.stem for f in folder.glob("*.yaml") if "." not in f.stem)
-        for folder in folders
+        for folder in sorted((ROOT / "conf").glob("*/"))
     }
 
 
@@ -111,8 +110,7 @@ def read_point(words: Sequence[str]) -> Arguments:
             raise RecipeError(key, "given twice", "keep one of them")
         value = text if key in RAW_KEYS else _text_keys(parse_word(word).value())
         kept[key] = check_option(key, value, known[key]) if kept is choices else value
-    searches = choices.get("parallelism") == AUTO
-    if searches:
+    if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
     action = one_of(*ACTIONS)("action", given.pop("action", "auto"))
     options = {key: READERS[key](key, value) for key, value in given.items()}
@@ -130,33 +128,31 @@ def read_point(words: Sequence[str]) -> Arguments:
     )
 
 
-def check_option(group: str, value: object, options: list[str]) -> str:
+def check_option(group: str, value: object, options: list[str], path: str = "") -> str:
     """Return the option of a group, if ``conf/`` has a file for it.
 
     Raises:
-        RecipeError: it has none; with the nearest.
+        RecipeError: it has none; with the nearest, and the ``path`` of a file that chooses.
     """
-    if group == "parallelism" and value == AUTO:
-        return AUTO
-    if value not in options:
-        raise RecipeError(group, f"there is no {group} {value!r}", nearest(str(value), options))
+    if value not in options and not (group == "parallelism" and value == AUTO):
+        problem = f"there is no {group} {value!r}"
+        raise RecipeError(path or group, problem, nearest(str(value), options))
     return str(value)
 
 
 def _text_keys(value: Any) -> Any:
-    """Make the keys of nested mappings text."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def perform(action: str, arguments: Arguments) -> ActionResult:
-    """Check the words of an action and run it.
+    """Check the words of an action and run it; one that returns nothing has done it all.
 
     Raises:
         RecipeError: a word that it would ignore, or whatever is wrong with them.
     """
     check_words(action, keys_of(arguments.words))
-    outcome = importlib.import_module(f"command.actions.{action}").run(arguments)
-    assert isinstance(outcome, ActionResult)
-    return outcome
+    module = importlib.import_module(f"command.actions.{action}")
+    ended: ActionResult | None = module.run(arguments)
+    return ended or ActionResult()

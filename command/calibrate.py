@@ -6,7 +6,6 @@ keys of the command line, as ``recipe`` or ``parallelism.tensor``, and what was 
 
 import csv
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,26 +17,18 @@ from rich.table import Table
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
 from command.lock_file import as_received, check_recipe_place
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.files import check_regular
 from components.errors import RecipeError
+from components.planner import software
 from components.planner.calibration import CalibrationStep, fit_memory, fit_speed
 from components.planner.job import job_of
-from components.planner.software import (
-    OURS,
-    Calibration,
-    CalibrationErrors,
-    MeasuredFrom,
-    as_text,
-    calibration_file,
-    read_software,
-)
 from components.run.ownership import check_links
 from components.run.records import TimedResults, read_record
-from components.terminal import console, tell
+from components.terminal import console
 
 SECONDS, BYTES = "step_seconds", "peak_memory_bytes"
 MINE = ("action", "calibrate", "output")
@@ -81,11 +72,8 @@ def _read_run(path: Path) -> MeasuredStep:
         raise RecipeError("calibrate", problem, "leave it out")
     if results.device == "cpu":
         raise RecipeError("calibrate", f"{path} ran on a CPU", "the planner knows none")
-    return MeasuredStep(
-        recipe=recipe,
-        seconds=recipe.budget.global_batch_tokens / results.tokens_per_second,
-        peak_bytes=results.peak_memory_bytes or None,
-    )
+    seconds = recipe.budget.global_batch_tokens / results.tokens_per_second
+    return MeasuredStep(recipe, seconds, results.peak_memory_bytes or None)
 
 
 def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
@@ -107,24 +95,19 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
     if None in cells or None in cells.values():
         raise RecipeError(where, "the line has not as many cells as the head", "mend it")
     seconds = _number(where, SECONDS, cells[SECONDS])
-    peak = cells.get(BYTES, "")
     own = {key: text for key, text in cells.items() if key not in {SECONDS, BYTES} and text}
     kept = [word for word in arguments.words if word.partition("=")[0] not in {*own, *MINE}]
     try:
         check_recipe_words(own, "a table")
         row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
         asked = read_point(kept)
-        named = asked.recipe
-        if row.recipe is not None:
-            named = check_recipe_place(row.recipe, "recipe")
-        choices = {**asked.choices, **row.choices}
-        recipe = compose_recipe(
-            replace(asked, recipe=named, choices=choices, file_values=row.file_values)
-        )
+        named = check_recipe_place(row.recipe, "recipe") if row.recipe else asked.recipe
+        asked = replace(asked, recipe=named, choices=asked.choices | row.choices)
+        recipe = compose_recipe(replace(asked, file_values=row.file_values))
     except RecipeError as error:
         raise RecipeError(f"{where}: {error.path}", error.problem, error.remedy) from None
-    peak_bytes = _number(where, BYTES, peak) if peak else None
-    return MeasuredStep(recipe=recipe, seconds=seconds, peak_bytes=peak_bytes)
+    peak = cells.get(BYTES)
+    return MeasuredStep(recipe, seconds, _number(where, BYTES, peak) if peak else None)
 
 
 def _number(where: str, key: str, text: str) -> float:
@@ -152,10 +135,10 @@ def calibrate(arguments: Arguments) -> ActionResult:
         CalibrationStep(job=job_of(one.recipe), seconds=one.seconds, peak_bytes=one.peak_bytes)
         for one in steps
     ]
-    software = read_software(OURS)
-    speed = fit_speed(measured, hardware, software)
-    memory = fit_memory(measured, software)
-    found = Calibration(
+    shipped = software.read_software(software.OURS)
+    speed = fit_speed(measured, hardware, shipped)
+    memory = fit_memory(measured, shipped)
+    found = software.Calibration(
         cluster=cluster,
         device=hardware.device,
         fitted_on=f"{datetime.now(UTC):%Y-%m-%d}",
@@ -166,12 +149,13 @@ def calibrate(arguments: Arguments) -> ActionResult:
         time_error=speed.errors,
         memory_error=memory.errors if memory else None,
     )
-    kept = calibration_file(cluster) if speed.helps else None
+    kept = software.calibration_file(cluster) if speed.helps else None
     if kept is not None:
         beside = kept.with_suffix(".partial")
-        beside.write_text(as_text(found), "utf-8")
+        beside.write_text(software.as_text(found), "utf-8")
         beside.replace(kept)
-    _print(arguments.output, found, kept)
+    tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
+    print_result(arguments.output, tree, lambda: _print(found, kept))
     return ActionResult(Status.DONE if kept else Status.DOES_NOT_HOLD)
 
 
@@ -188,47 +172,31 @@ def _one_machine(steps: Sequence[MeasuredStep]) -> tuple[str, Hardware]:
     return names[0], hardware
 
 
-def _source(path: Path, steps: int) -> MeasuredFrom:
+def _source(path: Path, steps: int) -> software.MeasuredFrom:
     """Name the file by its hash, and not by whose folder it was in."""
     file = path if path.is_file() else path / "recipe.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return MeasuredFrom(name=path.name, sha256=digest, steps=steps)
+    return software.MeasuredFrom(name=path.name, sha256=digest, steps=steps)
 
 
-def _print(output: str, found: Calibration, kept: Path | None) -> None:
-    if output == "json":
-        tree = found.model_dump(mode="json") | {"file": str(kept) if kept else None}
-        tell(json.dumps(tree))
-        return
-    out = console(width=120)
-    out.print(_constants(found))
-    out.print(_errors(found))
+def _print(found: software.Calibration, kept: Path | None) -> None:
+    """Print constants, then errors: on half of the layouts, after fitting to the others."""
+    out, ours = console(width=120), software.read_software(software.OURS)
+    table = Table("constant", "shipped", "fitted", box=None)
+    for section, fitted in (("speed", found.speed), ("memory", found.memory)):
+        for name, value in fitted.items():
+            shipped = getattr(getattr(ours, section), name)
+            table.add_row(name, f"{shipped:.4g}", f"{value:.4g}")
+    out.print(table)
+    title = f"error on {found.layouts} layouts: median, and nine of ten below"
+    table = Table("", "shipped", "fitted", "held out", title=title, box=None)
+    memory = "peak memory" if found.memory else "peak memory, left as shipped"
+    for name, errors in (("seconds of a step", found.time_error), (memory, found.memory_error)):
+        if errors is not None:
+            columns = (errors.before, errors.fitted, errors.held_out)
+            table.add_row(name, *(f"{one.median:.1%}, {one.p90:.1%}" for one in columns))
+    out.print(table)
     if kept:
         out.print(f"kept in {kept}: plans of {found.cluster} use it from now on")
     else:
         out.print("not kept: layouts that were not fitted to are predicted no better")
-
-
-def _constants(found: Calibration) -> Table:
-    software = read_software(OURS)
-    table = Table("constant", "shipped", "fitted", box=None)
-    for section, fitted in (("speed", found.speed), ("memory", found.memory)):
-        for name, value in fitted.items():
-            shipped = getattr(getattr(software, section), name)
-            table.add_row(name, f"{shipped:.4g}", f"{value:.4g}")
-    return table
-
-
-def _errors(found: Calibration) -> Table:
-    """Give how far off predictions are: of half of the layouts, after fitting to the others."""
-    title = f"error on {found.layouts} layouts: median, and nine of ten below"
-    table = Table("", "shipped", "fitted", "held out", title=title, box=None)
-    judged: dict[str, CalibrationErrors | None] = {
-        "seconds of a step": found.time_error,
-        "peak memory" + ("" if found.memory else ", left as shipped"): found.memory_error,
-    }
-    for name, errors in judged.items():
-        if errors is not None:
-            columns = (errors.before, errors.fitted, errors.held_out)
-            table.add_row(name, *(f"{one.median:.1%}, {one.p90:.1%}" for one in columns))
-    return table

@@ -39,14 +39,14 @@ def read_sides(arguments: Arguments) -> tuple[Side, Side]:
     for key, text in texts.items():
         if not text:
             raise RecipeError(key, "two sides are compared", "write a=RECIPE b=RECIPE")
-    frozen = {key: _frozen(text, key) for key, text in texts.items()}
-    scales = [side.tree["scale"]["name"] for side in frozen.values() if side] or ["full"]
-    if all(frozen.values()):
+    a, b = (_frozen(text, key) for key, text in texts.items())
+    if a and b:
         check_no_recipe(keys_of(arguments.words), "a= and b= are both frozen")
-    a, b = (
-        frozen[key] or _composed(text, arguments, scales[0], key) for key, text in texts.items()
+    scale = frozen.tree["scale"]["name"] if (frozen := a or b) else "full"
+    return (
+        a or _composed(texts["a"], arguments, scale, "a"),
+        b or _composed(texts["b"], arguments, scale, "b"),
     )
-    return a, b
 
 
 def side_of_run(path: Path, key: str = "run") -> Side:
@@ -86,9 +86,8 @@ def side_of_now(recipe: Recipe, label: str, *, reads_data: bool) -> Side:
 
 def software_of(folder: RunFolder) -> Software | None:
     """Read what a run was made with; runs of older versions do not say."""
-    if not (folder.path / "software.json").exists():
-        return None
-    return folder.read("software.json", Software)
+    there = (folder.path / "software.json").exists()
+    return folder.read("software.json", Software) if there else None
 
 
 def data_of(folder: RunFolder) -> PreparedHashes | None:
@@ -135,12 +134,10 @@ def _composed(text: str, arguments: Arguments, scale: str, key: str) -> Side:
         within_days=mine.within_days or arguments.within_days if searches else None,
     )
     try:
-        recipe = compose_recipe(asked)
+        return Side(label=text, tree=compose_recipe(asked).model_dump(mode="json"))
     except RecipeError as error:
-        if error.path != "recipe":
-            raise
-        raise RecipeError(key, error.problem, error.remedy) from None
-    return Side(label=text, tree=recipe.model_dump(mode="json"))
+        path = key if error.path == "recipe" else error.path
+        raise RecipeError(path, error.problem, error.remedy) from None
 
 
 def print_differences(
@@ -159,7 +156,7 @@ def print_differences(
             table.add_column(column, overflow="fold")
         keys = without_profile(found[group])
         for key in keys:
-            table.add_row(key, *(_short(value) for value in found[group][key]))
+            table.add_row(key, *map(_short, found[group][key]))
         out.print(table)
         if hidden := len(found[group]) - len(keys):
             out.print(f"and {hidden} keys of the two profiles in conf/cluster/")
@@ -170,7 +167,6 @@ def print_differences(
 
 
 def _verdict(found: Found) -> str:
-    """Describe in a line what is the same and what is not."""
     return ", ".join(f"{'another' if found[one] else 'same'} {one.value}" for one in JUDGED)
 
 
@@ -183,9 +179,9 @@ def _short(value: object) -> str:
 
 def bundle_of(arguments: Arguments) -> Lock | None:
     """Read the bundle that the recipe came in, if it came in one."""
-    if arguments.recipe is None or not arguments.recipe.endswith(".yaml"):
-        return None
-    given = read_given(Path(arguments.recipe).expanduser())
+    name, given = arguments.recipe or "", None
+    if name.endswith(".yaml"):
+        given = read_given(Path(name).expanduser())
     return given.lock if isinstance(given, ReceivedLock) else None
 
 
@@ -208,14 +204,13 @@ def told_before(bundle: Lock, run: Path) -> Iterator[str]:
 
 def told_after(bundle: Lock, run: Path) -> Iterator[str]:
     """Return whether the losses are those of the run that was packed."""
-    here = losses_in(RunFolder(run))
-    if isinstance(bundle.losses, str) or here is None:
+    there, here = bundle.losses, losses_in(RunFolder(run))
+    if isinstance(there, str) or here is None:
         return
-    if here == bundle.losses:
+    if here == there:
         yield f"bundle: the losses of all {here.steps} steps are the packed run's, bit by bit"
-        return
-    there = bundle.losses
-    yield (
-        f"bundle: other losses: the last of {there.steps} is {there.last:.6f} there, of "
-        f"{here.steps} it is {here.last:.6f} here"
-    )
+    else:
+        yield (
+            f"bundle: other losses: the last of {there.steps} is {there.last:.6f} there, of "
+            f"{here.steps} it is {here.last:.6f} here"
+        )

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from command import recipe_file
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
 from command.lock_file import CARRIED, ReceivedLock, read_given, with_bundle
 from command.path_checks import check_places
-from command.recipe_file import (
-    SECTIONS,
-    STEM,
-    check_expansion,
-    check_interpolations,
-    check_recipe_file,
-    find_target,
-    read_recipe_file,
-)
+from command.recipe_file import SECTIONS
 from command.yaml_file import ReceivedYaml
 from components.config.resolve import resolve
 from components.config.schema.recipe import Recipe
@@ -41,30 +33,23 @@ OPEN = (
     *("data.shares", "data.sources", "data.phases", "schedule.phases", "published", "assumed"),
     "cluster.site.environment",
 )
+Tree = dict[str, Any]
 WHOLE = re.compile(r"\$\{[\w.]+\}")
 SENT = "a_file_of_the_user"  # the name under which Hydra finds a recipe given as a path
 
 
-def compose_recipe(arguments: Arguments) -> Recipe:
+def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
     """Compose, settle and check the recipe that ``arguments`` choose.
+
+    One that is only looked at and never used may name places ``anywhere``.
 
     Raises:
         RecipeError: whatever the user can mend, with its path and the way out.
     """
     if arguments.searches:
         return compose_searched(arguments).recipe
-    with _composed(arguments) as found:
-        return resolve(found.tree, found.values, found.full)
-
-
-def compose_to_compare(arguments: Arguments) -> Recipe:
-    """Compose a recipe that is looked at and never used, wherever its places may be.
-
-    Raises:
-        RecipeError: as above.
-    """
-    with _composed(arguments, anywhere=True) as found:
-        return resolve(found.tree, found.values, found.full)
+    with _composed(arguments, anywhere=anywhere) as found:
+        return resolve(*found)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -74,40 +59,33 @@ def compose_searched(arguments: Arguments) -> SearchResult:
         RecipeError: as above, or no layout fits.
     """
     with _composed(arguments) as found:
-        question = Question(found.tree, found.values, found.full)
-        return find_layout(question, within_days=arguments.within_days)
+        return find_layout(Question(*found), within_days=arguments.within_days)
 
 
-def compose_full(arguments: Arguments) -> dict[str, Any]:
+def compose_full(arguments: Arguments) -> Tree:
     """Compose the tree of the recipe's own sections, before any rule and any key of the user's.
 
     Raises:
         RecipeError: as above.
     """
-    with _composed(arguments, anywhere=True) as found:
-        return {key: value for key, value in found.full.items() if key in SECTIONS}
+    with _composed(arguments, anywhere=True) as (_, _, full):
+        return {key: value for key, value in full.items() if key in SECTIONS}
 
 
-def compose_group(group: str, option: str) -> dict[str, Any]:
+def compose_group(group: str, option: str) -> Tree:
     """Compose one option of a group by itself, as a recipe that chooses it has it."""
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf" / group)):
         return _plain(compose(option), resolve=True)
 
 
-@dataclass(frozen=True)
-class _Composed:
-    """The tree with the user's keys, those keys, and the tree as it was before they went in."""
-
-    tree: dict[str, Any]
-    values: dict[str, Any]
-    full: dict[str, Any]
-
-
 @contextmanager
-def _composed(arguments: Arguments, *, anywhere: bool = False) -> Iterator[_Composed]:
-    """Compose the trees; if the recipe is a file, name the lines of what is wrong in it.
+def _composed(
+    arguments: Arguments, *, anywhere: bool = False
+) -> Iterator[tuple[Tree, Tree, Tree]]:
+    """Give the tree with the user's keys, those keys, and the tree before they went in.
 
-    Unless ``anywhere``, what a file names has to lie in the working folder.
+    Of a file, wrong lines are named, and what it names lies in the working folder unless
+    ``anywhere``.
     """
     name, sent, lock = arguments.recipe, None, None
     named = UserOverrides(arguments.values)
@@ -118,34 +96,25 @@ def _composed(arguments: Arguments, *, anywhere: bool = False) -> Iterator[_Comp
             arguments = with_bundle(arguments, lock)
         else:
             sent = given
-            check_recipe_file(sent)
-    try:
-        found = _put_together(arguments, sent, lock)
-        if not anywhere and (sent is not None or arguments.file_values):
-            check_places(found.tree, named)
-        yield found
-    except RecipeError as error:
-        raise error if sent is None or named.covers(error.path) else sent.told(error) from None
-
-
-def _put_together(
-    arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None
-) -> _Composed:
+            recipe_file.check_recipe_file(sent)
     values = arguments.all_values
     try:
         tree = _group(arguments, sent, lock)
         full = _resolve(tree)
         for key, value in values.items():
             _set(tree, key, value)
-        return _Composed(_resolve(tree) if values else deepcopy(full), values, full)
+        tree = _resolve(tree) if values else deepcopy(full)
+        if not anywhere and (sent is not None or arguments.file_values):
+            check_places(tree, named)
+        yield tree, values, full
     except (HydraException, OmegaConfBaseException) as error:
         problem = str(error).strip().splitlines()[0]
         raise RecipeError("recipe", problem, "see the file") from None
+    except RecipeError as error:
+        raise error if sent is None or named.covers(error.path) else sent.told(error) from None
 
 
-def _group(
-    arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None
-) -> dict[str, Any]:
+def _group(arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None) -> Tree:
     """Group the files of ``conf/``; a bundle's own sections take the place of theirs."""
     choices = dict(arguments.choices)
     # A file of the user's may change while this process lives; those of conf/ do not.
@@ -164,18 +133,18 @@ def _group(
 
 
 @cache
-def _compose(conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
+def _compose(conf: Path, words: tuple[str, ...]) -> Tree:
     """Let Hydra group the files, once for all points of a sweep that choose the same."""
     with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
         return _plain(compose("config", overrides=list(words)), resolve=False)
 
 
-def _resolve(tree: dict[str, Any]) -> dict[str, Any]:
-    check_expansion(tree)
+def _resolve(tree: Tree) -> Tree:
+    recipe_file.check_expansion(tree)
     return _plain(OmegaConf.create(tree), resolve=True)
 
 
-def _plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
+def _plain(config: DictConfig, *, resolve: bool) -> Tree:
     tree = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
@@ -186,14 +155,14 @@ def _check_name(name: str | None) -> str:
     known = groups()["recipe"]
     if name is None:
         raise RecipeError("recipe", "no recipe is named", f"recipe=NAME; {nearest('', known)}")
-    if not STEM.fullmatch(name) or name not in known:
+    if not recipe_file.STEM.fullmatch(name) or name not in known:
         remedy = nearest(name, known) + "; a file's path ends in .yaml"
         raise RecipeError("recipe", f"there is no recipe {name!r}", remedy)
-    read_recipe_file(ROOT / "recipes" / f"{name}.yaml")
+    recipe_file.read_recipe_file(ROOT / "recipes" / f"{name}.yaml")
     return name
 
 
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+def _set(tree: Tree, key: str, value: Any) -> None:
     """Put the user's value at a key that exists, or below one that is open."""
     _check_text(value, key)
     *parents, last = key.split(".")
@@ -203,7 +172,10 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
         if step not in here and _is_open(path):
             here[step] = {}
         _check_known(here, step, path)
-        here[step] = _follow(tree, here[step])
+        if isinstance(text := here[step], str) and WHOLE.fullmatch(text):
+            # A copy of the mapping that it refers to, so that one key of it can be set.
+            meant = recipe_file.find_target(tree, text[2:-1])
+            here[step] = dict(meant) if isinstance(meant, dict) else text
         here = here[step]
         if not isinstance(here, dict):
             raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
@@ -212,19 +184,11 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     here[last] = value
 
 
-def _follow(tree: dict[str, Any], value: Any) -> Any:
-    """Copy the mapping that an interpolation refers to, so that one key of it can be set."""
-    if not isinstance(value, str) or not WHOLE.fullmatch(value):
-        return value
-    found = find_target(tree, value[2:-1])
-    return dict(found) if isinstance(found, dict) else value
-
-
 def _is_open(path: str) -> bool:
     return any(path == root or path.startswith(root + ".") for root in OPEN)
 
 
-def _check_known(here: dict[str, Any], step: str, path: str) -> None:
+def _check_known(here: Tree, step: str, path: str) -> None:
     """A key is known if the tree has it, or if the class of its node takes it."""
     known = list(here)
     if "_target_" in here:
@@ -238,7 +202,7 @@ def _check_known(here: dict[str, Any], step: str, path: str) -> None:
 def _check_text(value: Any, path: str) -> None:
     """The user's own values pass the same gate as a recipe's."""
     if isinstance(value, str):
-        check_interpolations(value, path)
+        recipe_file.check_interpolations(value, path)
     elif isinstance(value, dict):
         for key, item in value.items():
             _check_text(item, f"{path}.{key}")

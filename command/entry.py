@@ -10,10 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from command.outcome import ActionResult
+from typing import NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 IMPORTING = "<frozen importlib._bootstrap>"
@@ -32,20 +29,18 @@ class StopSignal(KeyboardInterrupt):
 def enter(words: Sequence[str]) -> int:
     """Run the command and return its exit status."""
     _handle(_leave)
-    from command.outcome import attempt  # after the handler: imports take their time
+    from command.outcome import ActionResult, attempt  # after it: imports take their time
 
-    status = int(attempt(lambda: _run(words), words).status)
+    def act() -> ActionResult:
+        from command.main import main
+
+        sys.unraisablehook = _hear_again
+        _handle(_raise)
+        return ActionResult(main(words))
+
+    status = int(attempt(act, words).status)
     _handle(lambda number, frame: os._exit(status))  # it ends, and nothing is left to tidy
     return status
-
-
-def _run(words: Sequence[str]) -> "ActionResult":
-    from command.main import main
-    from command.outcome import ActionResult
-
-    sys.unraisablehook = _hear_again
-    _handle(_raise)
-    return ActionResult(main(words))
 
 
 def _handle(handler: Handler) -> None:

@@ -7,26 +7,19 @@ below, whose data are local files. What a template may do, `Harness` bounds.
 """
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
-from command.yaml_file import ReceivedYaml, read_data
+from command.yaml_file import read_data
 from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.targets import nearest
 from components.data.token_file import encode
 from components.errors import RecipeError
+from components.evaluate import text_loss
 from components.evaluate.harness import LmEvalTask, ask_tasks, check_installed
-from components.evaluate.text_loss import (
-    judge_held_out,
-    judge_text,
-    keep,
-    open_judge,
-    read_manifest,
-)
 from components.report.pages import leave_report
 from components.terminal import say
 from data_prep.sources import open_files
@@ -48,23 +41,26 @@ def evaluate_run(arguments: Arguments) -> Tree:
     """Answer one question about a checkpoint, keep the answer and write the report anew.
 
     Raises:
-        RecipeError: no such checkpoint or data, a text that cannot be read, or a task that
-            cannot be asked.
+        RecipeError: no such checkpoint or data, or a text or task that cannot be used.
     """
     trained = open_trained(arguments)
-    recipe = _with_values(trained.recipe, arguments.values)
+    tree = trained.recipe.model_dump(mode="json")
+    for key in _RECIPE_KEYS:  # what an evaluation may change; weights and data stay
+        part, _, name = key.partition(".")
+        tree[part][name] = arguments.values.get(key, tree[part][name])
+    recipe = check_recipe(tree)
     if arguments.tasks:
         section = {"tasks": _ask_tasks(arguments, trained, recipe)}
     elif arguments.text is not None:
         section = {"texts": _judge_own(trained, recipe, arguments.text)}
     else:
-        data, manifest = read_manifest(trained.folder)
-        judge = open_judge(recipe, trained.chosen, data, manifest)
-        answer = judge_held_out(judge, recipe, trained.chosen, data, manifest)
+        data, manifest = text_loss.read_manifest(trained.folder)
+        judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
+        answer = text_loss.judge_held_out(judge, recipe, trained.chosen, data, manifest)
         section = {"held_out": answer}
-    tree = keep(trained.folder, trained.recipe, trained.chosen.marker, section)
+    kept = text_loss.keep(trained.folder, trained.recipe, trained.chosen.marker, section)
     leave_report([trained.folder.path], trained.folder.path / "report.html", say)
-    return tree
+    return kept
 
 
 def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
@@ -75,30 +71,20 @@ def evaluate_folder(folder: Path, arguments: Arguments) -> Tree:
     """
     check_installed()
     tasks = find_tasks([*arguments.tasks], arguments.tasks_folder)
-    answers = ask_tasks(folder, tasks, compute=None, most_rows=1)
-    return {"folder": str(folder), "tasks": answers}
-
-
-def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Put in the few values that an evaluation may change; weights and data stay."""
-    tree = recipe.model_dump(mode="json")
-    for key in _RECIPE_KEYS:
-        section, _, name = key.partition(".")
-        tree[section][name] = values.get(key, tree[section][name])
-    return check_recipe(tree)
+    return {"folder": str(folder), "tasks": ask_tasks(folder, tasks, compute=None, most_rows=1)}
 
 
 def _judge_own(trained: RunCheckpoint, recipe: Recipe, file: Path) -> Tree:
     """Tokenize a file, or those of a pattern, as preparation does, and judge all of it."""
-    data, manifest = read_manifest(trained.folder)
+    data, manifest = text_loss.read_manifest(trained.folder)
     files = list(open_files((str(file),), "text", "text"))
     tokenizer = build(recipe.tokenizer, "tokenizer")
     tokenizer.load(data)
     with tempfile.TemporaryDirectory() as aside:
         texts = (document.text for one in files for document in one.documents())
         record = encode(Path(aside) / "text.bin", texts, tokenizer)
-        judge = open_judge(recipe, trained.chosen, data, manifest)
-        answer = judge_text(judge, recipe, Path(aside), manifest, record)
+        judge = text_loss.open_judge(recipe, trained.chosen, data, manifest)
+        answer = text_loss.judge_text(judge, recipe, Path(aside), manifest, record)
     hashes = {one.name: one.record().sha256 for one in files}
     return {str(file): {"sha256": hashes, **answer}}
 
@@ -111,12 +97,8 @@ def _ask_tasks(arguments: Arguments, trained: RunCheckpoint, recipe: Recipe) -> 
     if not target.exists():
         export_trained(trained, target, rows="published")
         say(f"exported to {target}")
-    return ask_tasks(
-        target,
-        tasks,
-        compute=recipe.precision.compute,
-        most_rows=recipe.parallelism.microbatch_sequences,
-    )
+    compute, rows = recipe.precision.compute, recipe.parallelism.microbatch_sequences
+    return ask_tasks(target, tasks, compute=compute, most_rows=rows)
 
 
 def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
@@ -137,8 +119,7 @@ def find_tasks(names: list[str], folder: Path | None) -> list[LmEvalTask]:
 def _read_task(name: str, file: Path) -> LmEvalTask:
     sent = read_data(file, "task")
     try:
-        _check_task(sent, name)
-        data_files = _data_files(sent)
+        data_files = _data_files(sent.tree, name, file.parent)
     except RecipeError as error:
         raise sent.told(error) from None
     config = sent.tree | {"dataset_kwargs": {"data_files": data_files}}
@@ -146,38 +127,34 @@ def _read_task(name: str, file: Path) -> LmEvalTask:
     return LmEvalTask(name=name, config=config, files=(file, *listed))
 
 
-def _check_task(sent: ReceivedYaml, name: str) -> None:
-    for key in sent.tree:
+def _data_files(tree: Tree, name: str, folder: Path) -> dict[str, list[str]]:
+    """Check a task, and find the files of each split beside its file."""
+    for key in tree:
         if key not in _TASK_KEYS:
             problem = "a task file is data: this key is not taken"
             raise RecipeError(key, problem, nearest(key, _TASK_KEYS))
-    if (found := sent.tree.get("task")) != name:
+    if (found := tree.get("task")) != name:
         raise RecipeError("task", f"{found!r}, in the file of {name!r}", f"write task: {name}")
-    if (found := sent.tree.get("dataset_path")) not in _TASK_FORMATS:
+    if (found := tree.get("dataset_path")) not in _TASK_FORMATS:
         problem = f"{found!r}, but a task's data are local files"
         raise RecipeError("dataset_path", problem, f"write one of {', '.join(_TASK_FORMATS)}")
-
-
-def _data_files(sent: ReceivedYaml) -> dict[str, list[str]]:
-    """Find the files of each split, beside the task file."""
-    settings = sent.tree.get("dataset_kwargs")
-    named: Any = settings.get("data_files") if isinstance(settings, dict) else None
-    if not isinstance(named, dict) or set(settings or {}) != {"data_files"}:
-        problem = "names no files by split, or more than that"
-        remedy = "write dataset_kwargs: {data_files: {test: FILE}}"
-        raise RecipeError("dataset_kwargs", problem, remedy)
-    found: dict[str, list[str]] = {}
-    folder = sent.file.parent
+    match tree.get("dataset_kwargs"):
+        case {"data_files": dict(named), **others} if not others:
+            pass
+        case _:
+            problem = "names no files by split, or more than that"
+            remedy = "write dataset_kwargs: {data_files: {test: FILE}}"
+            raise RecipeError("dataset_kwargs", problem, remedy)
+    files: dict[str, list[str]] = {split: [] for split in named}
     for split, paths in named.items():
         where = f"dataset_kwargs.data_files.{split}"
-        found[split] = []
-        for name in paths if isinstance(paths, list) else [paths]:
-            path = (folder / str(name)).resolve()
+        for one in map(str, paths if isinstance(paths, list) else [paths]):
+            path = (folder / one).resolve()
             if not path.is_file():
                 remedy = "paths are relative to the task file"
-                raise RecipeError(where, f"there is no file {folder / str(name)}", remedy)
+                raise RecipeError(where, f"there is no file {folder / one}", remedy)
             if not path.is_relative_to(folder.resolve()):
-                problem = f"{str(name)!r} leads out of the folder of tasks"
+                problem = f"{one!r} leads out of the folder of tasks"
                 raise RecipeError(where, problem, "put the file beside the task")
-            found[split].append(str(path))
-    return found
+            files[split].append(str(path))
+    return files

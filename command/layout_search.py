@@ -1,8 +1,9 @@
 """Layout search of a recipe: over what layouts and nodes, what came of it, or why nothing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from math import inf, prod
 from typing import Any
 
@@ -22,78 +23,16 @@ from components.planner.plan import plan_recipe
 from components.planner.search import LayoutSearch, hardware_of, search_layouts
 from components.planner.search_result import GIB, describe
 
-
-def _explain_nothing(
-    template: Recipe, nodes: int, fixed: frozenset[str], search: LayoutSearch
-) -> RecipeError:
-    """Return whether rules, named keys or memory leave nothing, and the nearest way out."""
-    cluster = template.cluster
-    where = f"{nodes:,} nodes of {cluster.name} ({search.ranks:,} ranks)"
-    if not search.legal:
-        freed = _freeing(template, nodes, fixed)
-        if freed:
-            values = ((key, getattr(template.parallelism, key)) for key in freed)
-            named = ", ".join(f"parallelism.{key}={value}" for key, value in values)
-            problem = f"auto: with {named} no layout is legal on {where}"
-            return RecipeError("parallelism", problem, f"leave one of these out: {named}")
-        counts = ", ".join(f"{count:,}" for count in _nearest(template, nodes, fixed))
-        remedy = f"the nearest numbers of nodes that have one: cluster.nodes={counts}"
-        problem = f"auto: no layout is legal on {where}"
-        return RecipeError("parallelism", problem, remedy if counts else "name fewer keys")
-    assert search.nearest is not None, "legal layouts that do not fit were looked at"
-    degrees, peak = search.nearest
-    problem = (
-        f"auto: none of {search.legal:,} legal layouts fits {where}; the nearest, "
-        f"{describe(degrees)}, needs {peak / GIB:.1f} GiB a device of "
-        f"{search.usable_bytes / GIB:.1f}"
-    )
-    return RecipeError("parallelism", problem, _ways(template, nodes, fixed))
-
-
-def _ways(template: Recipe, nodes: int, fixed: frozenset[str]) -> str:
-    """Try what would make it fit: named keys set free, then more nodes."""
-    ways = [
-        f"leave parallelism.{key}={getattr(template.parallelism, key)} out"
-        for key in sorted(fixed)
-        if _search(template, nodes, fixed - {key}).best
-    ]
-    more = (nodes * factor for factor in (2, 3, 4, 6, 8, 12, 16, 32))
-    most = most_nodes(template.cluster)
-    enough = next((n for n in more if n <= most and _search(template, n, fixed).best), None)
-    if enough is not None:
-        ways.append(f"cluster.nodes={enough}")
-    if not ways:
-        return "no more nodes help; use another cluster"
-    return f"what fits: {', or '.join(ways)}"
-
-
-def _search(template: Recipe, nodes: int, fixed: frozenset[str]) -> LayoutSearch:
-    ranks = nodes * template.cluster.devices_per_node
-    return search_layouts(template, ranks=ranks, fixed=fixed)
-
-
-def _freeing(template: Recipe, nodes: int, fixed: frozenset[str]) -> tuple[str, ...]:
-    """Name the keys without any one of which there is a layout, or all if it takes several."""
-    alone = [key for key in sorted(fixed) if has_layout(template, nodes, fixed - {key})]
-    if alone or not fixed:
-        return tuple(alone)
-    return tuple(sorted(fixed)) if has_layout(template, nodes, frozenset()) else ()
-
-
-def _nearest(template: Recipe, nodes: int, fixed: frozenset[str]) -> Iterable[int]:
-    counts = range(1, min(4 * nodes, most_nodes(template.cluster)) + 1)
-    near = sorted(counts, key=lambda count: abs(count - nodes))
-    found = (count for count in near if has_layout(template, count, fixed))
-    return sorted(count for count, _ in zip(found, range(3), strict=False))
-
-
 NODES, RANKS = "cluster.nodes", "cluster.ranks"
+PREFIX = "parallelism."
+DEGREES = (*SEARCHED, "data_shard")
 
 
 class Question:
     """A composed tree whose layout is open, and the keys that the user named in it.
 
     ``full`` is the tree before the user's keys went in: its degrees are the published ones.
+    ``fixed`` are the named degrees.
     """
 
     def __init__(
@@ -102,25 +41,17 @@ class Question:
         self._tree, self.full = tree, full
         self.named = {key: value for key, value in values.items() if value != "auto"}
         self.template = resolve_template(deepcopy(tree), self.named)
-        prefix = "parallelism."
-        keys = {key.removeprefix(prefix) for key in self.named if key.startswith(prefix)}
-        self.fixed = frozenset(keys & {*SEARCHED, "data_shard"})
+        self.fixed = frozenset(key for key in DEGREES if f"{PREFIX}{key}" in self.named)
 
-    def settled(self, degrees: Parallelism, nodes: int) -> Recipe:
-        """Settle and check the recipe as if the user had named these degrees."""
-        keys = [*SEARCHED, "data_shard"]
-        found = {f"parallelism.{key}": getattr(degrees, key) for key in keys}
-        return self._settle({**found, NODES: nodes})
-
-    def published(self, nodes: int) -> Recipe:
-        """Settle the recipe on these nodes without a search.
+    def settled(self, nodes: int, degrees: Parallelism | None = None) -> Recipe:
+        """Settle the recipe as if the user had named these nodes and degrees, if any.
 
         Raises:
-            RecipeError: its published layout cannot run there.
+            RecipeError: its layout, else the published one, cannot run there.
         """
-        return self._settle({NODES: nodes})
-
-    def _settle(self, found: Mapping[str, Any]) -> Recipe:
+        found: dict[str, Any] = {NODES: nodes}
+        if degrees is not None:
+            found |= {f"{PREFIX}{key}": getattr(degrees, key) for key in DEGREES}
         tree = deepcopy(self._tree)
         tree["cluster"]["ranks"] = "auto"
         for key, value in found.items():
@@ -128,13 +59,15 @@ class Question:
             tree[section][name] = list(value) if isinstance(value, tuple) else value
         return resolve(tree, [*self.named, *found], self.full)
 
+    def search(self, nodes: int, *, free: str = "") -> LayoutSearch:
+        """Search on these nodes, one named degree set ``free``."""
+        ranks = nodes * self.template.cluster.devices_per_node
+        return search_layouts(self.template, ranks=ranks, fixed=self.fixed - {free})
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The recipe with the best layout, the search, and the published layout beside it.
-
-    ``published`` is null where the rules refuse that layout there, as ``refusal`` says.
-    """
+    """The recipe with the best layout, the search, and the published one or its ``refusal``."""
 
     recipe: Recipe
     search: LayoutSearch
@@ -146,40 +79,33 @@ def find_layout(question: Question, *, within_days: float | None) -> SearchResul
     """Search for the best layout on the nodes that are named, published or fewest in time.
 
     Raises:
-        RecipeError: no layout is legal, fits or is in time; a miniature; a cluster that nobody
-            measured.
+        RecipeError: no layout is legal, fits or is in time; a miniature, an unmeasured cluster.
     """
     hardware_of(question.template)
-    if not isinstance(question.template.scale.shrink, str):
+    if not isinstance((scale := question.template.scale).shrink, str):
+        problem = f"auto, but at scale={scale.name} ranks are dealt by rule"
         raise RecipeError(
-            "parallelism",
-            f"auto, but at scale={question.template.scale.name} ranks are dealt by rule",
-            "leave parallelism=auto out, or add scale=full",
+            "parallelism", problem, "leave parallelism=auto out, or add scale=full"
         )
     nodes = _nodes(question, within_days)
-    search = _search(question.template, nodes, question.fixed)
+    search = question.search(nodes)
     if not search.best:
-        raise _explain_nothing(question.template, nodes, question.fixed, search)
+        raise _explain_nothing(question, nodes, search)
     try:
-        published, refusal = question.published(nodes), ""
+        published, refusal = question.settled(nodes), ""
     except RecipeError as error:
         published, refusal = None, f"{error.path}: {error.problem}"
-    return SearchResult(
-        recipe=question.settled(search.best[0].degrees, nodes),
-        search=search,
-        published=published,
-        refusal=refusal,
-    )
+    recipe = question.settled(nodes, search.best[0].degrees)
+    return SearchResult(recipe=recipe, search=search, published=published, refusal=refusal)
 
 
 def _nodes(question: Question, within_days: float | None) -> int:
     named, cluster = question.named, question.template.cluster
-    given = [key for key in (NODES, RANKS) if key in named]
     if within_days is not None:
-        return _nodes_in_time(question, within_days, given)
-    if NODES in given:
+        return _nodes_in_time(question, within_days)
+    if NODES in named:
         return cluster.nodes
-    if RANKS in given:
+    if RANKS in named:
         whole, rest = divmod(cluster.ranks, devices := cluster.devices_per_node)
         if rest:
             below, above = max(whole, 1) * devices, (whole + 1) * devices
@@ -193,22 +119,76 @@ def _nodes(question: Question, within_days: float | None) -> int:
     counts = list(near_nodes(cluster, ranks))
     if len(counts) == 1:
         return counts[0]
-    found = {nodes: _search(question.template, nodes, question.fixed).best for nodes in counts}
+    found = {nodes: question.search(nodes).best for nodes in counts}
     return min(counts, key=lambda n: n * found[n][0].cost if found[n] else inf)
 
 
-def _nodes_in_time(question: Question, within_days: float, given: list[str]) -> int:
-    if given:
-        problem = f"{within_days:g}, but {given[0]} says how many nodes there are"
-        raise RecipeError("within_days", problem, f"leave out one of the two, or {NODES}=auto")
+def _nodes_in_time(question: Question, within_days: float) -> int:
+    for key in (NODES, RANKS):
+        if key in question.named:
+            problem = f"{within_days:g}, but {key} says how many nodes there are"
+            remedy = f"leave out one of the two, or {NODES}=auto"
+            raise RecipeError("within_days", problem, remedy)
 
     def days_on(nodes: int) -> float | None:
-        search = _search(question.template, nodes, question.fixed)
+        search = question.search(nodes)
         if not search.best:
             return None
-        bill = plan_recipe(question.settled(search.best[0].degrees, nodes)).bill
+        bill = plan_recipe(question.settled(nodes, search.best[0].degrees)).bill
         return bill.days if bill else None
 
     return fewest_nodes(
         question.template, question.fixed, within_days=within_days, days_on=days_on
     )
+
+
+def _explain_nothing(question: Question, nodes: int, search: LayoutSearch) -> RecipeError:
+    """Return whether rules, named keys or memory leave nothing, and the nearest way out."""
+    where = f"{nodes:,} nodes of {question.template.cluster.name} ({search.ranks:,} ranks)"
+    if not search.legal:
+        if freed := _freeing(question, nodes):
+            named = ", ".join(_written(question, key) for key in freed)
+            problem = f"auto: with {named} no layout is legal on {where}"
+            return RecipeError("parallelism", problem, f"leave one of these out: {named}")
+        counts = ", ".join(f"{count:,}" for count in _nearest(question, nodes))
+        remedy = f"the nearest numbers of nodes that have one: cluster.nodes={counts}"
+        problem = f"auto: no layout is legal on {where}"
+        return RecipeError("parallelism", problem, remedy if counts else "name fewer keys")
+    assert search.nearest is not None, "legal layouts that do not fit were looked at"
+    degrees, peak = search.nearest
+    problem = (
+        f"auto: none of {search.legal:,} legal layouts fits {where}; the nearest, "
+        f"{describe(degrees)}, needs {peak / GIB:.1f} GiB a device of "
+        f"{search.usable_bytes / GIB:.1f}"
+    )
+    # What would make it fit: named keys set free, then more nodes.
+    ways = [
+        f"leave {_written(question, key)} out"
+        for key in sorted(question.fixed)
+        if question.search(nodes, free=key).best
+    ]
+    most = most_nodes(question.template.cluster)
+    more = (nodes * factor for factor in (2, 3, 4, 6, 8, 12, 16, 32))
+    enough = next((n for n in more if n <= most and question.search(n).best), None)
+    ways += [] if enough is None else [f"{NODES}={enough}"]
+    remedy = f"what fits: {', or '.join(ways)}"
+    remedy = remedy if ways else "no more nodes help; use another cluster"
+    return RecipeError("parallelism", problem, remedy)
+
+
+def _written(question: Question, key: str) -> str:
+    return f"{PREFIX}{key}={getattr(question.template.parallelism, key)}"
+
+
+def _freeing(question: Question, nodes: int) -> list[str]:
+    """Name the keys without any one of which there is a layout, or all if it takes several."""
+    fixed, template = sorted(question.fixed), question.template
+    alone = [key for key in fixed if has_layout(template, nodes, question.fixed - {key})]
+    return alone or (fixed if fixed and has_layout(template, nodes, frozenset()) else [])
+
+
+def _nearest(question: Question, nodes: int) -> list[int]:
+    most = min(4 * nodes, most_nodes(question.template.cluster))
+    near = sorted(range(1, most + 1), key=lambda count: abs(count - nodes))
+    legal = (n for n in near if has_layout(question.template, n, question.fixed))
+    return sorted(islice(legal, 3))

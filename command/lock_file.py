@@ -32,13 +32,10 @@ def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
     """
     known = {group: one for group, one in groups().items() if group != "recipe"}
     for group, option in choices.items():
+        where = f"{path}.{group}"
         if group not in known:
-            remedy = nearest(group, list(known))
-            raise RecipeError(f"{path}.{group}", "there is no such group", remedy)
-        try:
-            check_option(group, option, known[group])
-        except RecipeError as error:
-            raise RecipeError(f"{path}.{group}", error.problem, error.remedy) from None
+            raise RecipeError(where, "there is no such group", nearest(group, list(known)))
+        check_option(group, option, known[group], where)
     return {group: str(option) for group, option in choices.items()}
 
 
@@ -79,26 +76,24 @@ def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
     if MARK not in sent.tree:
         return sent
     try:
-        return ReceivedLock(_checked(sent), sent, is_sealed(sent.text))
+        return ReceivedLock(_checked(sent.tree), sent, is_sealed(sent.text))
     except RecipeError as error:
         raise sent.told(error) from None
 
 
-def _checked(sent: ReceivedYaml) -> Lock:
+def _checked(tree: Mapping[str, Any]) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
-    lock = read_section(Lock, sent.tree, "")
+    lock = read_section(Lock, tree, "")
     check_choices(lock.asked.choices, "asked.choices")
     check_recipe_place(lock.asked.recipe, "asked.recipe")
-    for part in ("settled", "composed"):
-        tree = sent.tree[part]
+    for part in ("settled", "composed") if lock.is_bundle else ("settled",):
         try:
-            if isinstance(tree, Mapping):
-                _check_sections(tree, whole=part == "settled")
+            _check_sections(tree[part], whole=part == "settled")
         except RecipeError as error:
             raise RecipeError(f"{part}.{error.path}", error.problem, error.remedy) from None
-    for key, value in sent.tree["asked"]["values"].items():
+    for key, value in tree["asked"]["values"].items():
         check_content(reduce(lambda held, step: {step: held}, reversed(key.split(".")), value))
-        if lock.is_bundle and not _travels(key):
+        if lock.is_bundle and not travels(key):
             problem = f"{key!r} is refused: a bundle never sets its machine"
             raise RecipeError(f"asked.values.{key}", problem, "name it on the command line")
     return lock
@@ -143,15 +138,10 @@ def _mapping(value: object, path: str) -> Mapping[str, Any]:
     return value
 
 
-def travelling(arguments: Arguments) -> dict[str, Any]:
-    """Give the user's keys that a bundle takes along: none of the machine, but the ranks."""
-    return {key: value for key, value in arguments.all_values.items() if _travels(key)}
-
-
-def _travels(key: str) -> bool:
-    ours = key.partition(".")[0] in SECTIONS
+def travels(key: str) -> bool:
+    """Return whether a bundle takes the key along: none of the machine, but the ranks."""
     own = key.startswith(CLOCK) or declared(key) != KeyGroup.MACHINE
-    return key == RANKS or (ours and own)
+    return key == RANKS or (key.partition(".")[0] in SECTIONS and own)
 
 
 def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
@@ -163,11 +153,10 @@ def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
     if not lock.is_bundle:
         problem = "a lock freezes a recipe of this repository, it does not carry it"
         raise RecipeError("recipe", problem, "action=pack makes a file that runs")
-    own = lock.model_dump(mode="json")["asked"]
     for group in arguments.choices.keys() - CARRIED:
         remedy = f"name the keys that you want otherwise: {group}.KEY=..."
         raise RecipeError(group, "a bundle has its own, complete", remedy)
-    values = dict(own["values"])
+    values = dict(lock.model_dump(mode="json")["asked"]["values"])
     if arguments.choices.get("cluster", "local") != "local":
         values.pop(RANKS, None)
     return replace(arguments, file_values=values)

@@ -11,7 +11,7 @@ from command.options import OPTIONS
 from command.outcome import ActionResult, Status, attempt, tell_error
 from command.recipe_file import read_recipe_file
 from command.sweep import split_sweep, study_words, submit_all, submits
-from command.words import ACTIONS
+from command.words import ACTIONS, WAYS
 from components.terminal import console, prepare_streams, tell
 
 USAGE = """\
@@ -28,55 +28,40 @@ def main(words: Sequence[str]) -> Status:
     """Run the command; a reader that has seen enough, such as ``head``, ends it silently."""
     output = os.dup(1)  # rich turns standard output away before it tells of a broken pipe
     try:
-        return attempt(lambda: _flushed(words), words).status
+        return attempt(lambda: _run(words), words).status
     except (BrokenPipeError, SystemExit) as gone:  # the second is how rich tells
-        if _is_broken(output):
+        asked = select.poll()
+        asked.register(output, select.POLLOUT)
+        if any(event & select.POLLERR for _, event in asked.poll(0)):
             return Status.READER_GONE
         if isinstance(gone, SystemExit):
             raise
-        return tell_error(gone, words)
+        return tell_error(gone, words)  # of any other pipe
     finally:
         os.close(output)
-        _let_go()
+        try:
+            sys.stdout.flush()
+        except OSError:  # what it does not take is dropped, or Python would try again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _flushed(words: Sequence[str]) -> ActionResult:
-    status = _run(words)
-    sys.stdout.flush()
-    return ActionResult(status)
-
-
-def _is_broken(output: int) -> bool:
-    """Tell a closed standard output from any other pipe."""
-    asked = select.poll()
-    asked.register(output, select.POLLOUT)
-    return any(event & select.POLLERR for _, event in asked.poll(0))
-
-
-def _let_go() -> None:
-    """Drop what standard output does not take, or Python would try again when it ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _run(words: Sequence[str]) -> Status:
+def _run(words: Sequence[str]) -> ActionResult:
     """Run every point and return the highest exit status."""
     prepare_streams()
     if set(words) <= {"-h", "--help", "action=help"}:
-        _print_usage()
-        return Status.DONE
-    if (asked := study_words(words)) is not None:
+        status = _print_usage()
+    elif (asked := study_words(words)) is not None:
         from command.study.request import run_study
 
-        return run_study(asked)
-    sweeping, points = split_sweep(words)
-    if not sweeping:
-        return _act(points[0]).status
-    if submits(points):
-        return submit_all(points)
-    return _sweep(points)
+        status = run_study(asked)
+    else:
+        sweeping, points = split_sweep(words)
+        if not sweeping:
+            status = _act(points[0]).status
+        else:
+            status = submit_all(points) if submits(points) else _sweep(points)
+    sys.stdout.flush()
+    return ActionResult(status)
 
 
 def _sweep(points: Sequence[Sequence[str]]) -> Status:
@@ -99,13 +84,13 @@ def _act(words: Sequence[str]) -> ActionResult:
     return perform(arguments.action, arguments)
 
 
-def _print_usage() -> None:
-    """Print the actions, the options, and one line for each recipe."""
+def _print_usage() -> Status:
     lines = []
-    for name, option in OPTIONS.items():
-        users = dict.fromkeys(user.partition("/")[0] for user in option.used_by.split())
-        lines.append(f"  {name + '=':<14}{option.help} ({' '.join(users)})")
+    for name, explained in OPTIONS.items():
+        users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
+        lines.append(f"  {name + '=':<14}{explained} ({' '.join(users)})")
     tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         tree = read_recipe_file(file).tree
         tell(f"{file.stem:<16} {tree['home']:<14} {tree['why']}")
+    return Status.DONE

@@ -1,7 +1,7 @@
 """Options of the command line: each is declared once, as a field of `Options`.
 
-From the declaration the words are parsed, checked (`command.words`) and explained (``--help``).
-A new option is a field here, and its use in the action.
+From the declaration its words are read and explained (``--help``). A new option is a field
+here, a word of the ways that take it (`command.words.WAYS`), and its use in the action.
 """
 
 import os
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
 from components.config.targets import nearest
 from components.errors import RecipeError
@@ -46,37 +48,21 @@ def one_of(*known: str) -> Reader:
     return read
 
 
+def _value(kind: Any, problem: str, remedy: str) -> Reader:
+    """Return a reader of this kind of value, strictly; ``remedy`` may name its key."""
+    adapter = TypeAdapter(kind, config=ConfigDict(strict=True))
+
+    def read(key: str, value: object) -> object:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            raise RecipeError(key, f"{value!r} {problem}", remedy.format(key=key)) from None
+
+    return read
+
+
 def _read_paths(key: str, value: object) -> tuple[Path, ...]:
     return tuple(read_path(key, item) for item in _list(value))
-
-
-def _read_flag(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise RecipeError(key, f"{value!r} is neither true nor false", f"write {key}=true")
-    return value
-
-
-def _read_tokens(key: str, value: object) -> int | None:
-    if value is not None and type(value) is not int:
-        remedy = "write them as in a checkpoint's name, or leave it out for the newest"
-        raise RecipeError(key, f"{value!r} is no number of tokens", remedy)
-    return value
-
-
-def _read_limit(key: str, value: object) -> int | None:
-    if value is not None and (type(value) is not int or value <= 0):
-        problem = f"{value!r} is no number of runs that may be queued at a time"
-        raise RecipeError(key, problem, f"write {key}=4")
-    return value
-
-
-def _read_days(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        problem = f"{value!r} is no positive number of days"
-        raise RecipeError(key, problem, f"write {key}=30")
-    return float(value)
 
 
 def _read_names(key: str, value: object) -> tuple[str, ...]:
@@ -96,107 +82,52 @@ def _read_layouts(key: str, value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
+    return value if isinstance(value, list) else [value]
 
 
-@dataclass(frozen=True)
-class Option:
-    """What an option is for, and who uses it.
-
-    ``used_by`` lists actions, or single ways to ask one (`command.words.WAYS`), as
-    ``plan/study``; ``plan/plain`` is the plain way.
-    """
-
-    used_by: str
-    help: str
-
-
+_AS_NAMED = "write them as in a checkpoint's name, or leave it out for the newest"
+_NO_LIMIT = "is no number of runs that may be queued at a time"
+_NO_DAYS = "is no positive number of days"
 Text = Annotated[str | None, read_text]
 File = Annotated[Path | None, read_path]
 Files = Annotated[tuple[Path, ...], _read_paths]
-Flag = Annotated[bool, _read_flag]
-_COMPOSING = (
-    "show plan dryrun parity prepare render submit stage preflight/plain "
-    "train/study train/plain report/study lock/plain pack/plain"
-)
-_OF_RUN = (
-    "render submit status cancel stage preflight/run train/study train/plain report lock/run "
-    "verify pack/run export evaluate/tasks evaluate/text evaluate/plain sync"
-)
-_OF_FILE = "plan/plain render stage report lock verify pack export evaluate/file"
-_TOLD = (
-    "show plan dryrun parity submit/study submit/-m status preflight train/study verify diff "
-    "evaluate"
-)
-_CHECKPOINT = "export evaluate/tasks evaluate/text evaluate/plain"
+Names = Annotated[tuple[str, ...], _read_names]
+Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
+Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
+Output = Annotated[Literal["text", "json"], one_of("text", "json")]
+Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
+Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
+Limit = Annotated[int | None, _value(PositiveInt | None, _NO_LIMIT, "write {key}=4")]
+Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {key}=30")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the words give, else the defaults; messages list the options in this order.
+    """What the words give, else the defaults: type, reader and line of ``--help`` of each."""
 
-    Beside the type: how the word is read, and the option's `Option`.
-    """
-
-    recipe: Annotated[Text, Option(_COMPOSING, "what is trained: a name, or a file")] = None
-    a: Annotated[File, Option("diff", "a recipe, lock, bundle or run to compare")] = None
-    b: Annotated[File, Option("diff", "what a= is compared with")] = None
-    within_days: Annotated[
-        float | None,
-        _read_days,
-        Option(f"{_COMPOSING} diff", "days of a run whose nodes parallelism=auto finds, too"),
-    ] = None
-    run: Annotated[File, Option(_OF_RUN, "the folder of a run")] = None
-    runs: Annotated[Files, Option("status cancel report/plain sync", "folders of runs")] = ()
-    resume: Annotated[File, Option("train/resume", "the run folder to go on with")] = None
-    file: Annotated[
-        File,
-        Option(_OF_FILE, "what is written; verify: the lock; evaluate: an exported folder"),
-    ] = None
-    text: Annotated[File, Option("evaluate/text", "a text to judge, or a pattern")] = None
-    tasks: Annotated[
-        tuple[str, ...],
-        _read_names,
-        Option("evaluate/file evaluate/tasks", "tasks of lm-eval: [NAME,...]"),
-    ] = ()
-    tasks_folder: Annotated[
-        File, Option("evaluate/file evaluate/tasks evaluate/plain", "a folder of own tasks")
-    ] = None
-    rows: Annotated[
-        Literal["published", "padded"],
-        one_of("published", "padded"),
-        Option("export", "of the embedding: published, padded"),
-    ] = "published"
-    at_tokens: Annotated[
-        int | None,
-        _read_tokens,
-        Option(_CHECKPOINT, "the checkpoint after so many tokens, else the newest"),
-    ] = None
-    to: Annotated[Text, Option("sync", "the URL of a server of MLflow")] = None
-    calibrate: Annotated[Files, Option("plan/calibrate", "runs, or tables of steps")] = ()
-    layouts: Annotated[
-        tuple[dict[str, Any], ...],
-        _read_layouts,
-        Option("parity", "layouts to prove: [{data: 2, tensor: 2},...]"),
-    ] = ()
-    cite: Annotated[Flag, Option("show", "print the BibTeX of the works alone")] = False
-    again: Annotated[
-        Flag, Option("submit/-m submit/plain", "submit a run again whose chain has ended")
-    ] = False
-    force: Annotated[
-        Flag,
-        Option("submit cancel stage", "submit what does not fit; cancel: end jobs unsaved"),
-    ] = False
-    at_most: Annotated[
-        int | None,
-        _read_limit,
-        Option("plan/study submit/study submit/-m train/study", "runs queued at a time"),
-    ] = None
-    output: Annotated[
-        Literal["text", "json"],
-        one_of("text", "json"),
-        Option(_TOLD, "text, or one JSON object: json"),
-    ] = "text"
+    recipe: Annotated[Text, "what is trained: a name, or a file"] = None
+    a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
+    b: Annotated[File, "what a= is compared with"] = None
+    within_days: Annotated[Days, "days of a run whose nodes parallelism=auto finds, too"] = None
+    run: Annotated[File, "the folder of a run"] = None
+    runs: Annotated[Files, "folders of runs"] = ()
+    resume: Annotated[File, "the run folder to go on with"] = None
+    file: Annotated[File, "what is written; verify: the lock; evaluate: an exported folder"] = (
+        None
+    )
+    text: Annotated[File, "a text to judge, or a pattern"] = None
+    tasks: Annotated[Names, "tasks of lm-eval: [NAME,...]"] = ()
+    tasks_folder: Annotated[File, "a folder of own tasks"] = None
+    rows: Annotated[Rows, "of the embedding: published, padded"] = "published"
+    at_tokens: Annotated[Tokens, "the checkpoint after so many tokens, else the newest"] = None
+    to: Annotated[Text, "the URL of a server of MLflow"] = None
+    calibrate: Annotated[Files, "runs, or tables of steps"] = ()
+    layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()
+    cite: Annotated[Flag, "print the BibTeX of the works alone"] = False
+    again: Annotated[Flag, "submit a run again whose chain has ended"] = False
+    force: Annotated[Flag, "submit what does not fit; cancel: end jobs unsaved"] = False
+    at_most: Annotated[Limit, "runs queued at a time"] = None
+    output: Annotated[Output, "text, or one JSON object: json"] = "text"
 
 
 _DECLARED = {
@@ -204,15 +135,10 @@ _DECLARED = {
     for name, hint in get_type_hints(Options, include_extras=True).items()
 }
 READERS: dict[str, Reader] = {name: read for name, (read, _) in _DECLARED.items()}
-OPTIONS: dict[str, Option] = {
-    **{name: option for name, (_, option) in _DECLARED.items()},
-    "study": Option(
-        "plan/study submit/study train/study report/study", "with -m: the points of a study"
-    ),
-    f"{SITE}*": Option(
-        "prepare render submit stage train/study train/plain report/study",
-        "your own side of a cluster, as site.account",
-    ),
+OPTIONS: dict[str, str] = {
+    **{name: explained for name, (_, explained) in _DECLARED.items()},
+    "study": "with -m: the points of a study",
+    f"{SITE}*": "your own side of a cluster, as site.account",
 }
 # Taken as they stand: a URL is no YAML, and a path may hold signs of Hydra's grammar.
 RAW_KEYS = {name for name, read in READERS.items() if read in {read_text, read_path}}

@@ -5,6 +5,7 @@ file, without environment variables: somebody will send it to somebody.
 """
 
 import errno
+import json
 import os
 import platform
 import shlex
@@ -21,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from components.errors import RecipeError
-from components.terminal import say
+from components.terminal import say, tell
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core", "pydantic", "numpy")
 MOST_CHARACTERS = 400  # of an exception's text in the message; the file has all of it
@@ -29,14 +30,10 @@ FILES = "the limit of open files is too low here: ulimit -n 1024, or ask the sit
 ROOM = "make room there, or name another place"
 RIGHTS = "name a place that you may use"
 REMEDIES = {
-    errno.EMFILE: FILES,
-    errno.ENFILE: FILES,
-    errno.ENOSPC: ROOM,
-    errno.EDQUOT: ROOM,
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), FILES),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), RIGHTS),
     errno.EFBIG: "raise the limit of a file's size: ulimit -f",
-    errno.EACCES: RIGHTS,
-    errno.EPERM: RIGHTS,
-    errno.EROFS: RIGHTS,
     errno.ENOENT: "check the path",
     errno.EEXIST: "check the path: a file is where a folder has to be",
     errno.ENOTDIR: "check the path: a part of it is a file, no folder",
@@ -67,6 +64,16 @@ class ActionResult:
     run: Path | None = None
 
 
+def print_result(
+    output: str, tree: object, show: Callable[[], None], *, allow_nan: bool = True
+) -> None:
+    """Print one JSON object where ``output=json`` asks for it, else what ``show`` prints."""
+    if output == "json":
+        tell(json.dumps(tree, allow_nan=allow_nan))
+    else:
+        show()
+
+
 def attempt(
     act: Callable[[], ActionResult], words: Sequence[str], label: str = ""
 ) -> ActionResult:
@@ -90,7 +97,7 @@ def attempt(
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Follow an error to what it was made of: libraries call all that they catch a failure."""
-    seen = set()
+    seen = set[int]()
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))
@@ -114,14 +121,12 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
         return Status.WRONG_INPUT
     said = " ".join(str(error).split())[:MOST_CHARACTERS]
     kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    lines = [
-        f"{where}a fault of this program, not of your input: {kind}",
-        f"asked: python run.py {shlex.join(words)}",
-    ]
+    asked = f"asked: python run.py {shlex.join(words)}"
+    lines = [f"{where}a fault of this program, not of your input: {kind}", asked]
     if any(isinstance(cause, MemoryError) for cause in _chain(error)):
         lines.append("no memory was left: try smaller sizes, or a larger limit (ulimit -v)")
     try:
-        details = _details(error, words)
+        details = _details(error, asked)
         kept = _keep(details)
     except MemoryError:  # too little to write down what happened
         details, kept = "please report it", None
@@ -130,50 +135,45 @@ def tell_error(error: Exception, words: Sequence[str], label: str = "") -> Statu
     return Status.FAULT
 
 
-def _details(error: Exception, words: Sequence[str]) -> str:
+def _details(error: Exception, asked: str) -> str:
     """Tell who debugs it what happened where; no environment variables, which hold secrets."""
     try:
         folder = str(Path.cwd())
     except OSError as gone:
         folder = f"a folder that is gone ({gone.strerror})"
     return "\n".join([
-        f"asked: python run.py {shlex.join(words)}",
+        asked,
         f"in: {folder}",
         f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"python: {sys.version.split()[0]} on {platform.platform()}",
-        f"packages: {', '.join(_versions())}",
+        f"packages: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}",
         "",
         "".join(traceback.format_exception(error)),
     ])
 
 
-def _versions() -> Iterator[str]:
-    for package in PACKAGES:
-        try:
-            yield f"{package} {version(package)}"
-        except (PackageNotFoundError, OSError):
-            yield f"{package} unknown"
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except (PackageNotFoundError, OSError):
+        return "unknown"
 
 
 def _keep(details: str) -> Path | None:
     """Write the details where they can be; nothing if there is no such place."""
     name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%f}-{os.getpid()}.txt"
-    for make in (_state_folder, tempfile.mkdtemp):
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    for place in (Path(state, "kochbuch", "faults"), None):
         try:
-            file = Path(make(), name)
+            folder = Path(tempfile.mkdtemp()) if place is None else place.expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = folder / name
             file.touch(mode=0o600, exist_ok=False)
             file.write_text(details, "utf-8", errors="backslashreplace")
         except (OSError, RuntimeError):  # the second: nobody knows where the home is
             continue
         return file
     return None
-
-
-def _state_folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-    folder = Path(state, "kochbuch", "faults")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _say(text: str) -> None:

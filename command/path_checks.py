@@ -45,8 +45,7 @@ def refuse_outside(text: str, path: str) -> None:
         RecipeError: it is not, or is no path.
     """
     if (how := _leads_out(text)) is not None:
-        key = path.partition("[")[0]
-        remedy = f"if you trust it, name it yourself: {key}=..."
+        remedy = f"if you trust it, name it yourself: {path.partition('[')[0]}=..."
         raise RecipeError(path, f"{text!r} {how}", remedy)
 
 
@@ -67,25 +66,23 @@ def _leads_out(text: str) -> str | None:
 
 
 def _unnamed(tree: Mapping[str, Any], named: UserOverrides) -> Iterator[tuple[str, str]]:
-    for path, text in _places(tree):
-        key = path.partition("[")[0]
-        if isinstance(text, str) and text not in NOWHERE and not named.covers(key):
-            yield path, text
-
-
-def _places(tree: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    data, model = _mapping(tree.get("data")), _mapping(tree.get("model"))
-    for key in ("folder", "tokenizer_folder"):
-        yield f"data.{key}", data.get(key)
-    yield "model.init_from", model.get("init_from")
-    yield "checkpoint.copy_to", _mapping(tree.get("checkpoint")).get("copy_to")
+    """Yield every place that the tree names and the user does not, with its path."""
+    data = _mapping(tree.get("data"))
+    places = {f"data.{key}": data.get(key) for key in ("folder", "tokenizer_folder")}
+    places["model.init_from"] = _mapping(tree.get("model")).get("init_from")
+    places["checkpoint.copy_to"] = _mapping(tree.get("checkpoint")).get("copy_to")
     for name, source in _mapping(data.get("sources")).items():
         where, source = f"data.sources.{name}", _mapping(source)
         for key in ("files", "tokens"):
             listed = source.get(key)
             for index, item in enumerate(listed if isinstance(listed, list) else [listed]):
-                yield f"{where}.{key}[{index}]", item
-        yield f"{where}.dataset.path", _mapping(source.get("dataset")).get("path")
+                places[f"{where}.{key}[{index}]"] = item
+        places[f"{where}.dataset.path"] = _mapping(source.get("dataset")).get("path")
+    for path, text in places.items():
+        if not isinstance(text, str) or text in NOWHERE:
+            continue
+        if not named.covers(path.partition("[")[0]):
+            yield path, text
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -98,10 +95,9 @@ def check_run_places(folder: RunFolder, recipe: Recipe, arguments: Arguments) ->
     Raises:
         RecipeError: the first such place of the recipe.
     """
-    if is_own(folder.recipe):
-        return
     try:
-        check_places(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
+        if not is_own(folder.recipe):
+            check_places(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
     except RecipeError as error:
         raise _theirs(folder, error) from None
 
@@ -156,10 +152,9 @@ def named_runs(arguments: Arguments) -> list[Path]:
     named = [*arguments.runs, *([arguments.run] if arguments.run else [])]
     if not named:
         raise RecipeError("run", "no run is named", "write run=FOLDER, or runs=[FOLDER,...]")
-    found = []
+    found: list[Path] = []
     for folder in named:
         inside = sorted(file.parent for file in folder.glob("*/recipe.json"))
         alone = (folder / "recipe.json").is_file() or not inside
-        named_here = [folder] if alone else inside
-        found += [existing_run_folder(one).path for one in named_here]
-    return found
+        found += [folder] if alone else inside
+    return [existing_run_folder(one).path for one in found]

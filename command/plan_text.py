@@ -5,26 +5,27 @@ the terminal loses its middle, where every microbatch does as the one before.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
 from rich.table import Table
 
 from components.config.schema.recipe import Recipe
-from components.planner.job import Device, label
+from components.planner.job import label
 from components.planner.result import PlannedMemory, PlanResult
 from components.planner.schedule import RankLine, Timeline
-from components.report.plan_tables import (
-    Picture,
-    memory_sheet,
-    published_sheet,
-    search_sheet,
-    time_sheet,
-)
+from components.report import plan_tables
+from components.report.plan_tables import Picture
 from components.report.tables import Grid
 from components.terminal import console
 
 _LINES = {"forward": "─", "backward": "═", "weights": "~"}
+_SIGNS = {
+    "forward": "0── forward pass of microbatch 0",
+    "backward": "0══ its backward pass",
+    "weights": "0~~ the gradient of its weights",
+}
 _WAITS, _CUT = "·", " … "
 # The number of a pass and some of its line.
 _READABLE = 3.0
@@ -50,7 +51,9 @@ def timeline_rows(timeline: Timeline, width: int) -> list[str]:
         drawn = _cut(_draw(line, round(timeline.seconds * scale), scale), room)
         waits = f"{timeline.waiting_fraction(rank):.1%}"
         rows.append(f"{rank:>4} {drawn:<{room}}{waits:>7}{line.in_flight:>7.3g}")
-    return [*rows, _legend(timeline)]
+    kinds = {block.kind for block in timeline.ranks[0].blocks}
+    signs = (text for kind, text in _SIGNS.items() if kind in kinds)
+    return [*rows, f"     {', '.join([*signs, '· waits'])}"]
 
 
 def shown_ranks(count: int) -> list[int | None]:
@@ -95,24 +98,12 @@ def _cut(drawn: str, room: int) -> str:
     return drawn[:half] + _CUT + drawn[-half:]
 
 
-def _legend(timeline: Timeline) -> str:
-    kinds = {block.kind for block in timeline.ranks[0].blocks}
-    signs = (
-        ("forward", "0── forward pass of microbatch 0"),
-        ("backward", "0══ its backward pass"),
-        ("weights", "0~~ the gradient of its weights"),
-    )
-    return "     " + ", ".join([*(text for kind, text in signs if kind in kinds), "· waits"])
-
-
 def mixture_lines(recipe: Recipe) -> Iterator[str]:
     """Describe what is drawn from which token on, and what no source may exceed."""
     length, mixture = recipe.budget.sequence_length, recipe.data.mixture
-    rule = (
-        "in natural proportions"
-        if isinstance(mixture, str)
-        else f"by tokens ** (1 / {mixture.temperature:g})"
-    )
+    rule = "in natural proportions"
+    if not isinstance(mixture, str):
+        rule = f"by tokens ** (1 / {mixture.temperature:g})"
     starts = [first for first, _, _ in recipe.data_phases]
     ends = pairwise([*starts, recipe.total_samples])
     for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):
@@ -138,11 +129,11 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
     """Print the tables and the picture; ``now`` dates the end of the run."""
     out = console(width=PLAIN_WIDTH)
     if plan.search is not None:
-        out.print(_table(search_sheet(plan.search)))
+        out.print(_table(plan_tables.search_sheet(plan.search)))
         for reason in plan.search.why:
             out.print(f" - {reason}")
         out.print()
-    out.print(_memory_table(plan.memory))
+    out.print(_table(_with_bars(plan.memory)))
     out.print()
     out.print(f"layout: {picture.heading}")
     out.print(_layout_table(picture))
@@ -151,7 +142,10 @@ def print_plan(plan: PlanResult, picture: Picture, *, now: datetime | None) -> N
         for row in timeline_rows(picture.timeline, out.width - 1):
             out.print(f" {row}", no_wrap=True)
         out.print()
-    for sheet in (time_sheet(plan, now=now), published_sheet(plan.published)):
+    for sheet in (
+        plan_tables.time_sheet(plan, now=now),
+        plan_tables.published_sheet(plan.published),
+    ):
         out.print(_table(sheet))
         out.print()
     for name, item in plan.assumed.items():
@@ -167,18 +161,15 @@ def _table(sheet: Grid) -> Table:
     return table
 
 
-def _memory_table(memory: PlannedMemory) -> Table:
+def _with_bars(memory: PlannedMemory) -> Grid:
     """Add a bar to each row: how full the device is."""
-    sheet = memory_sheet(memory)
-    table = Table(*sheet.columns, "", box=None, title=sheet.title, title_justify="left")
+    sheet, limit, rows = plan_tables.memory_sheet(memory), memory.usable_bytes, []
     for row, stage in zip(sheet.rows, memory.by_stage, strict=True):
-        table.add_row(*row, _bar(stage["peak_bytes"], memory.usable_bytes))
-    return table
-
-
-def _bar(peak: float, limit: float) -> str:
-    filled = min(round(_BAR * peak / limit), _BAR)
-    return "█" * filled + "·" * (_BAR - filled) + ("!" if peak > limit else "")
+        peak = stage["peak_bytes"]
+        filled = min(round(_BAR * peak / limit), _BAR)
+        bar = "█" * filled + "·" * (_BAR - filled) + ("!" if peak > limit else "")
+        rows.append((*row, bar))
+    return replace(sheet, columns=(*sheet.columns, ""), rows=rows)
 
 
 def _layout_table(picture: Picture) -> Table:
@@ -192,12 +183,8 @@ def _layout_table(picture: Picture) -> Table:
         if node is None:
             table.add_row(" …")
         else:
-            cells = (_cell(device, picture) for device in node.devices)
+            labels = ((label(one, picture.layout, ""), one) for one in node.devices)
+            # The ranks of other copies are in parentheses.
+            cells = (text if one.first_copy else f"({text})" for text, one in labels)
             table.add_row(f" {node.number}", *cells)
     return table
-
-
-def _cell(device: Device, picture: Picture) -> str:
-    """Put the ranks of other copies in parentheses."""
-    text = label(device, picture.layout, "")
-    return text if device.first_copy else f"({text})"

@@ -5,6 +5,7 @@ before twice are thousands of resolutions; they are counted here with each value
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ def read_recipe_file(file: Path) -> ReceivedYaml:
     """Read and check a recipe file as data.
 
     Raises:
-        RecipeError: it cannot be read, is no YAML mapping, or holds what a recipe may not hold;
-            with the line.
+        RecipeError: it cannot be read, or holds what a recipe may not hold; with the line.
     """
     sent = read_data(file, "recipe")
     check_recipe_file(sent)
@@ -40,27 +40,27 @@ def check_recipe_file(sent: ReceivedYaml) -> None:
     Raises:
         RecipeError: it holds what a recipe may not hold; with the line.
     """
-    tree = sent.tree
+    sections = {key: value for key, value in sent.tree.items() if key != "defaults"}
     try:
-        _check_sections(tree)
-        _check_defaults(tree.get("defaults", []), sent.file)
-        check_content({key: value for key, value in tree.items() if key != "defaults"})
+        _check_sections(sections)
+        _check_defaults(sent.tree.get("defaults", []), sent.file)
+        check_content(sections)
     except RecipeError as error:
         raise sent.told(error) from None
 
 
 def _check_sections(tree: Mapping[str, Any]) -> None:
-    for key in tree:
-        if key != "defaults" and key not in SECTIONS:
-            problem = "a recipe has no such section"
-            if key in {"cluster", "scale"}:
-                problem = "a recipe never sets its machine or its scale; it names its home"
-            raise RecipeError(str(key), problem, nearest(str(key), sorted(SECTIONS)))
+    for key in (one for one in tree if one not in SECTIONS):
+        problem = "a recipe has no such section"
+        if key in {"cluster", "scale"}:
+            problem = "a recipe never sets its machine or its scale; it names its home"
+        raise RecipeError(str(key), problem, nearest(str(key), sorted(SECTIONS)))
 
 
 def _check_defaults(entries: object, file: Path) -> None:
     """Only ``override /group: option`` and the stem of a recipe to start from are allowed."""
     known = groups()
+    legal = sorted(set(known) - REFUSED_GROUPS)
     if not isinstance(entries, list):
         problem = f"{entries!r} is no list"
         raise RecipeError("defaults", problem, "write - override /model: NAME")
@@ -72,8 +72,7 @@ def _check_defaults(entries: object, file: Path) -> None:
             raise RecipeError("defaults", problem, "write override /group: option")
         [(key, option)] = entry.items()
         group = str(key).removeprefix("override /")
-        if group == key or group not in known or group in REFUSED_GROUPS:
-            legal = sorted(set(known) - REFUSED_GROUPS)
+        if group == key or group not in legal:
             problem = f"{key!r} is refused in {file.name}"
             raise RecipeError("defaults", problem, nearest(group, legal))
         if option not in known[group]:
@@ -115,64 +114,56 @@ def check_interpolations(text: str, path: str) -> None:
     Raises:
         RecipeError: anything in ``${...}`` but a dotted path.
     """
-    for inside in INTERPOLATION.findall(text):
-        if not PLAIN_PATH.fullmatch(inside):
-            problem = f"{text!r} is refused"
-            raise RecipeError(path, problem, "only ${section.key} may be referred to")
+    if not all(map(PLAIN_PATH.fullmatch, INTERPOLATION.findall(text))):
+        remedy = "only ${section.key} may be referred to"
+        raise RecipeError(path, f"{text!r} is refused", remedy)
 
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 MOST_REFERENCES = 500  # the recipes here have 30 at most
 MOST_CHARACTERS = 1_000_000  # as many as a file may have
-OPEN = (-1, -1)  # a value whose expansion is being counted
-Counts = tuple[int, int]  # references and characters
+Counts = Counter[str]  # of ``others`` that are referred to, and of ``characters``
+OPEN = Counts()  # a value whose expansion is being counted
 
 
 def check_expansion(tree: Mapping[str, Any]) -> None:
     """Count what all references of ``tree`` expand to, before any of them is resolved.
 
     Raises:
-        RecipeError: a value refers to itself, or all together are too many or too long; with
-            the path of the value.
+        RecipeError: a value refers to itself, or all are too many or too long; with its path.
     """
     known: dict[str, Counts] = {}
-    references = characters = 0
+    total = Counts()
     for key, value in tree.items():
-        found = _count(value, str(key), tree, known)
-        references, characters = references + found[0], characters + found[1]
-        _check_counts(key, references, characters)
+        total += _count(value, str(key), tree, known)
+        _check_counts(key, total)
 
 
-def _check_counts(path: str, references: int, characters: int) -> None:
-    if references > MOST_REFERENCES:
-        most = f"{MOST_REFERENCES} others"
-    elif characters > MOST_CHARACTERS:
-        most = f"{MOST_CHARACTERS:,} characters"
-    else:
-        return
-    problem = f"its references expand to more than {most}"
-    raise RecipeError(path, problem, "write the values themselves")
+def _check_counts(path: str, found: Counts) -> None:
+    for name, most in (("others", MOST_REFERENCES), ("characters", MOST_CHARACTERS)):
+        if found[name] > most:
+            problem = f"its references expand to more than {most:,} {name}"
+            raise RecipeError(path, problem, "write the values themselves")
 
 
 def _count(value: Any, path: str, tree: Mapping[str, Any], known: dict[str, Counts]) -> Counts:
     """Count references and characters of a value; ``known`` are those of targets."""
     if isinstance(value, Mapping | list):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        counts = [_count(item, f"{path}.{key}", tree, known) for key, item in items]
-        return sum(one[0] for one in counts), sum(one[1] for one in counts)
+        counts = (_count(item, f"{path}.{key}", tree, known) for key, item in items)
+        return sum(counts, Counts())
     if not isinstance(value, str):
-        return 0, 1
-    references, characters = 0, len(value)
+        return Counts(characters=1)
+    found = Counts(characters=len(value))
     for target in REFERENCE.findall(value):
         if target not in known:
             known[target] = OPEN
             known[target] = _count(find_target(tree, target), target, tree, known)
-        inside = known[target]
-        if inside == OPEN:
+        if known[target] is OPEN:
             raise RecipeError(path, f"refers to itself through {target}", "write the value")
-        references, characters = references + 1 + inside[0], characters + inside[1]
-        _check_counts(path, references, characters)
-    return references, characters
+        found += Counts(others=1) + known[target]
+        _check_counts(path, found)
+    return found
 
 
 def find_target(tree: Mapping[str, Any], target: str) -> Any:

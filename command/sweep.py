@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 STUDY = "study="
 MOST_POINTS = 10_000
-REPORT = "action=report"  # of a study it is one page, not many runs
 SWEEPS = frozenset({"-m", "--multirun"})
 LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
@@ -34,12 +33,10 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     """Take ``-m`` away and list the points, the last key changing fastest.
 
     Raises:
-        RecipeError: a word is no ``key=value``, several values are given without ``-m``, what
-            they are cannot be listed, or they are more than anybody would wait for.
+        RecipeError: a word is no ``key=value``, or its values cannot be listed or are too many.
     """
-    sweeping = any(word in SWEEPS for word in words)
-    words = [word for word in words if word not in SWEEPS]
-    options = [_values_of(word, sweeping) for word in words]
+    sweeping = not SWEEPS.isdisjoint(words)
+    options = [_values_of(word, sweeping) for word in words if word not in SWEEPS]
     if prod(map(len, options)) > MOST_POINTS:
         longest = max(options, key=len)[0].partition("=")[0]
         problem = f"a sweep has {MOST_POINTS:,} points at most"
@@ -53,15 +50,15 @@ def study_words(words: Sequence[str]) -> list[str] | None:
     Raises:
         RecipeError: a study without ``-m`` whose report is not asked for, or more than one.
     """
-    named = [word for word in words if word.startswith(STUDY)]
+    named = sum(word.startswith(STUDY) for word in words)
     if not named:
         return None
-    kept = [word for word in words if word not in SWEEPS]
-    if len(kept) == len(words) and REPORT not in words:
+    # A study's report is one page, not many runs.
+    if SWEEPS.isdisjoint(words) and "action=report" not in words:
         raise RecipeError("study", "a study is many runs", "write -m before it")
-    if len(named) > 1:
+    if named > 1:
         raise RecipeError("study", "given twice", "keep one of them")
-    return kept
+    return [word for word in words if word not in SWEEPS]
 
 
 def submits(points: Sequence[Sequence[str]]) -> bool:
@@ -74,20 +71,13 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
 
 
 def _values_of(word: str, sweeping: bool) -> list[str]:
-    key = word.partition("=")[0]
-    if key in RAW_KEYS and not (key == "recipe" and sweeping):
-        return [word]
-    if not parse_word(word).is_sweep_override():
+    """List what a word stands for, a sweep of Hydra's grammar in the order of its writing."""
+    key, _, text = word.partition("=")
+    is_raw = key in RAW_KEYS and not (key == "recipe" and sweeping)
+    if is_raw or not (override := parse_word(word)).is_sweep_override():
         return [word]
     if not sweeping:
         raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
-    return [f"{key}={value}" for value in _listed(word)]
-
-
-def _listed(word: str) -> list[str]:
-    """List what a sweep of Hydra's grammar stands for, in the order in which it is written."""
-    key, _, text = word.partition("=")
-    override = parse_word(word)
     kind, sweep = getattr(override.value_type, "name", ""), override.value()
     if kind == "INTERVAL_SWEEP":
         remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
@@ -108,7 +98,7 @@ def _listed(word: str) -> list[str]:
         raise RecipeError(key, problem, "write the values, separated by commas") from None
     if not found:
         raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
-    return found
+    return [f"{key}={value}" for value in found]
 
 
 def labels(points: Sequence[Sequence[str]]) -> list[str]:
@@ -121,9 +111,11 @@ def as_folder(words: Iterable[str]) -> str:
     """Join words to the name of a folder; one that is too long is cut and stays its own."""
     name = ",".join(words)
     plain = "".join(c if PLAIN.fullmatch(c) and c != "/" else "_" for c in name)
-    if len(plain) <= LONGEST:
-        return plain
-    return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}-{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def folder_of_runs(arguments: Arguments, stem: str, said: str) -> Path:
@@ -131,8 +123,7 @@ def folder_of_runs(arguments: Arguments, stem: str, said: str) -> Path:
     if arguments.run is not None:
         return arguments.run.absolute()
     user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
-    digest = hashlib.sha256(said.encode()).hexdigest()[:8]
-    return Path(user.runs or ROOT / "runs").absolute() / f"{stem}-{digest}"
+    return Path(user.runs or ROOT / "runs").absolute() / f"{stem}-{_digest(said)}"
 
 
 def submit_all(points: Sequence[Sequence[str]]) -> Status:

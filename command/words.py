@@ -12,39 +12,33 @@ ANY = "*"  # every key and group of a recipe
 SWEEP, OF_STUDY = "-m", "study"  # of a whole command, not of one of its points
 _PLACE = "data.folder"  # of a run that somebody else made: then the user has named it
 _JUDGED = f"precision.compute {_PLACE}"
+_JUDGED_HELD_OUT = f"evaluation.max_windows_per_source {_JUDGED}"
+_TASKS = "tasks tasks_folder"
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to ask an action, meant where ``given`` is among the words.
 
-    ``keys`` are those of a recipe that it uses, ``why`` says of others why not. Its options are
-    those that name it (`command.options`): ``train`` begins a run, and with ``resume=`` it goes
-    on with one.
+    ``options`` are the command's own words that it takes, ``keys`` those of a recipe; ``why``
+    says of others why not. ``train`` begins a run, and with ``resume=`` it goes on with one.
     """
 
     action: str
+    options: str
     given: str = ""
     keys: str = ANY
     why: str = ""
 
     def takes(self, key: str) -> bool:
         """Return whether a word of this key is used."""
-        if key == self.given:
-            return True
-        if is_own(key):
-            return self._uses(f"{SITE}*" if key.startswith(SITE) else key)
-        return any(fnmatchcase(key, pattern) for pattern in self.keys.split())
-
-    def _uses(self, option: str) -> bool:
-        names = {self.action, f"{self.action}/{self.given or 'plain'}"}
-        return not names.isdisjoint(OPTIONS[option].used_by.split())
+        patterns = self.options if is_own(key) else self.keys
+        return key == self.given or any(fnmatchcase(key, one) for one in patterns.split())
 
     @property
     def known(self) -> list[str]:
         """List what it takes, first what makes it this way."""
-        options = [name for name in OPTIONS if self._uses(name)]
-        words = dict.fromkeys([self.given, *options, *self.keys.split()])
+        words = dict.fromkeys([self.given, *self.options.split(), *self.keys.split()])
         return [word for word in words if word not in {"", ANY}]
 
     @property
@@ -54,49 +48,46 @@ class Way:
         return named.get(self.given, f" with {self.given}=")
 
 
-def _of_run(what: str) -> str:
-    return f"{what} takes its recipe from its run folder"
-
-
-_EVALUATED = _of_run("an evaluation")
+_FROM_RUN = "takes its recipe from its run folder"
+_EVALUATED = f"an evaluation {_FROM_RUN}"
+_SENT = "a run that is sent takes its recipe from its folder"
+_RECIPE = "recipe within_days"  # where one is composed
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("show"),
-    Way("plan", OF_STUDY),
-    Way("plan", "calibrate"),
-    Way("plan"),
-    Way("dryrun"),
-    Way("parity"),
-    Way("prepare"),
-    Way("render"),
-    Way("submit", OF_STUDY),
-    Way("submit", SWEEP),
-    Way("submit"),
-    Way("status", keys=""),
-    Way("cancel", keys=""),
-    Way("stage"),
-    Way("preflight", "run", _PLACE, _of_run("a preflight of a run")),
-    Way("preflight"),
-    Way("train", OF_STUDY),
+    Way("show", f"{_RECIPE} cite output"),
+    Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
+    Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
+    Way("plan", f"{_RECIPE} file output"),
+    Way("dryrun", f"{_RECIPE} output"),
+    Way("parity", f"{_RECIPE} layouts output"),
+    Way("prepare", f"{_RECIPE} site.*"),
+    Way("render", f"{_RECIPE} run file site.*"),
+    Way("submit", f"{_RECIPE} run force at_most output study site.*", OF_STUDY),
+    Way("submit", f"{_RECIPE} run again force at_most output site.*", SWEEP),
+    Way("submit", f"{_RECIPE} run again force site.*"),
+    Way("status", "run runs output", keys=""),
+    Way("cancel", "run runs force", keys=""),
+    Way("stage", f"{_RECIPE} run file force site.*"),
+    Way("preflight", "run output", "run", _PLACE, f"a preflight of a run {_FROM_RUN}"),
+    Way("preflight", f"{_RECIPE} output"),
+    Way("train", f"{_RECIPE} run at_most output study site.*", OF_STUDY),
     # Which keys may be others is told by `components.config.resolve`.
-    Way("train", "resume", why="a resumed run takes its recipe from its folder"),
-    Way("train"),
-    Way("report", OF_STUDY),
-    Way("report", keys=""),
-    Way("lock", "run", _PLACE, _of_run("a lock of a run")),
-    Way("lock"),
-    Way("verify", keys=_PLACE, why="a lock is compared with what it was made of"),
-    Way("diff", why="its recipes are a= and b="),
-    Way("pack", "run", _PLACE, _of_run("a bundle of a run")),
-    Way("pack"),
-    Way("export", keys=_PLACE, why=_of_run("an export")),
-    Way("evaluate", "file", "", "an exported folder has no recipe"),
-    Way("evaluate", "tasks", _JUDGED, _EVALUATED),
-    Way("evaluate", "text", _JUDGED, _EVALUATED),
-    Way("evaluate", "", f"evaluation.max_windows_per_source {_JUDGED}", _EVALUATED),
-    Way(
-        "sync", "", "tracking tracking.*", "a run that is sent takes its recipe from its folder"
-    ),
+    Way("train", "resume", "resume", why="a resumed run takes its recipe from its folder"),
+    Way("train", f"{_RECIPE} run site.*"),
+    Way("report", f"{_RECIPE} run file study site.*", OF_STUDY),
+    Way("report", "run runs file", keys=""),
+    Way("lock", "run file", "run", _PLACE, f"a lock of a run {_FROM_RUN}"),
+    Way("lock", f"{_RECIPE} file"),
+    Way("verify", "run file output", "", _PLACE, "a lock is compared with what it was made of"),
+    Way("diff", "a b within_days output", why="its recipes are a= and b="),
+    Way("pack", "run file", "run", _PLACE, f"a bundle of a run {_FROM_RUN}"),
+    Way("pack", f"{_RECIPE} file"),
+    Way("export", "run file rows at_tokens", "", _PLACE, f"an export {_FROM_RUN}"),
+    Way("evaluate", f"file {_TASKS} output", "file", "", "an exported folder has no recipe"),
+    Way("evaluate", f"run {_TASKS} at_tokens output", "tasks", _JUDGED, _EVALUATED),
+    Way("evaluate", "run text at_tokens output", "text", _JUDGED, _EVALUATED),
+    Way("evaluate", "run tasks_folder at_tokens output", "", _JUDGED_HELD_OUT, _EVALUATED),
+    Way("sync", "run runs to", "", "tracking tracking.*", _SENT),
 )
 # `auto` has no ways of its own but those of `train` or `submit`, which it becomes.
 ACTIONS = ("auto", *dict.fromkeys(way.action for way in WAYS))
@@ -122,16 +113,19 @@ def check_words(action: str, keys: Collection[str]) -> None:
         return
     ways = [way for way in WAYS if way.action == action]
     meant = next(way for way in ways if not way.given or way.given in keys)
+    asked = f"action={action}{meant.beside}"
     for key in keys:
         if key == "action" or meant.takes(key):
             continue
-        others = [way for way in ways if way is not meant and way.takes(key)]
-        other = f"leave it out, or leave out {meant.given}" if meant.given and others else ""
+        elsewhere = meant.given and any(way.takes(key) for way in ways if way is not meant)
+        other = f"leave it out, or leave out {meant.given}" if elsewhere else ""
         if is_own(key) and key != "recipe":
             remedy = other or f"leave it out; used by {_listed(_takers(key))}"
-            raise RecipeError(key, f"not used by action={action}{meant.beside}", remedy)
-        problem = meant.why or f"action={action} composes no recipe"
-        raise RecipeError(key, problem, _instead(meant, other, key))
+            raise RecipeError(key, f"not used by {asked}", remedy)
+        remedy = nearest(key, meant.known)  # the word that was probably meant
+        if not remedy.startswith("did") or key == "recipe" or "." in key:
+            remedy = other or f"leave it out; {asked} takes {_listed(meant.known)}"
+        raise RecipeError(key, meant.why or f"action={action} composes no recipe", remedy)
 
 
 def _takers(key: str) -> Iterator[str]:
@@ -142,15 +136,6 @@ def _takers(key: str) -> Iterator[str]:
             yield action
         else:
             yield from (f"{action}{way.beside}" for way in taking)
-
-
-def _instead(meant: Way, other: str, key: str) -> str:
-    """Offer the word that was probably meant; else name the other way, or what is taken."""
-    near = nearest(key, meant.known)
-    if near.startswith("did") and key != "recipe" and "." not in key:
-        return near
-    asked = f"action={meant.action}{meant.beside}"
-    return other or f"leave it out; {asked} takes {_listed(meant.known)}"
 
 
 def _listed(names: Iterable[str]) -> str:

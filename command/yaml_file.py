@@ -74,10 +74,10 @@ class _DataLoader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             found = super().construct_object(node, deep=deep)
-            refuse_acting(found, node)
-            return found
         except ValueError as error:  # an integer of more digits than Python reads
-            raise ConstructorError(None, None, str(error), node.start_mark) from None
+            _stop(node, str(error))
+        refuse_acting(found, node)
+        return found
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         refuse_repeated(node)
@@ -113,7 +113,7 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_device(file, kind)
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
-        refuse_size(content, file, kind)
+        refuse_size(content, file)
         return content.decode("utf-8")
     except FileNotFoundError:
         beside = sorted(one.name for one in file.parent.glob("*.yaml"))
@@ -139,7 +139,7 @@ def refuse_device(file: Path, kind: str) -> None:
         raise RecipeError(kind, f"{file} is no regular file", "name a file")
 
 
-def refuse_size(content: bytes, file: Path, kind: str) -> None:
+def refuse_size(content: bytes, file: Path) -> None:
     """Refuse more than :data:`MAX_BYTES`; no more than one byte beyond was read."""
     if len(content) > MAX_BYTES:
         line = content.count(b"\n") + 1
@@ -159,29 +159,25 @@ def refuse_acting(found: object, node: Any) -> None:
     for character in found if isinstance(found, str) else "":
         hidden = character in HIDDEN or category(character) in ACTING
         if hidden and character not in PLAIN_CONTROLS:
-            problem = f"a text holds the control character U+{ord(character):04X}"
-            raise ConstructorError(None, None, problem, node.start_mark)
+            _stop(node, f"a text holds the control character U+{ord(character):04X}")
 
 
 def refuse_alias(event: Any) -> None:
     """Refuse what another place of the file says, and so bombs of aliases."""
-    mark = event.start_mark
     if isinstance(event, yaml.AliasEvent):
-        raise ConstructorError(None, None, "aliases are not allowed", mark)
+        _stop(event, "aliases are not allowed")
 
 
 def refuse_tag(event: Any) -> None:
     """Refuse every tag: some make objects."""
-    tag = getattr(event, "tag", None)
-    if tag is not None:
-        raise ConstructorError(None, None, f"the tag {tag} is not allowed", event.start_mark)
+    if (tag := getattr(event, "tag", None)) is not None:
+        _stop(event, f"the tag {tag} is not allowed")
 
 
 def refuse_depth(level: int, event: Any) -> None:
     """Refuse what would exhaust whoever walks it."""
     if level > MOST_LEVELS:
-        problem = f"more than {MOST_LEVELS} levels"
-        raise ConstructorError(None, None, problem, event.start_mark)
+        _stop(event, f"more than {MOST_LEVELS} levels")
 
 
 def refuse_repeated(node: Any) -> None:
@@ -189,20 +185,23 @@ def refuse_repeated(node: Any) -> None:
     seen = set()
     for key, _ in node.value:
         if key.value == "<<":
-            raise ConstructorError(None, None, "'<<' is not allowed", key.start_mark)
+            _stop(key, "'<<' is not allowed")
         if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-            problem = f"{key.value!r} is given twice"
-            raise ConstructorError(None, None, problem, key.start_mark)
+            _stop(key, f"{key.value!r} is given twice")
         seen.add((key.tag, str(key.value)))
 
 
+def _stop(node: Any, problem: str) -> NoReturn:
+    raise ConstructorError(None, None, problem, node.start_mark)
+
+
 def _lines(node: yaml.Node, path: str = "") -> Iterator[tuple[str, int]]:
+    items: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = f"{path}.{key.value}" if path else str(key.value)
-            yield here, key.start_mark.line + 1
-            yield from _lines(value, here)
+        dot = "." if path else ""
+        items = [(f"{path}{dot}{key.value}", key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield f"{path}[{index}]", item.start_mark.line + 1
-            yield from _lines(item, f"{path}[{index}]")
+        items = [(f"{path}[{index}]", item, item) for index, item in enumerate(node.value)]
+    for here, marked, value in items:
+        yield here, marked.start_mark.line + 1
+        yield from _lines(value, here)

@@ -1,1 +1,1 @@
-"""One file an action; its stem is what ``action=`` takes, its options: ``command.options``."""
+"""One file an action; its stem is what ``action=`` takes, its options: ``command.words``."""

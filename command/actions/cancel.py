@@ -3,7 +3,6 @@
 from cluster.records import Jobs
 from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
 from command.arguments import Arguments
-from command.outcome import ActionResult
 from command.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
@@ -11,7 +10,7 @@ from components.run.folder import RunFolder
 from components.terminal import tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Cancel the chains of the named runs; ``force=true`` ends running jobs unsaved."""
     for path in named_runs(arguments):
         try:
@@ -21,7 +20,6 @@ def run(arguments: Arguments) -> ActionResult:
             raise RecipeError(str(path), str(error), remedy) from None
         except SchedulerError as error:
             raise RecipeError("cluster.scheduler", str(error), "try again later") from None
-    return ActionResult()
 
 
 def _cancel(folder: RunFolder, *, force: bool) -> None:

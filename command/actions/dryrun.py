@@ -1,21 +1,20 @@
 """Run the real step of a rank of each role on tensors without values; judge its memory."""
 
-import json
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from components.config.schema.recipe import Recipe
 from components.dryrun.roles import RoleError, RoleResult, highest, judge, rehearse_roles
 from components.planner.memory import verdict_of
 from components.planner.plan import Plan, plan_recipe
-from components.terminal import console, say, tell
+from components.terminal import console, say
 
 Tree = Mapping[str, Any]
 GIB = 2**30
@@ -29,13 +28,28 @@ NOTES = (
 
 
 def _print(tree: Tree) -> None:
-    """Print memory, collectives and FLOPs of each role, then where the plan says otherwise."""
-    out = console(width=150)
-    for table in (_memory(tree), _collectives(tree), _flops(tree), _differences(tree)):
+    out, roles = console(width=150), tree["roles"]
+    usable, verdict = tree["memory"]["usable_bytes"], tree["memory"]["verdict"]
+    memory = f"memory, GiB a device of {usable / GIB:.1f} usable: {verdict}"
+    calls = ("axis", "operation", "dtype", "ranks", "calls", "GiB", "sent")
+    names = dict.fromkeys(name for role in roles for name in role["flops"])
+    for title, columns, rows in (
+        (memory, ("ranks", *CATEGORIES, "peak", "planned"), _memory),
+        ("collectives of a rank in a step; sent: by a ring", calls, _collectives),
+        ("TFLOP of a rank in a step", (*names, "all"), partial(_flops, names)),
+        ("more than 5 % from the plan", ("figure", "planned", "found", ""), _differences),
+    ):
+        table = Table(box=None, title=title, title_justify="left")
+        table.add_column("role", no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right")
+        for role in roles:
+            for cells in rows(role):
+                table.add_row(role["name"], *cells)
         if table.row_count:
             out.print(table)
             out.print()
-    for role in tree["roles"]:
+    for role in roles:
         moment, rehearsed = role["memory"]["moment"], role["rehearsed_microbatches"]
         text = f"{role['name']}: fullest in the {moment['phase']}, {moment['operator']}, "
         text += f"{moment['microbatches_begun']} microbatches begun"
@@ -46,60 +60,34 @@ def _print(tree: Tree) -> None:
         out.print(note)
 
 
-def _memory(tree: Tree) -> Table:
-    memory = tree["memory"]
-    title = f"memory, GiB a device of {memory['usable_bytes'] / GIB:.1f} usable: "
-    table = _table(title + memory["verdict"], "role", "ranks", *CATEGORIES, "peak", "planned")
-    for role in tree["roles"]:
-        held = role["memory"]["moment"]["by_category"]
-        cells = [f"{held[name] / GIB:.2f}" for name in CATEGORIES]
-        peaks = [f"{role['memory'][key] / GIB:.2f}" for key in ("peak_bytes", "planned_bytes")]
-        table.add_row(role["name"], f"{role['stands_for_ranks']:,}", *cells, *peaks)
-    return table
+def _memory(role: Tree) -> Iterator[list[str]]:
+    memory = role["memory"]
+    held = [memory["moment"]["by_category"][name] for name in CATEGORIES]
+    figures = (*held, memory["peak_bytes"], memory["planned_bytes"])
+    yield [f"{role['stands_for_ranks']:,}", *(f"{figure / GIB:.2f}" for figure in figures)]
 
 
-def _collectives(tree: Tree) -> Table:
-    title = "collectives of a rank in a step; sent: by a ring"
-    table = _table(title, "role", "axis", "operation", "dtype", "ranks", "calls", "GiB", "sent")
-    for role in tree["roles"]:
-        for call in sorted(role["collectives"], key=lambda call: -call["bytes"]):
-            table.add_row(
-                *(role["name"], call["axis"], call["operation"], call["dtype"]),
-                *(f"{call['ranks']:,}", f"{call['count']:,}"),
-                *(f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes")),
-            )
-    return table
+def _collectives(role: Tree) -> Iterator[list[str]]:
+    for call in sorted(role["collectives"], key=lambda call: -call["bytes"]):
+        yield [
+            *(call["axis"], call["operation"], call["dtype"]),
+            *(f"{call['ranks']:,}", f"{call['count']:,}"),
+            *(f"{call[key] / GIB:.3f}" for key in ("bytes", "sent_bytes")),
+        ]
 
 
-def _flops(tree: Tree) -> Table:
-    operators = Counter[str]()
-    for role in tree["roles"]:
-        operators.update(role["flops"])
-    table = _table("TFLOP of a rank in a step", "role", *operators, "all")
-    for role in tree["roles"]:
-        cells = [f"{role['flops'].get(name, 0) / 1e12:.2f}" for name in operators]
-        table.add_row(role["name"], *cells, f"{sum(role['flops'].values()) / 1e12:.2f}")
-    return table
+def _flops(names: Iterable[str], role: Tree) -> Iterator[list[str]]:
+    flops = role["flops"]
+    counts = (*(flops.get(name, 0) for name in names), sum(flops.values()))
+    yield [f"{count / 1e12:.2f}" for count in counts]
 
 
-def _differences(tree: Tree) -> Table:
-    table = _table("more than 5 % from the plan", "role", "figure", "planned", "found", "")
-    for role in tree["roles"]:
-        for one in role["differences"]:
-            if one["is_named"]:
-                scale = 1e12 if one["figure"] == "flops" else GIB
-                planned, found = one["planned"], one["found"]
-                cells = [f"{planned / scale:.2f}", f"{found / scale:.2f}"]
-                off = f"{found / planned - 1:+.0%}" if planned else "not in the plan"
-                table.add_row(role["name"], one["figure"], *cells, off)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=None, title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place == 0)
-    return table
+def _differences(role: Tree) -> Iterator[list[str]]:
+    for one in (each for each in role["differences"] if each["is_named"]):
+        scale = 1e12 if one["figure"] == "flops" else GIB
+        planned, found = one["planned"], one["found"]
+        off = f"{found / planned - 1:+.0%}" if planned else "not in the plan"
+        yield [one["figure"], f"{planned / scale:.2f}", f"{found / scale:.2f}", off]
 
 
 def run(arguments: Arguments) -> ActionResult:
@@ -114,10 +102,7 @@ def run(arguments: Arguments) -> ActionResult:
         return ActionResult(Status.DOES_NOT_HOLD)
     judged = [judge(role, seen, plan) for role, seen in found.items()]
     tree = _as_json(recipe, plan, judged, seconds=time.perf_counter() - began)
-    if arguments.output == "json":
-        tell(json.dumps(tree, allow_nan=False))
-    else:
-        _print(tree)
+    print_result(arguments.output, tree, lambda: _print(tree), allow_nan=False)
     fits = tree["memory"]["verdict"] != "does_not_fit"
     return ActionResult(Status.DONE if fits else Status.DOES_NOT_HOLD)
 
@@ -125,9 +110,8 @@ def run(arguments: Arguments) -> ActionResult:
 def _as_json(
     recipe: Recipe, plan: Plan, judged: Sequence[RoleResult], *, seconds: float
 ) -> dict[str, Any]:
-    """Return what was found as ``output=json`` promises it; bytes, counts and FLOPs a step."""
-    peak = max(one.peak_bytes for one in judged)
-    usable = plan.memory.usable_bytes
+    """Return what ``output=json`` promises; bytes, counts and FLOPs a step."""
+    peak, usable = max(one.peak_bytes for one in judged), plan.memory.usable_bytes
     return {
         "recipe": recipe.name,
         "cluster": recipe.cluster.name,

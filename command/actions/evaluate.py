@@ -1,21 +1,19 @@
 """Judge a checkpoint: its loss on held-out text or the user's own, or tasks of lm-eval."""
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from command.arguments import Arguments
-from command.outcome import ActionResult
+from command.outcome import print_result
 from components.errors import RecipeError
 from components.report import numbers
 from components.report.measurements import task_grid, text_grid
 from components.report.tables import terminal_table
-from components.terminal import console, tell
+from components.terminal import console
 
 
 def _print(result: Mapping[str, Any]) -> None:
-    """Print every section of the result file that there is."""
     out = console(width=160)
     if "folder" in result:
         out.print(str(result["folder"]))
@@ -34,11 +32,8 @@ def _print(result: Mapping[str, Any]) -> None:
         )
 
 
-def run(arguments: Arguments) -> ActionResult:
-    """Evaluate ``run=FOLDER``: held-out text, or ``text=FILE``, or ``tasks=[...]``.
-
-    Tasks may also be asked of an exported folder, ``file=FOLDER``; then nothing is kept.
-    """
+def run(arguments: Arguments) -> None:
+    """Evaluate ``run=FOLDER``, or ask tasks of an exported ``file=FOLDER`` and keep nothing."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports what reads it
     from command.evaluation import evaluate_folder, evaluate_run  # imports torch
 
@@ -51,8 +46,4 @@ def run(arguments: Arguments) -> ActionResult:
     else:
         problem = "an exported folder is asked for tasks only"
         raise RecipeError("file", problem, "add tasks=[NAME], or name run=FOLDER instead")
-    if arguments.output == "json":
-        tell(json.dumps(result))
-    else:
-        _print(result)
-    return ActionResult()
+    print_result(arguments.output, result, lambda: _print(result))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.outcome import ActionResult
 from command.path_checks import check_data_place
 from components.checkpoint.loading import CheckpointChoice, newest_weights
 from components.checkpoint.metadata import complete_checkpoints, tokens_of
@@ -19,7 +18,7 @@ from components.run.records import Results
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Export ``run=FOLDER`` into ``file=FOLDER``, or into the run folder."""
     trained = open_trained(arguments)
     target = arguments.file or export_place(trained)
@@ -28,7 +27,6 @@ def run(arguments: Arguments) -> ActionResult:
     tokens = trained.chosen.marker.progress.tokens
     say(f"{family.architecture}, trained on {tokens:,} tokens")
     tell(str(target))
-    return ActionResult()
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,13 @@ def open_trained(arguments: Arguments) -> RunCheckpoint:
         remedy = "write run=FOLDER"
         raise RecipeError("run", "no run is named, and a recipe alone has no weights", remedy)
     folder = existing_run_folder(arguments.run)
-    recipe = read_recipe(folder.recipe)
+    recipe, tokens = read_recipe(folder.recipe), arguments.at_tokens
     check_data_place(folder, recipe, arguments.values)
-    return RunCheckpoint(folder, recipe, _choose(folder, arguments.at_tokens))
-
-
-def _choose(folder: RunFolder, tokens: int | None) -> CheckpointChoice:
-    """Choose a full checkpoint or weights alone: the newest, or that of ``tokens``."""
     chosen = newest_weights(folder.checkpoints, tokens)
     if chosen is not None:
         for damaged in chosen.damaged:
             say(f"another checkpoint is taken: {damaged.path} {damaged.problem}")
-        return chosen
+        return RunCheckpoint(folder, recipe, chosen)
     kinds = (complete_checkpoints(folder.checkpoints, kind) for kind in ("tokens", "weights"))
     there = sorted({tokens_of(one) for found in kinds for one in found})
     if tokens is None or not there:
@@ -78,10 +71,8 @@ def export_trained(trained: RunCheckpoint, target: Path, *, rows: Rows) -> HFFam
         RecipeError: the folder exists, or no class of Hugging Face computes this model.
     """
     folder, recipe, marker = trained.folder, trained.recipe, trained.chosen.marker
-    progress = marker.progress
-    results = None
-    if folder.results.exists():
-        results = folder.read("results.json", Results, finite=False)
+    progress, ended = marker.progress, folder.results.exists()
+    results = folder.read("results.json", Results, finite=False) if ended else None
     return write_folder(
         target,
         model=load_weights(trained.chosen.checkpoint, marker, recipe.model),

@@ -6,8 +6,7 @@ from typing import Literal
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
 from command.compose import compose_full, compose_recipe
-from command.lock_file import as_received, check_recipe_place, travelling
-from command.outcome import ActionResult
+from command.lock_file import as_received, check_recipe_place, travels
 from command.path_checks import check_data_place
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import read_recipe, read_section
@@ -17,13 +16,7 @@ from components.run.folder import existing_run_folder
 from components.run.ownership import is_own
 from components.run.provenance import describe_software
 from components.run.records import EnvironmentRecord
-from components.sharing.lock import (
-    FORMAT,
-    HASH_DIGITS,
-    Lock,
-    RecipeRequest,
-    write_text,
-)
+from components.sharing.lock import FORMAT, HASH_DIGITS, Lock, write_text
 from components.sharing.prepared import describe_prepared, find_prepared
 from components.terminal import say, tell
 
@@ -49,37 +42,30 @@ def make_lock(arguments: Arguments, *, bundle: bool) -> Lock:
     if arguments.searches:
         problem = "auto: another search may find another layout"
         raise RecipeError("parallelism", problem, "name the degrees that action=plan shows")
-    if folder is None:
+    if folder is not None:
+        software, data, losses = software_of(folder), data_of(folder), losses_in(folder)
+    else:
         recipe = compose_recipe(arguments)
-    assert arguments.recipe is not None
-    found = find_prepared(recipe) if folder is None else None
-    data = data_of(folder) if folder else describe_prepared(found) if found else None
-    software = (software_of(folder) if folder else None) or describe_software()
-    losses = losses_in(folder) if folder else None
+        found = find_prepared(recipe)
+        software, data, losses = None, describe_prepared(found) if found else None, None
     tree = recipe.model_dump(mode="json")
-    asked = RecipeRequest(
-        recipe=arguments.recipe,
-        choices={
-            **({} if bundle else arguments.choices),
-            "scale": recipe.scale.name,
-            "cluster": recipe.cluster.name,
+    values = arguments.all_values.items()
+    own = {"scale": recipe.scale.name, "cluster": recipe.cluster.name}
+    lock = {
+        "lock": FORMAT,
+        "asked": {
+            "recipe": arguments.recipe,
+            "choices": own if bundle else arguments.choices | own,
+            "values": {k: v for k, v in values if not bundle or travels(k)},
         },
-        values=travelling(arguments) if bundle else arguments.all_values,
-    )
-    return read_section(
-        Lock,
-        {
-            "lock": FORMAT,
-            "asked": asked.model_dump(mode="json"),
-            "fingerprint": {group.value: fingerprint_of(tree, group) for group in KeyGroup},
-            "software": software.model_dump(mode="json"),
-            "data": data.model_dump(mode="json") if data else "none",
-            "losses": losses.model_dump() if losses else "none",
-            "settled": tree,
-            "composed": compose_full(arguments) if bundle else "none",
-        },
-        "",
-    )
+        "fingerprint": {group.value: fingerprint_of(tree, group) for group in KeyGroup},
+        "software": (software or describe_software()).model_dump(mode="json"),
+        "data": data.model_dump(mode="json") if data else "none",
+        "losses": losses.model_dump() if losses else "none",
+        "settled": tree,
+        "composed": compose_full(arguments) if bundle else "none",
+    }
+    return read_section(Lock, lock, "")
 
 
 def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]) -> Path:
@@ -110,11 +96,10 @@ def write_lock(lock: Lock, arguments: Arguments, kind: Literal["lock", "recipe"]
     return file
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Write ``NAME-HASH.lock.yaml``, or the file that is named, and say what it lacks."""
     lock = make_lock(arguments, bundle=False)
     file = write_lock(lock, arguments, "lock")
     if isinstance(lock.data, str):
         say("no data are prepared: the lock has no hashes of them")
     tell(str(file))
-    return ActionResult()

@@ -4,19 +4,17 @@ from collections.abc import Iterator
 
 from command.actions.lock import make_lock, write_lock
 from command.arguments import Arguments
-from command.outcome import ActionResult
 from components.sharing.lock import Lock
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Write ``NAME-HASH.recipe.yaml``, or the file that is named, and say what stays behind."""
     lock = make_lock(arguments, bundle=True)
     file = write_lock(lock, arguments, "recipe")
     for line in _left_behind(lock):
         say(f"not in the file: {line}")
     tell(str(file))
-    return ActionResult()
 
 
 def _left_behind(lock: Lock) -> Iterator[str]:

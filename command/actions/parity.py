@@ -1,6 +1,5 @@
 """Prove on this machine that the recipe's layout computes what one process computes."""
 
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,21 +11,14 @@ from rich.table import Table
 
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from components.config.layout import AXES
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
-from components.parity.compare import TENSOR_TOLERANCE
-from components.parity.prover import (
-    JUDGED,
-    ROUNDED,
-    ParityProof,
-    Prover,
-    in_precision,
-    judged_in,
-)
-from components.terminal import console, tell
+from components.parity import prover
+from components.parity.prover import JUDGED, ROUNDED, ParityProof
+from components.terminal import console
 from components.train.launch import check_builds, check_trainable
 
 FIXED: dict[str, Any] = {
@@ -58,12 +50,9 @@ def run(arguments: Arguments) -> ActionResult:
         check_trainable(recipe)
         check_builds(recipe)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        prover = Prover(Path(folder))
-        proofs = [prover.prove(recipe) for recipe in recipes]
-    if arguments.output == "json":
-        tell(json.dumps(as_json(proofs), allow_nan=False))
-    else:
-        show(proofs)
+        ours = prover.Prover(Path(folder))
+        proofs = [ours.prove(recipe) for recipe in recipes]
+    print_result(arguments.output, as_json(proofs), lambda: show(proofs), allow_nan=False)
     held = all(proof.holds for proof in proofs)
     return ActionResult(Status.DONE if held else Status.DOES_NOT_HOLD)
 
@@ -98,7 +87,7 @@ def _composed(arguments: Arguments) -> Recipe:
     """Compose in the dtype that every engine has, then take the one that is judged."""
     dtypes = {key: ROUNDED for key, value in FIXED.items() if value == JUDGED}
     recipe = compose_recipe(replace(arguments, values={**arguments.values, **dtypes}))
-    return in_precision(recipe, judged_in(recipe))
+    return prover.in_precision(recipe, prover.judged_in(recipe))
 
 
 def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
@@ -106,9 +95,11 @@ def as_json(proofs: Sequence[ParityProof]) -> dict[str, object]:
     objects = [_object(proof) for proof in proofs]
     if len(objects) == 1:
         return objects[0]
-    held = all(proof.holds for proof in proofs)
-    tolerance = max((proof.tolerances.tensor for proof in proofs), default=TENSOR_TOLERANCE)
-    return {"holds": held, "tolerance": tolerance, "layouts": objects}
+    return {
+        "holds": all(proof.holds for proof in proofs),
+        "tolerance": max(proof.tolerances.tensor for proof in proofs),
+        "layouts": objects,
+    }
 
 
 def _object(proof: ParityProof) -> dict[str, object]:
@@ -123,18 +114,17 @@ def _object(proof: ParityProof) -> dict[str, object]:
         "dropout": 0.0,
         "failure": proof.failure,
     }
-    if proof.comparison is None:
+    if (found := proof.comparison) is None:
         return tree | {"loss": _difference(None), "gradient": _difference(None, parameter=None)}
-    loss, norm, gradient, weight = proof.comparison.parts.values()
+    loss, norm, gradient, weight = found.parts.values()
+    limit = proof.tolerances.loss
     return tree | {
-        "loss": _difference(
-            loss.difference, microbatch=loss.where, tolerance=proof.tolerances.loss
-        ),
+        "loss": _difference(loss.difference, microbatch=loss.where, tolerance=limit),
         "gradient_norm": _difference(norm.difference, step=norm.where),
         "gradient": _difference(gradient.difference, parameter=gradient.where),
         "weight": _difference(weight.difference, parameter=weight.where),
         "float32": {"loss": _difference(proof.float32_loss_difference)},
-        "problems": proof.comparison.problems,
+        "problems": found.problems,
     }
 
 
@@ -169,45 +159,33 @@ def show(proofs: Sequence[ParityProof]) -> None:
 
 
 def _cells(proof: ParityProof) -> list[str]:
-    recipe, found = proof.recipe, proof.comparison
     cells = ["the ranks failed", "", "", "", ""]
-    if found is not None:
+    if (found := proof.comparison) is not None:
         cells = [f"{found.loss.difference:.1e}"]
         for part in (found.gradient, found.weight):
             cells += [f"{part.difference:.1e}", part.where]
     difference = proof.float32_loss_difference
-    return [
-        _label(recipe),
-        str(recipe.cluster.ranks),
-        *cells,
-        "" if difference is None else f"{difference:.1e}",
-        f"{proof.seconds:.0f}",
-        "holds" if proof.holds else "DOES NOT HOLD",
-    ]
+    rounded = "" if difference is None else f"{difference:.1e}"
+    said = "holds" if proof.holds else "DOES NOT HOLD"
+    ranks = str(proof.recipe.cluster.ranks)
+    return [_label(proof.recipe), ranks, *cells, rounded, f"{proof.seconds:.0f}", said]
 
 
 def _label(recipe: Recipe) -> str:
-    """Name the degrees above 1, and what else changes how ranks work together."""
     section = recipe.parallelism
     words = [f"{axis} {getattr(section, axis)}" for axis in AXES if getattr(section, axis) > 1]
-    label = " x ".join(words) or "one rank"
-    if section.engine == "deepspeed":
-        label += ", DeepSpeed"
-    if section.zero:
-        label += f", ZeRO {section.zero}"
-        if section.data_shard < section.data * section.expert:
-            label += f" over {section.data_shard}"
-    if section.sequence_parallel and section.tensor > 1:
-        label += ", sequence parallel"
-    if section.expert > 1:
-        parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
-        plain = "" if section.expert_aware else ", plain"
-        label += f", {section.expert_dispatch}{parts}{plain}"
-    if section.pipeline > 1:
-        label += f", {section.schedule}"
-    for key, word in (("recompute", "recomputed"), ("compile", "compiled")):
-        if getattr(section, key) != "none":
-            label += f", {word}"
-    if section.offload_optimizer:
-        label += ", offloaded"
-    return label
+    over = section.data_shard < section.data * section.expert
+    parts = f" in {section.expert_overlap} parts" if section.expert_overlap > 1 else ""
+    plain = "" if section.expert_aware else ", plain"
+    more = {
+        "DeepSpeed": section.engine == "deepspeed",
+        f"ZeRO {section.zero}" + f" over {section.data_shard}" * over: section.zero,
+        "sequence parallel": section.sequence_parallel and section.tensor > 1,
+        f"{section.expert_dispatch}{parts}{plain}": section.expert > 1,
+        section.schedule: section.pipeline > 1,
+        "recomputed": section.recompute != "none",
+        "compiled": section.compile != "none",
+        "offloaded": section.offload_optimizer,
+    }
+    named = (word for word, is_so in more.items() if is_so)
+    return ", ".join([" x ".join(words) or "one rank", *named])

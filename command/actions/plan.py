@@ -1,11 +1,10 @@
 """Print the bill before anything is spent: memory, time, cost, beside what is published."""
 
-import json
 from datetime import datetime
 
 from command.arguments import Arguments
 from command.compose import compose_recipe, compose_searched
-from command.outcome import ActionResult
+from command.outcome import ActionResult, print_result
 from command.plan_text import mixture_lines, print_plan
 from components.config.rules.check import warnings_of
 from components.planner.plan import plan_recipe
@@ -16,11 +15,8 @@ from components.report.plan_tables import picture_of
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> ActionResult:
-    """Print tables and a picture, or one JSON object; ``file=FILE`` writes a page as well.
-
-    With ``calibrate=[...]`` measured steps correct the planner instead.
-    """
+def run(arguments: Arguments) -> ActionResult | None:
+    """Print a plan, and write its page into ``file=FILE``; ``calibrate=[...]`` corrects it."""
     if arguments.calibrate:
         from command.calibrate import calibrate
 
@@ -29,24 +25,23 @@ def run(arguments: Arguments) -> ActionResult:
     recipe = found.recipe if found else compose_recipe(arguments)
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    plan = plan_recipe(recipe)
-    search = (
-        layouts_found(found.search, recipe, found.published, found.refusal) if found else None
-    )
+    plan, search, page = plan_recipe(recipe), None, None
+    if found:
+        search = layouts_found(found.search, recipe, found.published, found.refusal)
     result, picture = plan_result(recipe, plan, search), picture_of(plan)
-    page = None
     if arguments.file is not None:
         check_plotly("file")
         from components.report.plan_page import write_plan
 
         page = write_plan(result, picture, why=recipe.why, destination=arguments.file)
-    if arguments.output == "json":
-        tell(json.dumps(result.as_json()))
-    else:
+
+    def show() -> None:
         print_plan(result, picture, now=datetime.now().astimezone())
         for line in mixture_lines(recipe):
             tell(line)
+
+    print_result(arguments.output, result.as_json(), show)
     if page is not None:
         # With output=json, standard output is one object and nothing else.
         (say if arguments.output == "json" else tell)(str(page))
-    return ActionResult()
+    return None

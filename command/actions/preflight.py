@@ -1,6 +1,5 @@
 """Look at the nodes of this allocation, or at this machine, before ranks start on them."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from rich.table import Table
 from cluster.preflight import is_inside, look_at_allocation
 from command.arguments import Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult, Status
+from command.outcome import ActionResult, Status, print_result
 from command.path_checks import check_data_place
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
@@ -21,11 +20,10 @@ from components.preflight.node import look_alone
 from components.preflight.verdict import PreflightVerdict
 from components.run.folder import RunFolder, existing_run_folder
 from components.sharing.prepared import find_prepared
-from components.terminal import console, tell
+from components.terminal import console
 
 
 def _print(verdict: PreflightVerdict) -> None:
-    """Print all findings, the ways out of the bad ones, each once, and the sum."""
     out = console(width=160)
     table = Table("node", "check", "found", "expected", "rule", "verdict", box=None)
     bad: dict[tuple[str, str], list[str]] = {}
@@ -50,10 +48,8 @@ def run(arguments: Arguments) -> ActionResult:
             verdict = look_at_allocation(recipe, folder, sys.executable)
         else:
             verdict = look_alone(recipe, folder)
-    if arguments.output == "json":
-        tell(json.dumps({"holds": verdict.holds, **verdict.model_dump(mode="json")}))
-    else:
-        _print(verdict)
+    tree = {"holds": verdict.holds, **verdict.model_dump(mode="json")}
+    print_result(arguments.output, tree, lambda: _print(verdict))
     return ActionResult(Status.DONE if verdict.holds else Status.DOES_NOT_HOLD)
 
 
@@ -70,7 +66,7 @@ def _folder(arguments: Arguments) -> Iterator[tuple[Recipe, RunFolder]]:
     with TemporaryDirectory(dir=Path.cwd(), prefix=".preflight-") as place:
         folder = RunFolder(Path(place))
         folder.write_recipe(recipe)
-        if (data := find_prepared(recipe)) is not None:
+        if data := find_prepared(recipe):
             noted = {"folder": str(data), "key": Manifest.read(data).key}
             folder.write_json("data.json", noted)
         yield recipe, folder

@@ -11,12 +11,11 @@ from rich.table import Table
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
 from components.build import build
 from components.config.schema.data import Preparation, Source
 from components.config.schema.recipe import Recipe
 from components.data.files import HASHES, HashCache, HashFile, replace_atomically
-from components.data.manifest import Manifest, StageCounts, StageRecord
+from components.data.manifest import Manifest, StageRecord
 from components.errors import RecipeError
 from components.report.pages import leave_card
 from components.sharing.prepared import find_staged, note_prepared
@@ -30,11 +29,10 @@ from data_prep.task import QueuedError
 from data_prep.tokenise import Here, Tokenise, write_megatron
 
 UNKNOWN = "unknown"
-CARD = "card.json"
+CARD, STAGES = "card.json", "stages"
 
 
 def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Source]) -> None:
-    """Print documents in, out, removed by reason, and in the source's own language."""
     table = Table("stage", "source", box=None, pad_edge=False, header_style="bold")
     for column in ("documents in", "out"):
         table.add_column(column, justify="right")
@@ -42,23 +40,15 @@ def _print_stages(stages: Mapping[str, StageRecord], sources: Mapping[str, Sourc
         table.add_column(column)
     for stage, record in stages.items():
         for source, counts in record.sources.items():
-            table.add_row(
-                stage,
-                source,
-                f"{counts.documents_in:,}",
-                f"{counts.documents_out:,}",
-                _languages(counts, sources[source].language),
-                _listed({**counts.removed, **counts.replaced}),
-            )
+            documents = f"{counts.documents_in:,}", f"{counts.documents_out:,}"
+            claimed = sources[source].language
+            known = {name: n for name, n in counts.languages.items() if name != UNKNOWN}
+            languages = _listed(known, most=3)  # without a claim, what there is most of
+            if claimed is not None and known:
+                languages = f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
+            changed = _listed({**counts.removed, **counts.replaced})
+            table.add_row(stage, source, *documents, languages, changed)
     console(width=140).print(table)
-
-
-def _languages(counts: StageCounts, claimed: str | None) -> str:
-    """Give how much is in the language that the source claims, else what there is most of."""
-    known = {name: number for name, number in counts.languages.items() if name != UNKNOWN}
-    if claimed is not None and known:
-        return f"{known.get(claimed, 0) / sum(known.values()):.1%} {claimed}"
-    return _listed(known, most=3)
 
 
 def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
@@ -66,18 +56,17 @@ def _listed(numbers: Mapping[str, int], most: int | None = None) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in pairs if number)
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Prepare, and print what the stages did and where the data is."""
     try:
         data = prepare_data(compose_recipe(arguments), arguments.site, anew=True)
     except QueuedError as error:
         tell(str(error))
-        return ActionResult()
-    tell(f"{data['folder']}")
+        return
+    tell(data["folder"])
     for name, drawn in data["mixture"].items():
         share, epochs = drawn["promised_share"], drawn["epochs"]
         say(f"{name}: {share:.4%} of the budget, read {epochs:.2f} times")
-    return ActionResult()
 
 
 def prepare_data(
@@ -103,8 +92,8 @@ def prepare_data(
             where = f"data.sources.{name}"
             remedy = f"set {where}.files=[...], or scale=mini for the embedded text"
             raise RecipeError(where, "no text is named for this source", remedy)
-    stem = f"{recipe.name}-{recipe.scale.name}"
-    hashed = HashCache(path=Path(recipe.data.folder) / HASHES)
+    stem, root = f"{recipe.name}-{recipe.scale.name}", Path(recipe.data.folder)
+    hashed = HashCache(path=root / HASHES)
     sources, stages, tokenise = _cleaned(recipe, site, hashed)
     tokenizer = build(recipe.tokenizer, "tokenizer")
     folder, manifest = prepare(
@@ -114,7 +103,7 @@ def prepare_data(
         hashed=hashed,
         tokenizer=tokenizer,
         tokenizer_folder=recipe.data.tokenizer_folder,
-        root=Path(recipe.data.folder),
+        root=root,
         name=stem,
         held_out_fraction=recipe.data.held_out_fraction,
         tokenizer_sample_bytes=recipe.data.tokenizer_sample_bytes,
@@ -135,7 +124,7 @@ def prepare_data(
             texts=sources,
             tokenizer=tokenizer,
             mixture=kept["mixture"],
-            stages=_stages_folder(recipe),
+            stages=root.absolute() / STAGES,
         )
         _write_card(card, folder)
     return kept
@@ -152,10 +141,6 @@ def _kept(recipe: Recipe, folder: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _stages_folder(recipe: Recipe) -> Path:
-    return Path(recipe.data.folder).absolute() / "stages"
-
-
 def _write_card(card: Mapping[str, Any], folder: Path) -> None:
     """Write the card beside the token files; of several recipes the last one's stays."""
     text = json.dumps(card, indent=1, ensure_ascii=False) + "\n"
@@ -168,10 +153,7 @@ def _write_card(card: Mapping[str, Any], folder: Path) -> None:
 def _cleaned(
     recipe: Recipe, site: Mapping[str, Any], hashed: HashFile
 ) -> tuple[Mapping[str, Source | OpenSource], Mapping[str, StageRecord], Tokenise]:
-    """Clean the sources if the recipe says how; what that needs is imported only then.
-
-    Clean text is tokenised where it was cleaned, anything else in this process.
-    """
+    """Clean the sources if the recipe says how; they are tokenised where they are cleaned."""
     raw = {name: recipe.data.sources[name] for name in recipe.data.names}
     preparation = recipe.data.preparation
     if not isinstance(preparation, Preparation):
@@ -181,7 +163,8 @@ def _cleaned(
 
     texts = {name: source for name, source in raw.items() if not source.tokens}
     executor = _executor(recipe, preparation, site)
-    passes = Passes(root=_stages_folder(recipe), executor=executor, say=say)
+    root = Path(recipe.data.folder).absolute() / STAGES
+    passes = Passes(root=root, executor=executor, say=say)
     corpus = Corpus(sources=texts, preparation=preparation, passes=passes, hashed=hashed)
     cleaned = corpus.clean()
     _print_stages(cleaned.stages, raw)

@@ -4,14 +4,13 @@ from cluster.job import job_settings, render, run_folder
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
 from components.config.rules.check import warnings_of
 from components.data.files import check_regular
 from components.errors import RecipeError
 from components.terminal import say, tell
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Render with what is known; what the user has yet to say is named on standard error."""
     recipe = compose_recipe(arguments)
     for warning in warnings_of(recipe):
@@ -25,14 +24,12 @@ def run(arguments: Arguments) -> ActionResult:
     for error in settings.missing:
         say(f"missing: {error}")
     script = render(settings)
-    if arguments.file is None:
+    if (file := arguments.file) is None:
         tell(script.removesuffix("\n"))
-        return ActionResult()
-    file = arguments.file
+        return
     check_regular(file, "file")
     try:
         file.write_text(script, "utf-8")
     except OSError as error:
         raise RecipeError("file", f"cannot write {file}: {error}", "choose another") from None
     tell(str(file))
-    return ActionResult()

@@ -3,23 +3,17 @@
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.outcome import ActionResult
 from command.path_checks import named_runs
 from components.report.pages import check_plotly
 from components.terminal import tell
 
 
-def run(arguments: Arguments) -> ActionResult:
-    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder named.
-
-    A folder of runs stands for the runs in it.
-    """
+def run(arguments: Arguments) -> None:
+    """Report ``run=FOLDER`` or ``runs=[...]`` into ``file=FILE``, or into the one folder."""
     check_plotly("action")
     from components.report.page import write_report
 
     runs = named_runs(arguments)
     several = len(runs) > 1 and arguments.runs
     folder = Path() if several else arguments.run or runs[0]
-    file = write_report(runs, arguments.file or folder / "report.html")
-    tell(str(file))
-    return ActionResult()
+    tell(str(write_report(runs, arguments.file or folder / "report.html")))

@@ -1,6 +1,5 @@
 """Print the composed, checked recipe and what follows from it, or the works that it repeats."""
 
-import json
 from itertools import groupby
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from rich.table import Table
 
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
+from command.outcome import print_result
 from command.plan_text import mixture_lines
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
@@ -37,22 +36,17 @@ def citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
     return {name: (folder / f"{name}.bib").read_text("utf-8") for name in recipe.works}
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Print YAML and tables, or one JSON object; with ``cite=true`` the BibTeX alone."""
     recipe = compose_recipe(arguments)
     if arguments.cite:
         works = citations(recipe)
-        as_text = arguments.output == "text"
-        text = "\n".join(works.values()) if as_text else json.dumps({"works": works})
-        tell(text.removesuffix("\n"))
-        return ActionResult()
+        text = "\n".join(works.values()).removesuffix("\n")
+        print_result(arguments.output, {"works": works}, lambda: tell(text))
+        return
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    if arguments.output == "json":
-        tell(json.dumps(as_json(recipe)))
-    else:
-        print_recipe(recipe)
-    return ActionResult()
+    print_result(arguments.output, as_json(recipe), lambda: print_recipe(recipe))
 
 
 def as_json(recipe: Recipe) -> dict[str, object]:
@@ -89,21 +83,25 @@ def print_recipe(recipe: Recipe) -> None:
 
 def _derived_table(recipe: Recipe) -> Table:
     derived = recipe.derived
-    table = Table("derived", "", box=None)
-    for name, count in derived.parameters.model_dump().items():
-        table.add_row(f"{name} parameters", f"{count:,}")
-    table.add_row("tokens a step", f"{derived.tokens_per_step:,}")
-    table.add_row("samples a step", f"{derived.samples_per_step:,}")
-    table.add_row("steps", f"{derived.steps:,}")
-    table.add_row("ranks", f"{derived.ranks:,}")
-    table.add_row("microbatches a step and rank", f"{derived.microbatches_per_step:,}")
     # Equal neighbours are written once: 5, 10 x 6, 5.
     runs = [(count, len(list(equal))) for count, equal in groupby(derived.layers_by_stage)]
     layers = ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
-    table.add_row("layers of each pipeline stage", layers)
-    table.add_row("FLOPs a token, full attention", f"{derived.flops_per_token.full:,}")
-    table.add_row("FLOPs a token, causal attention", f"{derived.flops_per_token.causal:,}")
-    table.add_row("fingerprint", recipe.fingerprint())
+    parameters = derived.parameters.model_dump().items()
+    rows: dict[str, object] = {
+        **{f"{name} parameters": count for name, count in parameters},
+        "tokens a step": derived.tokens_per_step,
+        "samples a step": derived.samples_per_step,
+        "steps": derived.steps,
+        "ranks": derived.ranks,
+        "microbatches a step and rank": derived.microbatches_per_step,
+        "layers of each pipeline stage": layers,
+        "FLOPs a token, full attention": derived.flops_per_token.full,
+        "FLOPs a token, causal attention": derived.flops_per_token.causal,
+        "fingerprint": recipe.fingerprint(),
+    }
+    table = Table("derived", "", box=None)
+    for name, value in rows.items():
+        table.add_row(name, _number(value))
     return table
 
 

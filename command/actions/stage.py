@@ -7,7 +7,6 @@ from cluster import staging
 from cluster.user import read_user
 from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
-from command.outcome import ActionResult
 from components.config.schema.recipe import Recipe
 from components.data.files import replace_atomically
 from components.errors import RecipeError
@@ -18,7 +17,7 @@ from components.terminal import say, tell
 COMMAND_ONLY = ("action=", "file=", "site.", "output=")
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Stage into ``file=FOLDER``; the same command goes on where an earlier one stopped."""
     recipe = compose_recipe(arguments)
     user = read_user(recipe.cluster.name, arguments.site)
@@ -49,7 +48,6 @@ def run(arguments: Arguments) -> ActionResult:
     say(f"copy it: rsync -a --partial {folder} LOGIN:FOLDER")
     say(f"there: bash {folder.name}/install.sh FOLDER")
     tell(str(folder))
-    return ActionResult()
 
 
 def locks_of(recipe: Recipe) -> list[str]:
@@ -59,7 +57,6 @@ def locks_of(recipe: Recipe) -> list[str]:
 
 
 def _stage_data(recipe: Recipe, arguments: Arguments, folder: Path) -> dict[str, str]:
-    """Copy the prepared data, or say what the run will lack."""
     from command.actions.prepare import prepare_data  # imports numpy and tokenizers
 
     try:

@@ -1,6 +1,5 @@
 """Ask how submitted runs are."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,43 +9,38 @@ from rich.table import Table
 from cluster.records import RunStatus, status_of
 from cluster.scheduler import Scheduler, scheduler_of
 from command.arguments import Arguments
-from command.outcome import ActionResult
+from command.outcome import print_result
 from command.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
-from components.terminal import console, tell
-
-_WIDTH = 160  # of tables that are piped
+from components.terminal import console
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Print one run's jobs, or a table of all runs of a sweep's folder or of ``runs=[...]``."""
     folders = named_runs(arguments)
     if folders != [arguments.run]:
         print_runs(folders, arguments.output)
-        return ActionResult()
+        return
     one = status_of(folders[0], _scheduler(folders[0]))
-    if arguments.output == "json":
-        tell(json.dumps(one.as_json()))
-    else:
-        out = console(width=_WIDTH)
-        out.print(_runs([one]))
-        out.print(_jobs(one))
-    return ActionResult()
+    tables = (_runs([one]), _jobs(one))
+    print_result(arguments.output, one.as_json(), lambda: _print(*tables))
 
 
 def print_runs(folders: Sequence[Path], output: str) -> None:
     """Print a row for each run folder, or one JSON object."""
     found = [status_of(folder, _scheduler(folder)) for folder in folders]
-    if output == "json":
-        tell(json.dumps({"runs": [one.as_json() for one in found]}))
-    else:
-        console(width=_WIDTH).print(_runs(found))
+    tree = {"runs": [one.as_json() for one in found]}
+    print_result(output, tree, lambda: _print(_runs(found)))
+
+
+def _print(*tables: Table) -> None:
+    out = console(width=160)
+    for table in tables:
+        out.print(table)
 
 
 def _scheduler(folder: Path) -> Scheduler | None:
     """Find the scheduler of the run's cluster, if its commands are here."""
-    if not (folder / "recipe.json").is_file():
-        return None
     cluster = read_recipe(folder / "recipe.json").cluster
     if cluster.scheduler == "none":
         return None
@@ -55,7 +49,6 @@ def _scheduler(folder: Path) -> Scheduler | None:
 
 
 def _runs(found: Sequence[RunStatus]) -> Table:
-    """List the runs; of several in one folder that folder's name is said once."""
     parents = {Path(one.run).parent for one in found}
     together = len(found) > 1 and len(parents) == 1
     where = f"run in {parents.pop()}" if together else "run"

@@ -27,7 +27,7 @@ from components.train.launch import check_builds
 GIB = 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ready:
     """A run that passed every check of a login node and is not submitted yet."""
 
@@ -48,8 +48,7 @@ def run(arguments: Arguments) -> ActionResult:
         raise standing
     check_not_trained(path, "run")
     ready = check(recipe, arguments, path)
-    chain = hand_over(ready, after=None)
-    settings = ready.settings
+    chain, settings = hand_over(ready, after=None), ready.settings
     jobs = f"a chain of at most {settings.jobs} jobs" if settings.jobs > 1 else "one job"
     tell(
         f"submitted {chain}: {jobs} of {settings.nodes:,} nodes for {settings.walltime}\n"
@@ -78,9 +77,7 @@ def check(recipe: Recipe, arguments: Arguments, path: Path) -> Ready:
         say(f"warning: {warning}")
     _check_plan(recipe, user, force=arguments.force)
     check_builds(recipe)
-    return Ready(
-        arguments=arguments, recipe=recipe, settings=settings, scheduler=scheduler, path=path
-    )
+    return Ready(arguments, recipe, settings, scheduler, path)
 
 
 def hand_over(ready: Ready, *, after: str | None) -> str:
@@ -93,7 +90,16 @@ def hand_over(ready: Ready, *, after: str | None) -> str:
     if settings.cluster.imports == "node_local" and settings.venv is not None:
         archive = archive_venv(Path(settings.venv))  # here, where no nodes wait for it
         say(f"copied to each node: {archive}, {archive.stat().st_size / GIB:.1f} GiB")
-    jobs = Jobs(_prepared_folder(ready))
+    # A new folder, or the one that holds this very recipe.
+    folder = RunFolder(ready.path)
+    if not (folder.recipe.exists() and read_recipe(folder.recipe) == ready.recipe):
+        data = prepare_data(ready.recipe, ready.arguments.site)
+        folder = create_run_folder(ready.recipe, ready.path)
+        folder.write_json("data.json", data)
+        write_provenance(folder, words)
+    for name in ("jobs", "ranks"):
+        (folder.path / name).mkdir(exist_ok=True)
+    jobs = Jobs(folder)
     beside = jobs.script.with_suffix(f".{os.getpid()}")
     beside.write_text(render(settings), "utf-8")
     beside.replace(jobs.script)
@@ -152,16 +158,3 @@ def _check_plan(recipe: Recipe, user: User, *, force: bool) -> None:
         problem = f"{user.device_hours:,.0f}, but the plan says {hours:,.0f} device-hours"
         remedy = "lower budget.total_tokens, or raise site.device_hours"
         raise RecipeError("site.device_hours", problem, remedy)
-
-
-def _prepared_folder(ready: Ready) -> RunFolder:
-    """Make the run folder, or take the one that holds this very recipe."""
-    folder = RunFolder(ready.path)
-    if not (folder.recipe.exists() and read_recipe(folder.recipe) == ready.recipe):
-        data = prepare_data(ready.recipe, ready.arguments.site)
-        folder = create_run_folder(ready.recipe, ready.path)
-        folder.write_json("data.json", data)
-        write_provenance(folder, ready.arguments.words)
-    for name in ("jobs", "ranks"):
-        (folder.path / name).mkdir(exist_ok=True)
-    return folder

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.compose import compose_group
-from command.outcome import ActionResult
 from command.path_checks import named_runs
 from components import terminal
 from components.config.schema.monitoring import Tracking
@@ -53,16 +52,14 @@ def tracking_of(recipe: Recipe, arguments: Arguments) -> Tracking:
     return tracking
 
 
-def run(arguments: Arguments) -> ActionResult:
+def run(arguments: Arguments) -> None:
     """Send ``run=FOLDER`` or ``runs=[...]``; sent again, a run gets what is new."""
     os.environ.update(MANNERS | os.environ)  # before anything imports what reads it
     for folder in named_runs(arguments):
-        recipe = read_recipe(folder / "recipe.json")
-        tracking = tracking_of(recipe, arguments)
+        tracking = tracking_of(read_recipe(folder / "recipe.json"), arguments)
         server = _server(tracking, arguments)
         with explained(folder):
             _send(folder, tracking, server)
-    return ActionResult()
 
 
 def _send(folder: Path, tracking: Tracking, server: str) -> None:

@@ -15,7 +15,7 @@ from components.config.resolve import check_movable, relayout
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from components.report.measurements import parts_grid, products_grid, read_profiles, waits_grid
+from components.report import measurements
 from components.report.pages import leave_report
 from components.report.tables import terminal_table
 from components.run.disk import explained
@@ -32,22 +32,20 @@ LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
 
 
 def _print_profile(run: Path) -> None:
-    """Print where the time went, what products reached, and what waits, if it was profiled."""
-    if not (profiles := read_profiles(run)):
+    if not (profiles := measurements.read_profiles(run)):
         return
     first, *others = profiles
     out = console(width=160)
     steps = ", ".join(map(str, first["steps"]))
     out.print(f"profile of rank {first['rank']}, steps {steps}, by {first['clock']}:")
-    out.print(terminal_table(parts_grid(first)))
-    out.print(terminal_table(products_grid(first)))
+    out.print(terminal_table(measurements.parts_grid(first)))
+    out.print(terminal_table(measurements.products_grid(first)))
     if first.get("machine") is None:
         out.print(
             "no limit: this cluster's profile has no figures of its hardware; "
             "python -m benchmarks.peaks measures them"
         )
-    waits = waits_grid(first)
-    if waits.rows:
+    if (waits := measurements.waits_grid(first)).rows:
         out.print("the host waits for its device, or would on one, in:")
         out.print(terminal_table(waits))
     if others:
@@ -68,8 +66,7 @@ def run(arguments: Arguments) -> ActionResult:
     # Opened before the lock, which is a file: nothing is written yet.
     folder, _ = _open(arguments.resume, arguments)
     with train_alone(folder.path, "resume", say) as lock:
-        folder, recipe = _resume(arguments.resume, arguments)
-        return _train(recipe, folder, lock, None)
+        return _train(_resume(arguments.resume, arguments), folder, lock, None)
 
 
 def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) -> ActionResult:
@@ -129,14 +126,13 @@ def _check_here(recipe: Recipe) -> None:
 
 def _open(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
     """Open the run that goes on, if the words beside it and its places may be."""
-    keys = keys_of(arguments.words)
-    check_movable(key for key in keys if key not in {"resume", "action"})
+    check_movable(k for k in keys_of(arguments.words) if k not in {"resume", "action"})
     folder, recipe = open_run_folder(path)
     check_run_places(folder, recipe, arguments)
     return folder, recipe
 
 
-def _resume(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
+def _resume(path: Path, arguments: Arguments) -> Recipe:
     """Take everything from the folder, but the layout from the words if there are any."""
     folder, before = _open(path, arguments)
     recipe = relayout(before, arguments.values) if arguments.values else before
@@ -153,18 +149,13 @@ def _resume(path: Path, arguments: Arguments) -> tuple[RunFolder, Recipe]:
         if data["folder"] != kept.folder:  # the same data, but where they were made ready here
             folder.write_json("data.json", data)
         if recipe != before:
-            replace_recipe(folder, recipe, step=_saved_step(folder))
+            from components.checkpoint.loading import newest_whole  # imports torch
+
+            chosen = newest_whole(folder.checkpoints)
+            replace_recipe(folder, recipe, step=chosen.marker.progress.step if chosen else 0)
         folder.results.unlink(missing_ok=True)
         folder.stop.unlink(missing_ok=True)
-    return folder, recipe
-
-
-def _saved_step(folder: RunFolder) -> int:
-    """Read where the run goes on: at the newest checkpoint that is whole."""
-    from components.checkpoint.loading import newest_whole  # imports torch
-
-    chosen = newest_whole(folder.checkpoints)
-    return chosen.marker.progress.step if chosen else 0
+    return recipe
 
 
 def _print_end(folder: RunFolder, results: Results, report: Path | None) -> None:

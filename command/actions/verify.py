@@ -7,7 +7,7 @@ from typing import Any
 
 from command.arguments import Arguments, read_point
 from command.comparison import print_differences, side_of_now, side_of_run
-from command.compose import compose_to_compare
+from command.compose import compose_recipe
 from command.lock_file import ReceivedLock, check_choices, read_given
 from command.outcome import ActionResult, Status
 from command.path_checks import places_outside
@@ -35,24 +35,23 @@ def run(arguments: Arguments) -> ActionResult:
         now = side_of_run(arguments.run)
     else:
         recipe = _recompose(lock, file, arguments.values)
-        unseen = _unseen(recipe, arguments.values)
+        # A lock's author does not choose what is looked at.
+        places = places_outside(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
+        if folder := places.get("data.folder"):
+            unseen.append(
+                f"prepared data are not looked for: data.folder={folder} leads out of the "
+                "working folder; if you trust it, name it yourself"
+            )
         now = side_of_now(recipe, "now", reads_data=not unseen)
     found = compare(locked, now)
     _judge_file(given, found)
-    said = [*notes(locked, now, found), *unseen, *_changed_files(lock, found)]
+    said, commit = [*notes(locked, now, found), *unseen], lock.software.code.commit
+    for room in COMPUTING:  # git names the files behind a room that differs
+        differs = f"code.{room}" in found[KeyGroup.MATHEMATICS]
+        if differs and (files := files_changed(commit, room)):
+            said.append(f"code.{room}: {', '.join(files)} (since commit {commit[:12]})")
     print_differences(locked, now, found, said, output=arguments.output)
     return ActionResult(Status.DOES_NOT_HOLD if found[KeyGroup.MATHEMATICS] else Status.DONE)
-
-
-def _unseen(recipe: Recipe, values: Mapping[str, Any]) -> list[str]:
-    """Give which prepared data are not looked at: a lock's author does not choose what is."""
-    places = places_outside(recipe.model_dump(mode="json"), UserOverrides(values))
-    if (folder := places.get("data.folder")) is None:
-        return []
-    return [
-        f"prepared data are not looked for: data.folder={folder} leads out of the working "
-        "folder; if you trust it, name it yourself"
-    ]
 
 
 def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
@@ -69,7 +68,7 @@ def _recompose(lock: Lock, file: Path, values: Mapping[str, Any]) -> Recipe:
         values=dict(values),
     )
     try:
-        return compose_to_compare(point)
+        return compose_recipe(point, anywhere=True)
     except RecipeError as error:
         problem = f"what it froze is no recipe any more: {error.path}: {error.problem}"
         raise RecipeError(file.name, problem, error.remedy) from None
@@ -86,14 +85,3 @@ def _judge_file(given: ReceivedLock, found: Found) -> None:
         written, computed = lock.fingerprint.of(group), fingerprint_of(tree, group)
         if computed != written:
             found[group][f"{name}: fingerprint of the {group.value}"] = (written, computed)
-
-
-def _changed_files(lock: Lock, found: Found) -> list[str]:
-    """Ask git for the files behind a room that differs."""
-    commit = lock.software.code.commit
-    changed = [room for room in COMPUTING if f"code.{room}" in found[KeyGroup.MATHEMATICS]]
-    return [
-        f"code.{room}: {', '.join(files)} (since commit {commit[:12]})"
-        for room in changed
-        if (files := files_changed(commit, room))
-    ]

@@ -1,6 +1,5 @@
 """A study that lists its points: all are planned, run where asked, set beside the work's."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -8,17 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from command.outcome import Status
+from command.outcome import Status, print_result
+from command.study import runs
 from command.study.request import StudyRequest
-from command.study.runs import (
-    NOT_YET,
-    PointEnding,
-    Runner,
-    plan_point,
-    result_in,
-    run_all,
-    runner_of,
-)
+from command.study.runs import NOT_YET, PointEnding
 from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
 from components.report import numbers
 from components.report.pages import check_plotly
@@ -90,30 +82,28 @@ def summary(tried: Sequence[PointResult]) -> str:
 def study_grid(study: ListedStudy, tried: Sequence[PointResult]) -> Grid:
     """Lay out a row for each published figure; a point without one has a row too."""
     keys = _differing(study)
-    runs = any(one.measured is not None for one in tried)
+    measured = any(one.measured is not None for one in tried)
     noted = any(one.why for one in tried)
     columns = (
         *(key.rpartition(".")[2] for key in keys),
         *("published", "planned", "off by"),
-        *(("measured",) if runs else ()),
-        *(("note",) if noted else ()),
+        *(("measured",) * measured),
+        *(("note",) * noted),
         "place",
     )
     rows = []
     for one in tried:
         shown = study.shown(one.point)
         for quote in one.quotes or (None,):
-            off = one.deviation(quote) if quote else None
-            cells = (
+            rows.append((
                 *(numbers.exact(shown[key]) for key in keys),
                 _written(quote.value if quote else None),
                 _written(one.planned),
-                numbers.ABSENT if off is None else f"{off:+.1%}",
-                *((_written(one.measured),) if runs else ()),
-                *((one.why,) if noted else ()),
+                numbers.written(one.deviation(quote) if quote else None, "+.1%"),
+                *((_written(one.measured),) * measured),
+                *((one.why,) * noted),
                 quote.place if quote else "",
-            )
-            rows.append(cells)
+            ))
     return Grid(columns=columns, rows=rows)
 
 
@@ -141,13 +131,18 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
     Raises:
         RecipeError: the page has no place, or a result lacks what is compared.
     """
-    plans = [plan_point(asked, point) for point in study.points]
+    plans = [runs.plan_point(asked, point) for point in study.points]
+    ended = [NOT_YET for _ in study.points]  # a plan needs no run
     try:
-        runs = _measured(asked, study)
+        if asked.action == "report":
+            ended = [runs.result_in(asked, point) or NOT_YET for point in study.points]
+        else:
+            runner = runs.runner_of(asked)  # refuses what no plan knows
+            ended = ended if asked.action == "plan" else run_points(study, runner)
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on. Kept in {asked.folder}")
         return Status.STOPPED
-    tried = [
+    tried = relative(study, [
         PointResult(
             point=point,
             planned=plan.figure,
@@ -156,44 +151,28 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
             why="; ".join(why for why in (plan.why, run.why) if why),
             quotes=study.quotes(point),
         )
-        for point, plan, run in zip(study.points, plans, runs, strict=True)
-    ]
-    tried = relative(study, tried)
+        for point, plan, run in zip(study.points, plans, ended, strict=True)
+    ])  # fmt: skip
     if asked.action == "report":
         check_plotly("action")
         from command.study.page import write_study
 
         tell(f"{write_study(study, tried, asked.changed, asked.page)}")
-    elif asked.output == "json":
-        tell(json.dumps(_as_json(study, tried)))
     else:
-        _print(asked, study, tried)
-    found = [*plans, *runs] if asked.action in {"plan", "report"} else runs
+        print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
+    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
     return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
 
 
-def _measured(asked: StudyRequest, study: ListedStudy) -> list[PointEnding]:
-    """Run the points, or read what is there; a plan needs no run."""
-    points = study.points
-    if asked.action == "plan":
-        runner_of(asked)  # refuses what no plan knows
-        return [NOT_YET for _ in points]
-    if asked.action == "report":
-        return [result_in(asked, point) or NOT_YET for point in points]
-    return run_points(study, runner_of(asked))
-
-
-def run_points(study: ListedStudy, runner: Runner) -> list[PointEnding]:
+def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointEnding]:
     """Keep as many runs under way as the study wants until every point has ended."""
     ended: dict[int, PointEnding] = {}
 
     def finish(place: int, found: PointEnding) -> None:
         ended[place] = found
-        point = ", ".join(f"{key}={value}" for key, value in study.points[place].items())
-        figure = found.why if found.figure is None else f"{found.figure:,.6g}"
-        say(f"[{len(ended)}] {point}: {figure}")
+        runs.say_ended(len(ended), study.points[place], found)
 
-    run_all(runner, enumerate(study.points), finish, study.queue)
+    runs.run_all(runner, enumerate(study.points), finish, study.queue)
     return [ended[place] for place in range(len(study.points))]
 
 

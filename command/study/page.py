@@ -1,7 +1,7 @@
 """The page of a listed study, one HTML file: the paper's figure drawn anew, and all points."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
@@ -39,27 +39,15 @@ def write_study(
 
 
 def _cards(tried: Sequence[PointResult]) -> tuple[Card, ...]:
-    """Choose how many points there are of each kind, and how far the plans are off."""
     published = sum(len(one.quotes) for one in tried)
+    quoted = sum(bool(one.quotes) for one in tried)
     planned = sum(one.planned is not None for one in tried)
     measured = sum(one.measured is not None for one in tried)
-    middle = median_deviation(tried)
+    middle = numbers.written(median_deviation(tried), ".1%")
     return (
-        Card(
-            title="plans off by",
-            value=numbers.ABSENT if middle is None else f"{middle:.1%}",
-            notes=("at the median of what is published",),
-        ),
-        Card(
-            title="published figures",
-            value=str(published),
-            notes=(f"of {sum(bool(one.quotes) for one in tried)} points",),
-        ),
-        Card(
-            title="points planned",
-            value=str(planned),
-            notes=(f"of {len(tried)}", f"{measured} measured"),
-        ),
+        Card("plans off by", middle, ("at the median of what is published",)),
+        Card("published figures", str(published), (f"of {quoted} points",)),
+        Card("points planned", str(planned), (f"of {len(tried)}", f"{measured} measured")),
     )
 
 
@@ -82,47 +70,36 @@ def study_figure(study: ListedStudy, tried: Sequence[PointResult]) -> go.Figure:
     for one in tried:
         groups.setdefault(_label(study, axes.series, one), []).append(one)
     for index, (name, group) in enumerate(groups.items()):
-        _add_series(figure, study, name, colour(index), group, line=numeric)
+        for trace in _series(study, name, colour(index), group, line=numeric):
+            figure.add_scatter(legendgroup=name, **trace)
     return figure
 
 
-def _add_series(
-    figure: go.Figure,
-    study: ListedStudy,
-    name: str,
-    shade: str,
-    group: list[PointResult],
-    *,
-    line: bool,
-) -> None:
+def _series(
+    study: ListedStudy, name: str, shade: str, group: list[PointResult], *, line: bool
+) -> Iterator[dict[str, Any]]:
     named = html.escape(f"{name}, " if name else "")
+
+    def drawn(marks: list[tuple[Any, float, PointResult]], symbol: str) -> dict[str, Any]:
+        outline = {"width": 2, "color": shade}
+        marker = {"symbol": symbol, "size": 9, "color": shade, "line": outline}
+        return {"x": [x for x, _, _ in marks], "y": [y for _, y, _ in marks], "marker": marker}
+
     for kind, symbol in SYMBOLS.items():
-        mode = "lines+markers" if line and kind == "planned" else "markers"
         marks = [
             (_place(study, one), value, one) for one in group for value in _figures(one, kind)
         ]
         if line:
             marks.sort(key=lambda mark: float(mark[0]))
         if marks:
-            figure.add_scatter(
-                x=[place for place, *_ in marks], y=[value for _, value, _ in marks],
-                mode=mode, name=f"{named}{kind}", legendgroup=name,
-                marker=_marker(symbol, shade),
-                line={"color": shade, "width": 1.5, "dash": "dot"},
-            )  # fmt: skip
+            mode = "lines+markers" if line and kind == "planned" else "markers"
+            dots = {"color": shade, "width": 1.5, "dash": "dot"}
+            yield {"mode": mode, "name": f"{named}{kind}", "line": dots, **drawn(marks, symbol)}
         # In a trace of their own: a legend shows the mark of a trace's first point.
         crossed = [mark for mark in marks if kind == "planned" and not mark[2].fits]
         if crossed:
-            figure.add_scatter(
-                x=[place for place, *_ in crossed], y=[value for _, value, _ in crossed],
-                mode="markers", name=f"{named}does not fit", legendgroup=name,
-                showlegend=False, hoverinfo="skip", marker=_marker("x-thin", shade),
-            )  # fmt: skip
-
-
-def _marker(symbol: str, shade: str) -> dict[str, Any]:
-    line = {"width": 2, "color": shade}
-    return {"symbol": symbol, "size": 9, "color": shade, "line": line}
+            hidden = {"showlegend": False, "hoverinfo": "skip", **drawn(crossed, "x-thin")}
+            yield {"mode": "markers", "name": f"{named}does not fit", **hidden}
 
 
 def _log_ticks(tried: Sequence[PointResult]) -> dict[str, list[Any]]:

@@ -1,36 +1,28 @@
 """What a study's file says, with the user's words over it."""
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from command.arguments import ROOT, Arguments, read_point
 from command.lock_file import check_recipe_place
 from command.outcome import Status
-from command.study.cited_points import CitedRows, cite
 from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.yaml_file import read_data
-from components.config.schema.recipe import read_section
 from components.config.targets import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file
 MINE = (STUDY, "run=", "action=", "output=", "at_most=", "file=")
-TABLES = ROOT / "benchmarks" / "data"
 
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """One study as the command line asks for it; ``words`` are what every point has.
-
-    ``changed`` are those of them that the study's file does not say itself.
-    """
+    """A study as it is asked for: ``words`` of every point, ``changed`` from the file's."""
 
     study: SearchStudy | ListedStudy
     words: tuple[str, ...]
@@ -41,10 +33,7 @@ class StudyRequest:
     page: Path
 
     def arguments_of(self, point: Point) -> Arguments:
-        """Ask for a point: its values are the file's, and a key that the user names is his.
-
-        The words are those that the command line would have for it.
-        """
+        """Ask for a point as the command line would; a key that the user names is his."""
         named = {word.partition("=")[0] for word in self.words}
         values = {RECIPE: self.study.recipe, **self.study.values(point)}
         own = {key: value for key, value in values.items() if key not in named}
@@ -63,39 +52,33 @@ class StudyRequest:
         return self.folder / as_folder(f"{key}={point[key]}" for key in keys)
 
 
-def _find_study(name: str) -> tuple[Path, dict[str, Any]]:
-    """Read ``studies/NAME.yaml``, or the file at a path that ends in ``.yaml``."""
+def ask(words: Sequence[str]) -> StudyRequest:
+    """Read ``studies/NAME.yaml`` or the file that the words name, and what they change of it.
+
+    Raises:
+        RecipeError: the study, or a word beside it, is wrong.
+    """
+    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
     file = Path(name).expanduser()
     if file.suffix != ".yaml":
         known = sorted(path.stem for path in (ROOT / "studies").glob("*.yaml"))
         if name not in known:
             raise RecipeError("study", f"there is no study {name!r}", nearest(name, known))
         file = ROOT / "studies" / f"{name}.yaml"
-    return file, read_data(file, "study").tree
-
-
-def ask(words: Sequence[str]) -> StudyRequest:
-    """Read the study that the words name, and what they change of it.
-
-    Raises:
-        RecipeError: the study, or a word beside it, is wrong.
-    """
-    (name,) = (word.partition("=")[2] for word in words if word.startswith(STUDY))
-    file, tree = _find_study(name)
+    tree = read_data(file, "study").tree
     arguments = read_point([w for w in words if not w.startswith((STUDY, OVER))])
     over = read_point([word for word in words if word.startswith(OVER)]).values
     if arguments.at_most is not None:
         over[f"study.{'search' if 'search' in tree else 'queue'}.at_once"] = arguments.at_most
     for key, value in over.items():
-        _put(tree, key.removeprefix(OVER).split("."), value, key)
-    study = check_study(_with_cited(tree, file.name), file.name)
+        _put(tree, key, value)
+    study = check_study(tree, file.name)
     for key in (*arguments.values, *arguments.choices, *([RECIPE] if arguments.recipe else [])):
         if key in varied(study):
             remedy = f"leave {key} out, or change it in a file of your own"
             raise RecipeError(key, f"the study {study.name} varies it", remedy)
     check_recipe_words(varied(study), file.name)
-    changed = tuple(word for word in words if not word.startswith(MINE))
-    asked = _asked(study, arguments, changed)
+    asked = _asked(study, arguments, tuple(w for w in words if not w.startswith(MINE)))
     check_words(asked.action, [*keys_of(arguments.words), OF_STUDY])
     return asked
 
@@ -113,48 +96,15 @@ def _asked(
         remedy = "action=plan compares plans; without action= its points are run"
         raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
     tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
-    said = json.dumps([tried, own])
-    return StudyRequest(
-        study=study,
-        words=tuple(own),
-        changed=changed,
-        action=action,
-        output=arguments.output,
-        folder=folder_of_runs(arguments, study.name, said),
-        page=arguments.file or Path(f"{study.name}.html"),
-    )
+    folder = folder_of_runs(arguments, study.name, json.dumps([tried, own]))
+    page = arguments.file or Path(f"{study.name}.html")
+    return StudyRequest(study, tuple(own), changed, action, arguments.output, folder, page)
 
 
-def _with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """Write the points that a study takes from a table, and what is published of them."""
-    if "table" not in tree:
-        return tree
-    rest = {key: value for key, value in tree.items() if key != "table"}
-    published = tree.get("published")
-    if not isinstance(tree["table"], dict) or not isinstance(published, dict):
-        raise RecipeError(f"{where}.table", "no mapping", "see studies/playbook_best.yaml")
-    for holder, key in ((rest, "points"), (rest, "grid"), (published, "values")):
-        if key in holder:
-            raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
-    table = read_section(CitedRows, tree["table"], f"{where}.table")
-    known = sorted(path.name for path in TABLES.glob("*.csv"))
-    if table.file not in known:
-        problem = f"there is no table {table.file!r}"
-        raise RecipeError(f"{where}.table.file", problem, nearest(table.file, known))
-    with (TABLES / table.file).open(encoding="utf-8", newline="") as lines:
-        cited = cite(table, list(csv.DictReader(lines)), f"{where}.table")
-    return {
-        **rest,
-        "points": cited["points"],
-        "published": {**published, "values": cited["values"]},
-    }
-
-
-def _put(tree: dict[str, Any], steps: Sequence[str], value: object, key: str) -> None:
-    """Change a key that the study's file has."""
-    *before, last = steps
+def _put(tree: object, key: str, value: object) -> None:
+    *before, last = key.removeprefix(OVER).split(".")
     for step in before:
-        tree = tree.get(step, {}) if isinstance(tree, dict) else {}
+        tree = tree.get(step) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or last not in tree:
         raise RecipeError(key, "the study's file has no such key", "see studies/")
     tree[last] = value

@@ -5,23 +5,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from cluster.records import status_of
 from cluster.scheduler import scheduler_of
-from command.actions import auto
-from command.actions.submit import check, hand_over, submitted_before
+from command.actions import auto, submit
 from command.arguments import read_point
 from command.compose import compose_recipe
 from command.outcome import Status
 from command.study.request import StudyRequest
-from command.study.schema import Point, QueueLimits, Value
+from command.study.schema import Point, QueueLimits
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
-from components.planner.result import PlanResult, plan_result
+from components.planner.result import plan_result
 from components.run.ownership import check_links
 from components.run.records import Ending, read_checked
+from components.terminal import say
 
 
 @dataclass(frozen=True)
@@ -33,113 +34,9 @@ class PointEnding:
 
 
 NOT_YET = PointEnding(None, "")
-
-
-class Runner(Protocol):
-    """Makes runs of points and tells how they are."""
-
-    def start(self, point: Point) -> None:
-        """Begin the point's run; one that is there already is left as it is.
-
-        Raises:
-            RecipeError: the point cannot be.
-        """
-        ...
-
-    def look(self, point: Point) -> PointEnding | None:
-        """Report how the run ended; nothing as long as it has not."""
-        ...
-
-
-class PlannedRuns:
-    """Points that are planned and never run: their figures are there at once.
-
-    Raises:
-        RecipeError: no plan knows what the study compares.
-    """
-
-    def __init__(self, asked: StudyRequest) -> None:
-        objective = asked.study.objective
-        if objective.planned is None:
-            remedy = "run it: leave action=plan out"
-            raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
-        self._asked, self._key = asked, objective.planned
-        self._plans: dict[frozenset[tuple[str, Value]], PlanResult] = {}
-
-    def start(self, point: Point) -> None:
-        recipe = compose_recipe(self._asked.arguments_of(point))
-        self._plans[frozenset(point.items())] = plan_result(recipe, plan_recipe(recipe))
-
-    def look(self, point: Point) -> PointEnding:
-        memory = self._plans[frozenset(point.items())].memory
-        if memory.verdict == "does_not_fit":
-            gib = memory.peak_bytes / 2**30
-            return PointEnding(None, f"does not fit: {gib:.1f} GiB a device")
-        return PointEnding(self.figure(point), "")
-
-    def figure(self, point: Point) -> float:
-        """Return what the plan says, also of a layout that does not fit."""
-        plan = self._plans[frozenset(point.items())]
-        return _figure(plan.as_json(), self._key, "objective.planned")
-
-
-@dataclass(frozen=True)
-class LocalRuns:
-    """Points that are trained on this machine, one after the other."""
-
-    asked: StudyRequest
-
-    def start(self, point: Point) -> None:
-        """Train a point, or go on with it; who interrupts a run interrupts the study."""
-        if result_in(self.asked, point) is not None:
-            return
-        arguments = self.asked.arguments_of(point)
-        if arguments.run is not None and arguments.run.exists():
-            arguments = read_point([f"resume={arguments.run}"])
-        with redirect_stdout(sys.stderr):  # standard output is the study's
-            ended = auto.run(arguments)
-        if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
-            raise KeyboardInterrupt
-
-    def look(self, point: Point) -> PointEnding:
-        return result_in(self.asked, point) or PointEnding(None, "did not finish")
-
-
-@dataclass(frozen=True)
-class SubmittedRuns:
-    """Runs in a queue; what is there already, whatever became of it, is not submitted again."""
-
-    asked: StudyRequest
-
-    def start(self, point: Point) -> None:
-        arguments, path = self.asked.arguments_of(point), self.asked.folder_of(point)
-        recipe = compose_recipe(arguments)
-        if submitted_before(recipe, path, again=False) is None:
-            hand_over(check(recipe, arguments, path), after=None)
-
-    def look(self, point: Point) -> PointEnding | None:
-        path = self.asked.folder_of(point)
-        cluster = read_recipe(path / "recipe.json").cluster
-        status = status_of(path, scheduler_of(cluster))
-        if status.queued is None or status.queued:  # the scheduler does not answer, or is busy
-            return None
-        ended = result_in(self.asked, point)
-        return ended or PointEnding(None, f"{status.state}: {status.why}")
-
-
-def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
-    """Plan a point; what the recipe refuses, or nobody can predict, has no figure.
-
-    A layout that does not fit has one: the work may have run it.
-    """
-    if asked.study.objective.planned is None:
-        return NOT_YET
-    planner = PlannedRuns(asked)
-    try:
-        planner.start(point)
-        return PointEnding(planner.figure(point), planner.look(point).why)
-    except RecipeError as error:
-        return refused(error)
+Look = Callable[[], PointEnding | None]  # how a run ended; nothing as long as it has not
+# Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
+Runner = Callable[[Point], Look]
 
 
 def runner_of(asked: StudyRequest) -> Runner:
@@ -148,35 +45,96 @@ def runner_of(asked: StudyRequest) -> Runner:
     Raises:
         RecipeError: plans are asked for, and none knows what the study compares.
     """
-    if asked.action == "plan":
-        return PlannedRuns(asked)
-    return LocalRuns(asked) if asked.action == "train" else SubmittedRuns(asked)
+    objective = asked.study.objective
+    if asked.action == "plan" and objective.planned is None:
+        remedy = "run it: leave action=plan out"
+        raise RecipeError("action", f"no plan knows {objective.measured}", remedy)
+    return partial({"plan": _plan, "train": _train}.get(asked.action, _submit), asked)
+
+
+def _plan(asked: StudyRequest, point: Point) -> Look:
+    figure, why = _planned(asked, point)
+    return lambda: PointEnding(None, why) if why else PointEnding(figure(), "")
+
+
+def _train(asked: StudyRequest, point: Point) -> Look:
+    """Train a point, or go on with it; who interrupts a run interrupts the study."""
+    if result_in(asked, point) is None:
+        arguments = asked.arguments_of(point)
+        if arguments.run is not None and arguments.run.exists():
+            arguments = read_point([f"resume={arguments.run}"])
+        with redirect_stdout(sys.stderr):  # standard output is the study's
+            ended = auto.run(arguments)
+        if ended.status in {Status.STOPPED, Status.INTERRUPTED}:
+            raise KeyboardInterrupt
+    return lambda: result_in(asked, point) or PointEnding(None, "did not finish")
+
+
+def _submit(asked: StudyRequest, point: Point) -> Look:
+    """Submit a point; one that is in its folder, whatever became of it, is left as it is."""
+    arguments, path = asked.arguments_of(point), asked.folder_of(point)
+    recipe = compose_recipe(arguments)
+    if submit.submitted_before(recipe, path, again=False) is None:
+        submit.hand_over(submit.check(recipe, arguments, path), after=None)
+
+    def look() -> PointEnding | None:
+        status = status_of(path, scheduler_of(read_recipe(path / "recipe.json").cluster))
+        if status.queued is None or status.queued:  # the scheduler is silent, or busy
+            return None
+        return result_in(asked, point) or PointEnding(None, f"{status.state}: {status.why}")
+
+    return look
+
+
+def plan_point(asked: StudyRequest, point: Point) -> PointEnding:
+    """Plan a point; what is refused has no figure, but a layout that does not fit has one."""
+    if asked.study.objective.planned is None:
+        return NOT_YET
+    try:
+        figure, why = _planned(asked, point)
+        return PointEnding(figure(), why)
+    except RecipeError as error:
+        return refused(error)
+
+
+def _planned(asked: StudyRequest, point: Point) -> tuple[Callable[[], float], str]:
+    """Give what reads the figure of a plan, and why its layout does not fit, if so."""
+    recipe, key = compose_recipe(asked.arguments_of(point)), str(asked.study.objective.planned)
+    plan = plan_result(recipe, plan_recipe(recipe))
+    unfit = plan.memory.verdict == "does_not_fit"
+    why = f"does not fit: {plan.memory.peak_bytes / 2**30:.1f} GiB a device" if unfit else ""
+    return lambda: _figure(plan.as_json(), key, "objective.planned"), why
 
 
 def run_all(
-    runner: Runner,
+    start: Runner,
     points: Iterable[tuple[int, Point]],
     finish: Callable[[int, PointEnding], None],
     queue: QueueLimits,
 ) -> None:
     """Keep as many runs under way as ``queue`` allows until every numbered point has ended."""
-    waiting, under_way = iter(points), dict[int, Point]()
+    waiting, under_way = iter(points), dict[int, Look]()
     while True:
-        for number, point in list(under_way.items()):
-            if (ended := runner.look(point)) is not None:
+        for number, look in list(under_way.items()):
+            if (ended := look()) is not None:
                 del under_way[number]
                 finish(number, ended)
         if len(under_way) < queue.at_once and (drawn := next(waiting, None)) is not None:
             number, point = drawn
             try:
-                runner.start(point)
-                under_way[number] = point
+                under_way[number] = start(point)
             except RecipeError as error:
                 finish(number, refused(error))
         elif under_way:
             time.sleep(queue.poll_seconds)
         else:
             return
+
+
+def say_ended(number: int, point: Point, ended: PointEnding) -> None:
+    """Tell of a point that has ended."""
+    figure = ended.why if ended.figure is None else f"{ended.figure:,.6g}"
+    say(f"[{number}] {', '.join(f'{key}={value}' for key, value in point.items())}: {figure}")
 
 
 def refused(error: RecipeError) -> PointEnding:
@@ -204,7 +162,6 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
 
 
 def _figure(tree: Mapping[str, Any], key: str, where: str) -> float:
-    """Follow a dotted key to a number."""
     figure: Any = tree
     for step in key.split("."):
         figure = figure.get(step) if isinstance(figure, Mapping) else None

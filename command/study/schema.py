@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Section
@@ -15,13 +15,11 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 Point = Mapping[str, Value]
 RECIPE = "recipe"  # the one name without a dot that a point may set
 OUT_OF_MEMORY = "OOM"
+CSV_NAME = r"^[\w-]+\.csv$"  # a name, no path: the folder is not the file's to choose
 
 
 class Objective(Section):
-    """What is compared: a key of a run's ``results.json``, and the same thing in a plan.
-
-    ``planned`` is a key of what ``action=plan output=json`` prints; null if no plan knows it.
-    """
+    """What is compared: a key of ``results.json``, and of a plan's JSON; null if none knows."""
 
     measured: str
     planned: str | None
@@ -93,10 +91,7 @@ class SearchStudy(Study):
 
 
 class Quote(Section):
-    """What the source states of the point that has the values ``at``; ``OOM``: it did not fit.
-
-    ``place`` is the section, table, figure or line that states it.
-    """
+    """What the source states at ``place`` of the point that has the values ``at``."""
 
     at: FrozenMapping[Value]
     value: PositiveFloat | Literal["OOM"]
@@ -156,3 +151,33 @@ class ListedStudy(Study):
 def has_values(point: Point, at: Point) -> bool:
     """Return whether the point has all values of ``at``."""
     return all(key in point and point[key] == value for key, value in at.items())
+
+
+class Column(Section):
+    """A column whose cells stand for values: ``names`` says which."""
+
+    column: str
+    names: FrozenMapping[Value]
+
+
+class Best(Section):
+    """Keep the best row by ``column`` of those that are alike in the columns ``by``."""
+
+    column: str
+    by: Names
+    direction: Literal["maximize", "minimize"]
+
+
+class CitedRows(Section):
+    """Rows of ``file`` where each column of ``where`` has one of the cells listed.
+
+    ``keys`` says from which column a key of the points comes, ``value`` which is the published
+    figure; rows like ``out_of_memory`` did not fit, others without a number are left out.
+    """
+
+    file: Annotated[str, StringConstraints(pattern=CSV_NAME)]
+    where: FrozenMapping[Names]
+    best: Best | None
+    keys: FrozenMapping[str | Column]
+    value: str
+    out_of_memory: FrozenMapping[Names]

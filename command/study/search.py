@@ -5,7 +5,6 @@ after the runs that are under way, has the results of those that ended, and prop
 still to be tried.
 """
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,17 +13,17 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import RandomSampler, TPESampler
-from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
+from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.table import Table
 
-from command.outcome import Status
+from command.outcome import Status, print_result
 from command.study.request import StudyRequest
-from command.study.runs import PlannedRuns, PointEnding, run_all, runner_of
-from command.study.schema import Interval, Point, SearchStudy, Value
-from components.terminal import console, say, tell
+from command.study.runs import PointEnding, run_all, runner_of, say_ended
+from command.study.schema import Interval, Point, SearchStudy
+from components.terminal import console, say
 
 SHOWN = 10  # all are in the journal
 JOURNAL = "study.journal"
@@ -33,7 +32,7 @@ JOURNAL = "study.journal"
 def _open_trials(study: SearchStudy, journal: Path | None) -> optuna.Study:
     """Find what was tried before, kept in the file ``journal``, or nowhere."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage: BaseStorage = InMemoryStorage()
+    storage = None
     if journal is not None:
         journal.parent.mkdir(parents=True, exist_ok=True)
         storage = JournalStorage(JournalFileBackend(str(journal)))
@@ -54,7 +53,12 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
     """Yield the trials that were under way, then new ones until there are enough."""
     for trial in trials.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         yield trial.number, trial.params
-    space = {key: _distribution(values) for key, values in study.space.items()}
+    space: dict[str, BaseDistribution] = {
+        key: FloatDistribution(values.low, values.high, log=values.log)
+        if isinstance(values, Interval)
+        else CategoricalDistribution(values)
+        for key, values in study.space.items()
+    }
     while len(trials.trials) < study.search.trials:
         asked = trials.ask(space)
         yield asked.number, asked.params
@@ -62,22 +66,12 @@ def _draw(study: SearchStudy, trials: optuna.Study) -> Iterator[tuple[int, Point
 
 def _close(trials: optuna.Study, number: int, ended: PointEnding) -> None:
     """Close a trial: one without a figure is pruned, which the sampler takes for the worst."""
-    figure = ended.why
     if ended.figure is None:
         trials.set_user_attr(str(number), ended.why)
         trials.tell(number, state=TrialState.PRUNED)
     else:
         trials.tell(number, ended.figure)
-        figure = f"{ended.figure:,.6g}"
-    params = trials.trials[number].params
-    point = ", ".join(f"{key}={value}" for key, value in params.items())
-    say(f"[{number + 1}] {point}: {figure}")
-
-
-def _distribution(values: tuple[Value, ...] | Interval) -> BaseDistribution:
-    if isinstance(values, Interval):
-        return FloatDistribution(values.low, values.high, log=values.log)
-    return CategoricalDistribution(values)
+    say_ended(number + 1, trials.trials[number].params, ended)
 
 
 def _best_first(trials: optuna.Study) -> list[FrozenTrial]:
@@ -94,17 +88,14 @@ def _as_json(
     study: SearchStudy, trials: optuna.Study, published: float | None
 ) -> dict[str, Any]:
     """Return what ``output=json`` prints; ``figure`` is in the objective's own unit."""
+    why = trials.user_attrs
     return {
         "study": study.name,
         "objective": study.objective.model_dump(mode="json"),
         "published": {"point": dict(study.published), "planned_figure": published},
         "trials": [
-            {
-                "point": trial.params,
-                "figure": trial.value,
-                "why": trials.user_attrs.get(str(trial.number), ""),
-            }
-            for trial in trials.trials
+            {"point": t.params, "figure": t.value, "why": why.get(str(t.number), "")}
+            for t in trials.trials
         ],
         "best": [{"point": t.params, "figure": t.value} for t in _best_first(trials)[:SHOWN]],
     }
@@ -116,12 +107,11 @@ def _print(study: SearchStudy, trials: optuna.Study, published: float | None) ->
     table = Table(box=None)
     for name in ("", *study.space, study.objective.measured):
         table.add_column(name, justify="right", overflow="fold")
-    for place, trial in enumerate(best[:SHOWN], start=1):
-        values = [str(trial.params[key]) for key in study.space]
-        table.add_row(str(place), *values, f"{trial.value:,.6g}")
+    rows = [(str(i), trial.params, trial.value) for i, trial in enumerate(best[:SHOWN], 1)]
     if published is not None:
-        values = [str(study.published[key]) for key in study.space]
-        table.add_row("published", *values, f"{published:,.6g}")
+        rows.append(("published", {**study.published}, published))
+    for name, point, figure in rows:
+        table.add_row(name, *(str(point[key]) for key in study.space), f"{figure:,.6g}")
     out = console(width=160)
     out.print(table)
     tried = len(trials.trials)
@@ -137,20 +127,16 @@ def search_points(asked: StudyRequest, study: SearchStudy) -> Status:
     """
     planned = asked.action == "plan"
     trials = _open_trials(study, None if planned else asked.folder / JOURNAL)
+    start, published = runner_of(asked), None
     try:
-        finish = partial(_close, trials)
-        run_all(runner_of(asked), _draw(study, trials), finish, study.search)
+        run_all(start, _draw(study, trials), partial(_close, trials), study.search)
     except KeyboardInterrupt:
         say(f"stopped; the same command goes on. Kept in {asked.folder}")
         return Status.STOPPED
-    published = None
     if planned and study.published.keys() == study.space.keys():
-        runner = PlannedRuns(asked)
-        runner.start(study.published)
-        published = runner.look(study.published).figure
-    if asked.output == "json":
-        tell(json.dumps(_as_json(study, trials, published)))
-    else:
-        _print(study, trials, published)
+        ended = start(study.published)()
+        published = ended.figure if ended else None
+    tree = _as_json(study, trials, published)
+    print_result(asked.output, tree, lambda: _print(study, trials, published))
     found = trials.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return Status.DONE if found else Status.WRONG_INPUT

@@ -1,12 +1,19 @@
-"""Check a study's file: its fields, and that its parts name one another rightly."""
+"""Check a study's file, and write the points of its table or grid out.
 
+A table is one of measurements that others published, in ``benchmarks/data``.
+"""
+
+import csv
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from command.study.schema import Interval, ListedStudy, SearchStudy, Study, Value, has_values
+from command.arguments import ROOT
+from command.study import schema
+from command.study.schema import CitedRows, Column, Interval, ListedStudy, SearchStudy, Value
 from components.config.schema.recipe import Recipe, read_section
+from components.config.targets import nearest
 from components.errors import RecipeError
 
 SECTIONS = frozenset(Recipe.model_fields)
@@ -14,29 +21,32 @@ SECTIONS = frozenset(Recipe.model_fields)
 OF_CLUSTER = frozenset({"nodes", "ranks", "hours", "jobs", "smoke"})
 KINDS = ("space", "points", "grid")
 MOST_POINTS = 1_000  # a grid multiplies: a stranger's could be endless
+TABLES = ROOT / "benchmarks" / "data"
+Cells = Mapping[str, str]
+Mistakes = Iterator[tuple[str, str, str]]  # path, problem and remedy
 
 
-def check_study(tree: Mapping[str, object], where: str) -> SearchStudy | ListedStudy:
+def check_study(tree: dict[str, Any], where: str) -> SearchStudy | ListedStudy:
     """Check a study's fields, and that its parts name one another rightly.
 
     Raises:
-        RecipeError: an unknown or missing field, no points or two kinds of them, an interval
-            without an inside, a factor that is no whole number of the points, a key that is
-            set twice, a figure or a published value of no point, text that
-            no terminal should be given.
+        RecipeError: a field is unknown or missing, a key is set twice, or points, products,
+            figure, published values and table do not fit one another.
     """
+    if "table" in tree:
+        tree = _with_cited(tree, where)
     given = [kind for kind in KINDS if kind in tree]
     if len(given) != 1:
         problem = f"has {' and '.join(given) or 'nothing to try'}"
         raise RecipeError(where, problem, f"keep one of {', '.join(KINDS)}")
+    if given == ["grid"]:
+        tree = _spread_grid(tree, where)
     study: SearchStudy | ListedStudy
     if given == ["space"]:
         study = read_section(SearchStudy, tree, where)
         mistakes = _mistakes_of_searched(study)
     else:
-        study = read_section(
-            ListedStudy, _spread_grid(tree, where) if given == ["grid"] else tree, where
-        )
+        study = read_section(ListedStudy, tree, where)
         mistakes = _mistakes_of_listed(study)
     for path, problem, remedy in itertools.chain(_mistakes(study, given[0]), mistakes):
         raise RecipeError(f"{where}.{path}", problem, remedy)
@@ -45,17 +55,13 @@ def check_study(tree: Mapping[str, object], where: str) -> SearchStudy | ListedS
 
 def varied(study: SearchStudy | ListedStudy) -> dict[str, tuple[Value, ...] | None]:
     """Give the values that each key takes; none for an interval."""
-    if isinstance(study, ListedStudy):
-        keys = dict.fromkeys(key for point in study.points for key in point)
-        return {key: tuple(p[key] for p in study.points if key in p) for key in keys}
-    return {
-        key: values if isinstance(values, tuple) else None
-        for key, values in study.space.items()
-    }
+    if isinstance(study, SearchStudy):
+        return {k: v if isinstance(v, tuple) else None for k, v in study.space.items()}
+    keys = dict.fromkeys(key for point in study.points for key in point)
+    return {key: tuple(p[key] for p in study.points if key in p) for key in keys}
 
 
-def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what either kind gets wrong."""
+def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Mistakes:
     space = varied(study)
     for factor in {factor for factors in study.products.values() for factor in factors}:
         listed = space.get(factor) if isinstance(factor, str) else (factor,)
@@ -68,12 +74,16 @@ def _mistakes(study: SearchStudy | ListedStudy, kind: str) -> Iterator[tuple[str
     for key in study.set.keys() & SECTIONS:
         problem = "is a whole section, or a group of options"
         yield f"set.{key}", problem, f"write the keys, or {key}=... beside the study"
-    for key in _foreign(study, space):
-        problem = "is no key that a study may set"
-        yield key, problem, "a key of a recipe, or cluster.nodes, ranks, hours, jobs, smoke"
-    keys = (study.set.keys(), space.keys(), study.products.keys())
-    for key in (keys[0] & keys[1]) | (keys[0] & keys[2]) | (keys[1] & keys[2]):
-        yield key, "is set twice", f"keep it under one of set, {kind} and products"
+    dotted = (key for key in (*space, *study.products) if "." in key)
+    for key in (*study.set, *dotted):
+        section, _, name = key.partition(".")
+        if section not in SECTIONS or (section == "cluster" and name not in OF_CLUSTER):
+            problem = "is no key that a study may set"
+            yield key, problem, "a key of a recipe, or cluster.nodes, ranks, hours, jobs, smoke"
+    places = (study.set.keys(), space.keys(), study.products.keys())
+    for one, other in itertools.combinations(places, 2):
+        for key in one & other:
+            yield key, "is set twice", f"keep it under one of set, {kind} and products"
 
 
 def _texts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -86,24 +96,13 @@ def _texts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
         yield from _texts(item, f"{path}.{step}" if path else str(step))
 
 
-def _foreign(study: Study, space: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys that are no recipe's, and those of the machine's profile."""
-    dotted = (key for key in (*space, *study.products) if "." in key)
-    for key in (*study.set, *dotted):
-        section, _, name = key.partition(".")
-        if section not in SECTIONS or (section == "cluster" and name not in OF_CLUSTER):
-            yield key
-
-
-def _mistakes_of_searched(study: SearchStudy) -> Iterator[tuple[str, str, str]]:
-    """Yield path, problem and remedy of what the parts of the study get wrong together."""
+def _mistakes_of_searched(study: SearchStudy) -> Mistakes:
     for key, values in study.space.items():
-        if not isinstance(values, Interval):
-            continue
-        lowest = 0.0 if values.log else -math.inf
-        if not lowest < values.low < values.high:
-            problem = f"{values.low:g} to {values.high:g} is no interval"
-            yield f"space.{key}", problem, "low is below high, and above 0 with log: true"
+        if isinstance(values, Interval):
+            lowest = 0.0 if values.log else -math.inf
+            if not lowest < values.low < values.high:
+                problem = f"{values.low:g} to {values.high:g} is no interval"
+                yield f"space.{key}", problem, "low is below high, and above 0 with log: true"
     used = {factor for factors in study.products.values() for factor in factors}
     for key in study.space.keys() - used:
         if "." not in key:
@@ -132,8 +131,7 @@ def _spread_grid(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**{key: value for key, value in tree.items() if key != "grid"}, "points": points}
 
 
-def _mistakes_of_listed(study: ListedStudy) -> Iterator[tuple[str, str, str]]:
-    """Yield path, problem and remedy of what the parts of the study get wrong together."""
+def _mistakes_of_listed(study: ListedStudy) -> Mistakes:
     first, *others = study.points
     for index, point in enumerate(others, start=1):
         if point.keys() != first.keys():
@@ -144,22 +142,22 @@ def _mistakes_of_listed(study: ListedStudy) -> Iterator[tuple[str, str, str]]:
     if study.baseline:
         named["baseline"] = study.baseline
     for path, at in named.items():
-        count = sum(has_values(point, at) for point in study.points)
+        count = sum(schema.has_values(point, at) for point in study.points)
         if count != 1:
             problem = f"{count} points have {dict(at)}"
             yield path, problem, "name what tells one point from the others"
     yield from _undrawn(study, {**first, **study.products})
 
 
-def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Iterator[tuple[str, str, str]]:
+def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Mistakes:
     """Report what the figure names and no point has, and names that nothing uses."""
     figure = study.figure
-    for name in ("x", "series"):
-        for key in getattr(figure, name):
+    for name, keys in (("x", figure.x), ("series", figure.series)):
+        for key in keys:
             if key not in known:
                 yield f"figure.{name}", f"no point has {key!r}", f"known: {', '.join(known)}"
-    used = {f for factors in study.products.values() for f in factors}
-    for key in known.keys() - used - {*figure.x, *figure.series, "recipe"}:
+    used = {factor for factors in study.products.values() for factor in factors}
+    for key in known.keys() - used - {*figure.x, *figure.series, schema.RECIPE}:
         if "." not in key:
             problem = f"{key!r} is no key of a recipe, and no product or figure uses it"
             yield f"points.{key}", problem, "write the whole key, as optimizer.lr"
@@ -169,3 +167,102 @@ def _undrawn(study: ListedStudy, known: Mapping[str, object]) -> Iterator[tuple[
         if len(figure.x) > 1 or len(numbers) < len(values) or min(numbers) <= 0:
             problem = "a logarithmic axis needs one key of positive numbers"
             yield "figure.log", problem, "name one such key as figure.x, or leave x out"
+
+
+def _with_cited(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """Write the points that a study takes from a table, and what is published of them."""
+    rest = {key: value for key, value in tree.items() if key != "table"}
+    published = tree.get("published")
+    if not isinstance(tree["table"], dict) or not isinstance(published, dict):
+        raise RecipeError(f"{where}.table", "no mapping", "see studies/playbook_best.yaml")
+    for holder, key in ((rest, "points"), (rest, "grid"), (published, "values")):
+        if key in holder:
+            raise RecipeError(f"{where}.{key}", "the table gives it", f"leave {key} out")
+    table = read_section(CitedRows, tree["table"], f"{where}.table")
+    known = sorted(path.name for path in TABLES.glob("*.csv"))
+    if table.file not in known:
+        problem = f"there is no table {table.file!r}"
+        raise RecipeError(f"{where}.table.file", problem, nearest(table.file, known))
+    with (TABLES / table.file).open(encoding="utf-8", newline="") as lines:
+        points, values = cite(table, list(csv.DictReader(lines)), f"{where}.table")
+    return {**rest, "points": points, "published": {**published, "values": values}}
+
+
+def cite(
+    table: CitedRows, rows: Sequence[Cells], where: str
+) -> tuple[list[dict[str, Value]], list[dict[str, Any]]]:
+    """Return the ``points`` of a study and the ``values`` published of them, with their lines.
+
+    Raises:
+        RecipeError: the table has no such column or cell, or no row is left.
+    """
+    for path, column in _columns(table):
+        if rows and column not in rows[0]:
+            problem = f"{table.file} has no column {column!r}"
+            raise RecipeError(f"{where}.{path}", problem, f"it has {', '.join(rows[0])}")
+    like = [row for row in enumerate(rows, start=2) if _is_like(table.where, row[1])]
+    kept = [(line, row) for line, row in like if _figure(table, row) is not None]
+    kept = kept if table.best is None else _best(table.best, kept)
+    if not kept:
+        raise RecipeError(f"{where}.where", f"no row of {table.file} is left", "ask for less")
+    points: list[dict[str, Value]] = []
+    values = []
+    for line, row in kept:
+        keys = table.keys.items()
+        point = {key: _of_column(one, row, f"{where}.keys.{key}") for key, one in keys}
+        place = f"{table.file}:{line}"
+        values.append({"at": point, "value": _figure(table, row), "place": place})
+        points += [] if point in points else [point]
+    return points, values
+
+
+def _columns(table: CitedRows) -> Iterator[tuple[str, str]]:
+    yield "value", table.value
+    for part, cells in (("where", table.where), ("out_of_memory", table.out_of_memory)):
+        yield from ((f"{part}.{column}", column) for column in cells)
+    if table.best is not None:
+        yield from (("best", column) for column in (table.best.column, *table.best.by))
+    for key, column in table.keys.items():
+        yield f"keys.{key}", column if isinstance(column, str) else column.column
+
+
+def _is_like(wanted: Mapping[str, Sequence[str]], row: Cells) -> bool:
+    return all(row[column] in cells for column, cells in wanted.items())
+
+
+def _figure(table: CitedRows, row: Cells) -> float | str | None:
+    if table.out_of_memory and _is_like(table.out_of_memory, row):
+        return schema.OUT_OF_MEMORY
+    value = _value(row[table.value])
+    return value if isinstance(value, int | float) and value > 0 else None
+
+
+def _best(best: schema.Best, rows: list[tuple[int, Cells]]) -> list[tuple[int, Cells]]:
+    """Keep one row a group, in the order in which the groups begin; text is no rival."""
+    groups: dict[tuple[str, ...], list[tuple[float, int, Cells]]] = {}
+    for line, row in rows:
+        if not isinstance(value := _value(row[best.column]), str):
+            group = tuple(row[column] for column in best.by)
+            groups.setdefault(group, []).append((value, line, row))
+    choose = max if best.direction == "maximize" else min
+    chosen = (choose(group, key=lambda one: one[0]) for group in groups.values())
+    return [(line, row) for _, line, row in chosen]
+
+
+def _of_column(column: str | Column, row: Cells, where: str) -> Value:
+    if isinstance(column, str):
+        return _value(row[column])
+    cell = row[column.column]
+    if cell not in column.names:
+        problem = f"names has no value for {column.column} {cell!r}"
+        raise RecipeError(where, problem, "name all cells of the rows that are asked for")
+    return column.names[cell]
+
+
+def _value(cell: str) -> int | float | str:
+    """Read a cell as the number that it is; 2.0 is whole."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    return int(number) if number.is_integer() else number

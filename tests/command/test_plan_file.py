@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command.actions.plan import run
-from command.arguments import read_point
+from command.arguments import perform, read_point
 from components.errors import RecipeError
 
 WORDS = ["recipe=teuken7b", "cluster=juwels", "action=plan"]
@@ -17,7 +17,7 @@ def test_the_page_is_written_and_named_after_the_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "new" / "plan.html"
-    assert run(read_point([*WORDS, f"file={file}"])).status == 0
+    assert perform("plan", read_point([*WORDS, f"file={file}"])).status == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("memory")
     assert shown[-1] == str(file)

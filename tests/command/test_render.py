@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from command.actions.render import run
-from command.arguments import read_point
+from command.arguments import perform, read_point
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,7 @@ def test_a_file_is_written_where_one_is_named(
         f"file={tmp_path}/job.sh",
         "site.account=a",
     ]
-    assert run(read_point(words)).status == 0
+    assert perform("render", read_point(words)).status == 0
     assert capsys.readouterr() == (f"{tmp_path}/job.sh\n", "")
     assert "--account=a@a100" in (tmp_path / "job.sh").read_text("utf-8")
 

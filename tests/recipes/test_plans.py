@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from command.actions.plan import run
-from command.arguments import read_point
+from command.arguments import perform, read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe, check_recipe
 from components.errors import RecipeError
@@ -79,7 +79,7 @@ def test_a_new_name_and_other_published_figures_change_no_prediction() -> None:
 
 def test_the_json_object_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=bloom176b", "cluster=jean_zay", "action=plan", "output=json"]
-    assert run(read_point(words)).status == 0
+    assert perform("plan", read_point(words)).status == 0
     tree = json.loads(capsys.readouterr().out)
     assert {"peak_bytes", "device_bytes", "verdict", "by_stage"} <= tree["memory"].keys()
     rates = {"step_seconds", "tokens_per_second_per_device", "mfu_full", "mfu_causal", "hfu"}

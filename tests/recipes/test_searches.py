@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from command.actions.plan import run
-from command.arguments import read_point
+from command.arguments import perform, read_point
 from command.compose import compose_recipe, compose_searched
 from command.layout_search import SearchResult
 from components.planner.communication import group_of
@@ -57,7 +57,7 @@ def test_the_plan_prints_the_best_ten_beside_the_published_layout(
 ) -> None:
     file = tmp_path / "plan.html"
     words = ["recipe=teuken7b", "cluster=juwels", "parallelism=auto", "action=plan"]
-    assert run(read_point([*words, f"file={file}"])).status == 0
+    assert perform("plan", read_point([*words, f"file={file}"])).status == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("layouts: ")
     assert [line.split()[0] for line in shown[2:13]] == [*map(str, range(1, 11)), "paper"]

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from command.study.cited_points import CitedRows, cite
+from command.study.schema import CitedRows
+from command.study.study_file import cite
 from components.config.schema.recipe import read_section
 from components.errors import RecipeError
 
@@ -31,19 +32,19 @@ TABLE: dict[str, Any] = {
 }
 
 
-def cited(**changes: Any) -> dict[str, Any]:
+def cited(**changes: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return cite(read_section(CitedRows, {**TABLE, **changes}, "s.table"), ROWS, "s.table")
 
 
 def test_rows_become_points_each_once_and_figures_with_their_lines() -> None:
-    found = cited()
-    assert found["points"] == [
+    points, values = cited()
+    assert points == [
         {"recipe": "small", "nodes": 2, "parallelism.data": 8},
         {"recipe": "small", "nodes": 2, "parallelism.data": 4},
         {"recipe": "small", "nodes": 4, "parallelism.data": 8},
         {"recipe": "large", "nodes": 2, "parallelism.data": 8},
     ]
-    told = [(value["value"], value["place"]) for value in found["values"]]
+    told = [(value["value"], value["place"]) for value in values]
     assert told == [
         (10.5, "rates.csv:2"),
         (12.5, "rates.csv:3"),
@@ -51,15 +52,15 @@ def test_rows_become_points_each_once_and_figures_with_their_lines() -> None:
         (7, "rates.csv:6"),
         (9, "rates.csv:8"),
     ]
-    assert [v["at"] for v in found["values"]][3:] == [found["points"][3]] * 2
+    assert [v["at"] for v in values][3:] == [points[3]] * 2
 
 
 @pytest.mark.parametrize(
     ("direction", "best"), [("maximize", [12.5, 9]), ("minimize", [10.5, 7])]
 )
 def test_the_best_row_of_each_group_is_kept(direction: str, best: list[float]) -> None:
-    found = cited(best={"column": "rate", "by": ["model", "nodes"], "direction": direction})
-    assert [value["value"] for value in found["values"]] == best
+    _, values = cited(best={"column": "rate", "by": ["model", "nodes"], "direction": direction})
+    assert [value["value"] for value in values] == best
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,26 +157,26 @@ def test_no_more_runs_are_under_way_than_asked_for(
     asked: list[int] = []
     under_way: set[int] = set()
 
-    class Queue:
-        """Ends a run at the fourth look, and refuses one batch."""
+    def start(point: Any) -> Callable[[], PointEnding | None]:
+        """Begin a run that ends at the fourth look; one batch is refused."""
+        batch = point["budget.global_batch_tokens"]
+        if batch == 320:
+            raise RecipeError("batch", "is odd", "take another")
+        under_way.add(batch)
+        asked.append(len(under_way))
 
-        def start(self, point: Any) -> None:
-            if point["budget.global_batch_tokens"] == 320:
-                raise RecipeError("batch", "is odd", "take another")
-            under_way.add(point["budget.global_batch_tokens"])
-            asked.append(len(under_way))
-
-        def look(self, point: Any) -> PointEnding | None:
-            batch = point["budget.global_batch_tokens"]
+        def look() -> PointEnding | None:
             looks[batch] = looks.get(batch, 0) + 1
             if looks[batch] < 4:
                 return None
             under_way.remove(batch)
             return PointEnding(float(batch), "")
 
+        return look
+
     looks: dict[int, int] = {}
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    ended = run_points(study, Queue())
+    ended = run_points(study, start)
     assert [ended[place].figure for place in range(3)] == [256.0, None, 512.0]
     assert ended[1].why == "batch: is odd"
     assert max(asked) == 2
