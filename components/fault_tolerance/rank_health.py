@@ -64,8 +64,8 @@ class RankFigures:
         if step % self._every_steps:
             return torch.zeros(0, dtype=torch.float64, device=device)
         figures = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
-        figures[0, dist.get_rank()] = median(self._seconds)
-        figures[1, dist.get_rank()] = held_bytes(device)
+        mine = median(self._seconds), float(held_bytes(device))
+        figures[:, dist.get_rank()] = torch.tensor(mine, dtype=torch.float64)
         self._seconds.clear()
         return torch.cat([figures.flatten().to(device), self.own_energy(device)])
 

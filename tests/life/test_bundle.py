@@ -138,6 +138,7 @@ def test_a_run_that_differs_says_in_what(bundle: Path, home: Path, program: Prog
     assert {"optimizer.eps", "losses.sha256", "losses.last"} <= found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["de.train.tokens", "tokenizer.model"])
 def test_a_changed_byte_of_the_data_is_named(
     name: str, bundle: Path, ran: Path, home: Path, program: Program

@@ -14,11 +14,11 @@ TWO = Local(workers=2, leave_failures=False)
 
 
 def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
-    stopped = threading.Event()
+    stopped, others = threading.Event(), {*multiprocessing.active_children()}
 
     def kill_them_all() -> None:
         while not stopped.wait(0.005):
-            for process in multiprocessing.active_children():
+            for process in {*multiprocessing.active_children()} - others:
                 process.kill()
 
     killer = threading.Thread(target=kill_them_all)
@@ -35,11 +35,11 @@ def test_workers_that_are_killed_time_and_again_are_given_up(tmp_path):
 
 
 def test_what_a_task_says_is_wrong_comes_out_of_its_process(tmp_path):
-    sources = write_corpus(tmp_path / "t")
+    sources, others = write_corpus(tmp_path / "t"), {*multiprocessing.active_children()}
     (tmp_path / "t" / "en1.jsonl").write_text('{"tekst": "x"}\n')
     with pytest.raises(RecipeError, match=r"en\.files: .*en1\.jsonl:1 line 1 has no text"):
         clean(sources, tmp_path / "s", executor=TWO)
-    assert multiprocessing.active_children() == []
+    assert {*multiprocessing.active_children()} <= others
 
 
 @pytest.mark.parametrize(
