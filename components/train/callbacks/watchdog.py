@@ -131,7 +131,7 @@ class Watching(RunCallback):
         been wrong in is gone, or has become everyone's.
         """
         step, every = module.progress.step + 1, self.settings.replicas_every_steps
-        if isinstance(every, int) and step % every == 0:
+        if isinstance(every, int) and step % every == 0 and dist.get_world_size() > 1:
             self._compare(module, step)
 
     def _compare(self, module: Pretraining, step: int) -> None:
