@@ -131,11 +131,13 @@ class Watching(RunCallback):
         been wrong in is gone, or has become everyone's.
         """
         step, every = module.progress.step + 1, self.settings.replicas_every_steps
-        if isinstance(every, int) and step % every == 0 and dist.get_world_size() > 1:
+        if isinstance(every, int) and step % every == 0:
             self._compare(module, step)
 
     def _compare(self, module: Pretraining, step: int) -> None:
         """Compare replicas in ``step``; on a difference all ranks end."""
+        if dist.get_world_size() == 1:
+            return
         mine = rank_health.compare_replicas(module.engine.shards, module.mesh)
         found = sum_over_ranks(torch.tensor(len(mine), device=module.device))
         if not found.item():  # most often: one number tells all ranks
