@@ -67,7 +67,10 @@ def test_help_is_the_docstring_and_measures_nothing(
 @pytest.mark.parametrize(
     ("name", "words", "told"),
     [
-        ("planning/worlds", ["recipe=teuken"], "recipe: there is no recipe 'teuken'"),
+        pytest.param(
+            *("planning/worlds", ["recipe=teuken"], "recipe: there is no recipe 'teuken'"),
+            marks=pytest.mark.long,
+        ),
         ("training/guards", [], "recipe: no recipe is named"),
         (
             "preparation/data_open",

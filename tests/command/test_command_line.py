@@ -157,6 +157,7 @@ def test_what_answers_at_once_imports_no_torch(words: tuple[str, ...], tmp_path:
     assert not imported(words, tmp_path) & {"torch", "lightning", "numpy"}
 
 
+@pytest.mark.long
 def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
     lock = "file=./made.lock.yaml"
     for words in (

@@ -158,6 +158,7 @@ def test_a_line_that_is_no_entry_is_passed_over(tmp_path):
     assert cache(tmp_path).drawn("one", lambda: pytest.fail("drawn again")) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["python/source", "python/docs"])
 def test_the_library_is_drawn_again_only_once_a_module_or_the_code_has_changed(
     tmp_path, monkeypatch, name

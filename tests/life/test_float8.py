@@ -51,6 +51,7 @@ def test_the_journal_says_that_it_is_emulated(whole: Path) -> None:
     assert start["evidence"]["float8"].startswith("emulated: a cpu rounds the numbers")
 
 
+@pytest.mark.long
 def test_it_goes_on_from_a_checkpoint_in_the_same_bits(whole: Path, program: Program) -> None:
     run = whole.with_name("resumed")
     shutil.copytree(whole, run)

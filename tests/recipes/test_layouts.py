@@ -39,7 +39,10 @@ def test_the_published_layout_keeps_every_rule_and_tensor_groups_inside_nodes(
     assert warnings_of(recipe) == ()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long), 8],
+)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_miniature_takes_its_ranks_and_keeps_the_schedule_busy(name: str, ranks: int) -> None:
     recipe, full = compose(name, f"cluster.ranks={ranks}"), compose(name, "scale=full")

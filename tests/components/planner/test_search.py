@@ -54,6 +54,7 @@ def test_at_home_the_first_choice_is_no_slower_and_has_the_same_mathematics(name
         assert best.time.total <= paper.time.total
 
 
+@pytest.mark.quick("gpt175b", "bloom176b", "mula7b_a1b")
 @pytest.mark.parametrize("name", TIMED)
 def test_at_home_tensor_ranks_stay_inside_a_node_and_the_pipeline_goes_across(
     name: str,

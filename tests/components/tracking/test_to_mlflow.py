@@ -23,6 +23,7 @@ from tests.components.tracking.runs import (
 )
 
 pytestmark = [
+    pytest.mark.long,  # seconds of imports
     pytest.mark.skipif(  # it is optional
         find_spec("mlflow") is None,
         reason="MLflow is not installed: requirements/tracking.lock",

@@ -26,9 +26,12 @@ from tests.components.tracking.runs import (
     write_run,
 )
 
-pytestmark = pytest.mark.skipif(  # it is optional
-    find_spec("wandb") is None, reason="W&B is not installed: requirements/tracking.lock"
-)
+pytestmark = [
+    pytest.mark.long,  # seconds of imports
+    pytest.mark.skipif(  # it is optional
+        find_spec("wandb") is None, reason="W&B is not installed: requirements/tracking.lock"
+    ),
+]
 SECTION = Wandb(project="cakes", entity="me", tags=("a tag",))
 
 
