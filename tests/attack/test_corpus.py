@@ -20,7 +20,7 @@ from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Case, Result
 from tests.attack.traced import TRACER, acts_by_case
 
 ALL = "ATTACK_ALL"  # `make attack` asks for every action; `make long` for one of each attack
-SAMPLE = 12  # `make test` takes every twelfth attack, and no tracer
+SAMPLE = 20  # `make test` takes every twentieth attack, and no tracer
 # Control characters, those of the second page and those that turn text round.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"

@@ -15,6 +15,7 @@ def test_a_section_of_the_recipe_is_a_source(tmp_path):
     assert (record.bytes, record.sha256) == (8, hashlib.sha256(b"one\n\ntwo").hexdigest())
 
 
+@pytest.mark.long
 def test_an_embedded_corpus_comes_before_the_files(tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     opened = open_source("mine", Source(files=(f"{tmp_path}/a.txt",), embedded="python/docs"))

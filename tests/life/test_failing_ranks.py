@@ -53,6 +53,7 @@ def test_the_rare_source_is_the_second_ranks_first() -> None:
     assert first % SAMPLES_PER_STEP >= SAMPLES_PER_STEP // 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "damage", "status", "message"),
     [

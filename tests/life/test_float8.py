@@ -65,6 +65,7 @@ def test_it_goes_on_from_a_checkpoint_in_the_same_bits(whole: Path, program: Pro
     assert all(expected[name].equal(found[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_its_export_holds_the_weights_that_were_trained(
     whole: Path, home: Path, program: Program
 ) -> None:

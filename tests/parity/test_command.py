@@ -82,6 +82,7 @@ def running(word: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_has_a_layout_of_eight_ranks_to_prove(name: str) -> None:
     (recipe,) = layouts_of(read_point([f"recipe={name}", "cluster.ranks=8"]))

@@ -191,6 +191,7 @@ def test_the_pieces_of_a_tensor_in_one_file_come_back_to_their_places(
     assert_equal(load(PARTS, ALONE, checkpoint), whole)
 
 
+@pytest.mark.quick("tied stages, zero 2")
 @pytest.mark.parametrize("name", ["tensor, zero 1", "tensor, zero 3", "tied stages, zero 2"])
 def test_what_a_layout_saved_is_what_one_process_trains(
     saved: Callable[[str], Saved], name: str

@@ -65,6 +65,7 @@ def features(recipe: str, scale: str) -> Features:
     )
 
 
+@pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
 @pytest.mark.parametrize("recipe", sorted(file.stem for file in ROOT.glob("recipes/*.yaml")))
 def test_every_recipe_and_its_miniature_have_the_same_class(recipe: str) -> None:
     full, mini = (choose_family(features(recipe, scale)) for scale in ("full", "mini"))

@@ -88,7 +88,7 @@ def test_logits_are_those_of_transformers(name: str, written: Path) -> None:
     assert not found[..., rows:].any()
 
 
-@pytest.mark.quick("gpt2")
+@pytest.mark.long
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_bit_is_that_of_the_hugging_face_folder_of_the_same_weights(
     name: str, written: Path, tmp_path: Path

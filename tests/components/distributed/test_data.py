@@ -48,7 +48,7 @@ def test_two_ranks_train_as_one_process_does(two_ranks: Ranks, parts: Parts, zer
     assert_as_one_process(two_ranks(train, parts, Layout(shard=2, zero=zero)))
 
 
-@pytest.mark.quick("2", "3")
+@pytest.mark.quick("3")
 @stages
 def test_four_ranks_train_as_one_process_does(four_ranks: Ranks, zero: int) -> None:
     assert_as_one_process(four_ranks(train, THREE_ROWS, Layout(shard=4, zero=zero)))

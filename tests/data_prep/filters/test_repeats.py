@@ -72,6 +72,7 @@ def test_the_published_rule_on_planted_texts(text, reason):
     assert judge(text) == reason
 
 
+@pytest.mark.long
 def test_prose_stays_until_a_repetition_is_put_into_it():
     draw = random.Random(3)
     for document in library_docs()[:100]:
