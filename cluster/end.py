@@ -139,11 +139,11 @@ def _avoid(scheduler: Scheduler, record: JobLifeRecord, jobs: Jobs) -> None:
     if len(bad) > max(1, int(MOST_EXCLUDED_FRACTION * len(record.nodes))):
         say(f"{len(bad)} nodes are suspected by now, so it may be none of them: {names}")
         return
-    excluded = False
     try:
         excluded = scheduler.exclude(chain_of(record.job), jobs.path, list(bad))
     except SchedulerError as error:
-        say(str(error))
+        say(f"{error}; tell the site of {names}")
+        return
     if excluded:
         say(f"the next job avoids {names}")
         tell(jobs.folder, "exclusion", record.why, {"job": record.job, "avoided": list(bad)})

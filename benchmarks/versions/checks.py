@@ -29,7 +29,10 @@ RUN = (
     "tokenizer.vocab_size=768",
 )
 LAYOUTS = ("{tensor: 2}", "{pipeline: 2}")
-ROOMS = ("model", "parallelism", "train", "checkpoint", "optim", "dryrun", "torch_internals")
+ROOMS = (
+    *("model", "distributed", "engine", "train", "checkpoint"),
+    *("optim", "dryrun", "torch_internals"),
+)
 PARTS = ("loss", "gradient_norm", "gradient", "weight")
 
 Found = dict[str, Any]

@@ -148,7 +148,7 @@ def last_collectives() -> tuple[str | None, dict[str, Any]]:
 
 
 def _main_thread_waits() -> bool:
-    """Whether the main thread has last called torch's code for groups, or waits in `exchange`.
+    """Whether the main thread has last called torch's code for groups, or waits in ours.
 
     A wait may be some of torch's frames deep: under autograd, say, or a dispatcher.
     """
