@@ -14,6 +14,7 @@ from command.actions import parity as action
 from command.arguments import read_point
 from command.outcome import Status
 from components.config.schema.recipe import Recipe
+from components.parity import prover
 from components.parity.compare import DOUBLE, Comparison, compare, read_records
 from components.parity.prover import RANK, draw_data, on_one_process, start_ranks
 from components.run.folder import create_run_folder
@@ -148,7 +149,7 @@ def test_a_token_lost_on_its_way_shows_in_the_first_loss(found: Found) -> None:
 def test_the_command_ends_with_1_and_says_of_each_layout_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(action, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))
+    monkeypatch.setattr(prover, "RANK", (MUTANT, "spoil_two_ranks_and_lose_a_third"))
     words = [*DENSE, "layouts=[{data: 2, zero: 0}, {data: 3, zero: 0}]"]
     outcome = action.run(read_point([*words, "action=parity", "output=json"]))
     assert outcome.status == Status.DOES_NOT_HOLD
