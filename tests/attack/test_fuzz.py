@@ -32,8 +32,8 @@ def result(**changed: object) -> Result:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_no_mutation_of_a_thousand_does() -> None:
-    assert "1000 cases" in fuzz("--seed", "11", "--cases", "1000")
+def test_no_mutation_ends_with_a_traceback_or_acts() -> None:
+    assert "300 cases" in fuzz("--seed", "11", "--cases", "300")  # `make attack`: 2,000
 
 
 def test_a_case_is_repeated_by_its_number() -> None:
