@@ -19,8 +19,9 @@ from tests.attack.corpus import Expected, corpus
 from tests.attack.driver import LIMIT_SECONDS, TOO_LONG, Case, Result
 from tests.attack.traced import TRACER, acts_by_case
 
-ALL = "ATTACK_ALL"  # `make attack` asks for every action; `make long` for one of each attack
-SAMPLE = 20  # `make test` takes every twentieth attack, and no tracer
+ALL = "ATTACK_ALL"  # `make attack` asks for every attack with every action
+# Without it, one action of each: every so many of these. Only `make long` traces.
+EVERY = {"a sample": 20, "a third, traced": 3}
 # Control characters, those of the second page and those that turn text round.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -75,13 +76,13 @@ def run_cases(
 
 
 @pytest.fixture(
-    scope="module", params=["a sample", pytest.param("one of each", marks=pytest.mark.long)]
+    scope="module", params=["a sample", pytest.param("a third, traced", marks=pytest.mark.long)]
 )
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
-    sampled = request.param == "a sample"
-    chosen = one_of_each()[:: SAMPLE if sampled else 1]
+    traced = TRACED and request.param != "a sample"
+    every = 1 if traced and os.environ.get(ALL) else EVERY[request.param]
+    chosen = one_of_each()[::every]
     cases, work = [one.case for one in chosen], tmp_path_factory.mktemp("attack") / "work"
-    traced = TRACED and not sampled
     return Told(chosen, *run_cases(work, cases, "tests.attack.driver", traced=traced))
 
 
