@@ -105,6 +105,7 @@ def below(paths: list[Path], folder: Path) -> list[Path]:
     return [path for path in paths if folder in path.parents]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed here")
 def test_ranks_open_nothing_of_the_shared_environment_and_their_losses_are_the_same(
     slurm: LocalSlurm,

@@ -26,6 +26,7 @@ if os.environ["OPENPBS_NODE"] == "{{mute}}":
 {CLOCK}"""
 
 
+@pytest.mark.long
 def test_ranks_start_on_the_nodes_that_are_left_by_the_names_that_pbs_gives_them(
     home: Path, machine: str
 ) -> None:

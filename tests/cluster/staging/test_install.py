@@ -44,6 +44,7 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.long
+@pytest.mark.cluster  # three minutes of installing: make cluster has it
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="no network namespace can be made here")
 @pytest.mark.timeout(900)
 def test_what_is_staged_trains_where_only_the_loopback_is(tmp_path: Path) -> None:
