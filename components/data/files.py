@@ -97,6 +97,24 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def create_atomically(path: Path, content: bytes) -> None:
+    """Write a new file that is complete as soon as it is there; one that exists stays.
+
+    Raises:
+        FileExistsError: something has that name already.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        path.hardlink_to(partial)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames inside ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
