@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -39,19 +38,13 @@ def write_texts(folder: Path, *, paragraphs: int = 40) -> None:
         (folder / f"{number}.txt").write_text(text, "utf-8")
 
 
-def save_tokenizer(folder: Path, **saved: Any) -> Tokenizer:
+def save_tokenizer(folder: Path) -> Tokenizer:
     """Train by `tokenizers` alone; its end of a document is the first piece."""
     engine = ByteLevelBPETokenizer()
     engine.train_from_iterator([" ".join(WORDS)], 300, 1, special_tokens=["<|endoftext|>"])
     folder.mkdir(exist_ok=True)
     engine.save(str(folder / "tokenizer.json"))
-    change_tokenizer(folder, **saved)
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-def change_tokenizer(folder: Path, **saved: Any) -> None:
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | saved))
 
 
 def new(*words: str) -> None:
