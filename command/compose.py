@@ -18,7 +18,7 @@ from command import recipe_file
 from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
 from command.lock_file import CARRIED, ReceivedLock, read_given, with_bundle
-from command.path_checks import check_places
+from command.path_checks import check_places, places_outside
 from command.recipe_file import SECTIONS
 from command.yaml_file import ReceivedYaml
 from components.config.resolve import resolve
@@ -49,7 +49,8 @@ def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
     if arguments.searches:
         return compose_searched(arguments).recipe
     with _composed(arguments, anywhere=anywhere) as found:
-        return resolve(*found)
+        strange = anywhere and places_outside(found[0], UserOverrides(arguments.values))
+        return resolve(*found, looks=not strange)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -99,7 +100,7 @@ def _composed(
             recipe_file.check_recipe_file(sent)
     values = arguments.all_values
     try:
-        tree = _group(arguments, sent, lock)
+        tree = _at_home(_group(arguments, sent, lock), arguments)
         full = _resolve(tree)
         for key, value in values.items():
             _set(tree, key, value)
@@ -130,6 +131,14 @@ def _group(arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None) -
     choices["recipe"] = SENT if sent is not None else _check_name(arguments.recipe)
     words = tuple(f"{group}={one}" for group, one in sorted(choices.items()))
     return deepcopy((_compose if sent is None else compose_now)(ROOT / "conf", words))
+
+
+def _at_home(tree: Tree, arguments: Arguments) -> Tree:
+    """Train a recipe at full size where it is at home, unless a scale is chosen."""
+    chosen = "scale" in arguments.choices or tree["scale"]["shrink"] == "none"
+    if not chosen and tree.get("home") == tree["cluster"]["name"]:
+        tree["scale"] = compose_group("scale", "full")
+    return tree
 
 
 @cache
