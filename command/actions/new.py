@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,13 +45,7 @@ class NewRecipe:
 def run(arguments: Arguments) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if what it says composes."""
     new = read_request(arguments)
-    page = fill(new, arguments)
-    check_composes(page, new)
-    try:
-        new.file.parent.mkdir(parents=True, exist_ok=True)
-        create_atomically(new.file, page.encode())
-    except FileExistsError:
-        raise exists(new.file) from None
+    write(new.file, fill(new, arguments))
     sizes = new.sizes
     say(
         f"{sizes.parameters:,} parameters on {sizes.total_tokens:,} tokens in {sizes.steps:,} "
@@ -200,15 +193,27 @@ def _plain_layout(below: Tree) -> dict[str, Any]:
     return changed
 
 
-def check_composes(page: str, new: NewRecipe) -> None:
-    """Compose what the page says before it is written.
+def write(file: Path, page: str) -> None:
+    """Write the page beside its place; if it composes there, it takes the place.
 
     Raises:
-        RecipeError: what is wrong with it.
+        RecipeError: what is wrong with it, or that a file is there.
     """
-    with tempfile.TemporaryDirectory() as aside:
-        file = Path(aside) / new.file.name
-        file.write_text(page, "utf-8")
-        chosen = {"cluster": "local", "scale": "full"}
-        asked = Arguments(words=(), recipe=str(file), choices=chosen)
-        compose_recipe(asked, anywhere=True)
+    folder = file.parent
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with create_atomically(file, page.encode()) as unnamed:
+            check_composes(unnamed)
+    except FileExistsError:
+        raise exists(file) from None
+    except RecipeError:
+        if made:
+            folder.rmdir()
+        raise
+
+
+def check_composes(file: Path) -> None:
+    """Compose a recipe as it would train here, or raise a RecipeError."""
+    chosen = {"cluster": "local", "scale": "full"}
+    compose_recipe(Arguments(words=(), recipe=str(file), choices=chosen), anywhere=True)

@@ -163,7 +163,6 @@ def test_a_file_that_comes_while_it_writes_is_left_alone(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def come(*_: object) -> None:
-        (home / "recipes").mkdir()
         (home / "recipes" / "mine.yaml").write_text("mine: it came")
 
     monkeypatch.setattr("command.actions.new.check_composes", come)
