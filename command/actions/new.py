@@ -145,7 +145,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         because=_because(new, arguments.parameters),
         asked=" ".join(f"python run.py {shlex.join(arguments.words)}".split()),
         recipe=_called(new),
-        like=new.like,
+        like=_entry(new),
         family=FAMILY,
         sizes=sizes,
         lr=f"{sizes.lr:.1e}".replace("e-0", "e-"),
@@ -161,6 +161,14 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         most_sample_bytes=MOST_SAMPLE_BYTES,
         sources=text.sources if text else {},
     )
+
+
+def _entry(new: NewRecipe) -> str | None:
+    """Name the recipe below as ``defaults`` does: a path counts from the file that names it."""
+    if new.like is None or not new.like.endswith(".yaml"):
+        return new.like
+    place = os.path.relpath(Path(new.like).expanduser().resolve(), new.file.parent.resolve())
+    return place if place.startswith("../") else f"./{place}"
 
 
 def _called(new: NewRecipe) -> str:
