@@ -69,13 +69,17 @@ def read_request(arguments: Arguments) -> NewRecipe:
         tokenizer = material.read_tokenizer(Path(words).expanduser())
     below = _below(arguments)
     num_bytes = text.num_bytes if text else LIBRARY_BYTES
-    pieces = tokenizer.pieces if tokenizer else material.trained_pieces(num_bytes)
+    pieces = (
+        tokenizer.pieces
+        if tokenizer
+        else material.trained_pieces(num_bytes, arguments.parameters)
+    )
     bytes_per_token = material.bytes_per_token(text, tokenizer, pieces)
     sizes = choose_sizes(
         below["model"],
         text_tokens=int(num_bytes / bytes_per_token),
         pieces=pieces,
-        parameters=arguments.parameters,
+        parameters=parameters,
     )
     return NewRecipe(
         name=name,
@@ -137,6 +141,9 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         autoescape=False,  # YAML, no page; what comes from users is quoted or on one line
     )
     environment.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.filters["key"] = lambda name: (
+        name if yaml.safe_load(name) == name else f'"{name}"'
+    )
     environment.filters["count"] = lambda number: f"{number:_}"
     sizes, text = new.sizes, new.text
     return environment.get_template("recipe.yaml.j2").render(
@@ -156,6 +163,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         pieces=new.pieces,
         most_pieces=material.MOST_PIECES,
         bytes_of_a_piece=material.BYTES_OF_A_PIECE,
+        parameters_of_a_piece=material.PARAMETERS_OF_A_PIECE,
         bytes_per_token=new.bytes_per_token,
         num_bytes=text.num_bytes if text else LIBRARY_BYTES,
         most_sample_bytes=MOST_SAMPLE_BYTES,

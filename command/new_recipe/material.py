@@ -17,7 +17,8 @@ TRAIN = "train"  # tokenizer=train
 TEXT = "text"  # the source, where there is one
 LEAST_BYTES = 20_000
 EXPANDED = 4  # times: English text compressed by gzip or Zstandard, roughly
-FEWEST_PIECES, MOST_PIECES, BYTES_OF_A_PIECE = 512, 32_768, 400
+FEWEST_PIECES, MOST_PIECES = 512, 32_768
+BYTES_OF_A_PIECE, PARAMETERS_OF_A_PIECE = 400, 1_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 2_000
 NUM_BYTES = 256
 MOST_NAMED = 64  # pieces that a recipe lists to say where the end of a document stands
@@ -102,13 +103,17 @@ def _text_bytes(file: LocalFile) -> int:
     return file.path.stat().st_size * (EXPANDED if packed else 1)
 
 
-def trained_pieces(num_bytes: int) -> int:
-    """Choose a vocabulary that so much text supports, a power of two.
+def trained_pieces(num_bytes: int, parameters: int | None) -> int:
+    """Choose a vocabulary that text and model support, a power of two.
 
-    A piece is worth its row if it is seen often; the smallest is the bytes and as many merges.
+    A piece is worth its row if it is seen often, and if the rows leave room for layers: larger
+    models want larger vocabularies (Tao et al. 2024, arXiv 2407.13623). The smallest has the
+    bytes and as many merges. Without ``parameters`` they follow from the text, roughly.
     """
-    supported = max(1, num_bytes // BYTES_OF_A_PIECE)
-    return min(max(1 << supported.bit_length() - 1, FEWEST_PIECES), MOST_PIECES)
+    supported = min(
+        num_bytes // BYTES_OF_A_PIECE, (parameters or num_bytes // 20) // PARAMETERS_OF_A_PIECE
+    )
+    return min(max(1 << max(1, supported).bit_length() - 1, FEWEST_PIECES), MOST_PIECES)
 
 
 def bytes_per_token(
