@@ -69,11 +69,9 @@ def read_request(arguments: Arguments) -> NewRecipe:
         tokenizer = material.read_tokenizer(Path(words).expanduser())
     below = _below(arguments)
     num_bytes = text.num_bytes if text else LIBRARY_BYTES
-    pieces = (
-        tokenizer.pieces
-        if tokenizer
-        else material.trained_pieces(num_bytes, arguments.parameters)
-    )
+    parameters = arguments.parameters
+    trained = material.trained_pieces(num_bytes, parameters)
+    pieces = tokenizer.pieces if tokenizer else trained
     bytes_per_token = material.bytes_per_token(text, tokenizer, pieces)
     sizes = choose_sizes(
         below["model"],
@@ -141,9 +139,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         autoescape=False,  # YAML, no page; what comes from users is quoted or on one line
     )
     environment.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)
-    environment.filters["key"] = lambda name: (
-        name if yaml.safe_load(name) == name else f'"{name}"'
-    )
+    environment.filters["key"] = _as_key
     environment.filters["count"] = lambda number: f"{number:_}"
     sizes, text = new.sizes, new.text
     return environment.get_template("recipe.yaml.j2").render(
@@ -169,6 +165,11 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         most_sample_bytes=MOST_SAMPLE_BYTES,
         sources=text.sources if text else {},
     )
+
+
+def _as_key(name: str) -> str:
+    """Quote a name that YAML would read as another thing than text."""
+    return name if yaml.safe_load(name) == name else f'"{name}"'
 
 
 def _entry(new: NewRecipe) -> str | None:
