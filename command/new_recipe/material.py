@@ -1,5 +1,6 @@
 """What the user gives for a new recipe: files of text, and a tokenizer or none."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
-from components.json_file import read_mapping
 from data_prep.read import COMPRESSIONS
 from data_prep.sources import LocalFile, open_files
 
@@ -152,7 +152,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         problem, remedy = f"{folder} holds no {FILE}", "save it with save_pretrained(FOLDER), "
         raise RecipeError(where, problem, remedy + TRAINING)
     engine = _open(folder / FILE)
-    _check_kind(folder / FILE)
+    _check_kind(folder / FILE, json.loads(engine.to_str()))
     pieces = engine.get_vocab_size()
     eod = _end_of_document(folder, engine)
     index = engine.token_to_id(eod)
@@ -174,10 +174,9 @@ def _open(file: Path) -> Any:
     return open_engine(file)
 
 
-def _check_kind(file: Path) -> None:
+def _check_kind(file: Path, tree: Mapping[str, Any]) -> None:
     """Refuse all but byte-level BPE, which spells any text, and what would change texts."""
-    tree = read_mapping(file, remedy="save it again")
-    kind = tree.get("model", {}).get("type")
+    kind = tree["model"].get("type")
     steps = [*_steps(tree.get("pre_tokenizer")), *_steps(tree.get("decoder"))]
     if kind != "BPE" or "ByteLevel" not in steps:
         problem = f"{file} is {kind} by {', '.join(steps) or 'no steps'}, not byte-level BPE"
@@ -198,11 +197,20 @@ def _steps(part: Any) -> Iterator[str]:
         yield str(part.get("type"))
 
 
+def _read_settings(file: Path) -> Mapping[str, Any]:
+    """Read what `transformers` keeps beside a tokenizer: of numbers it knows no bounds."""
+    try:
+        tree = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(str(file), f"cannot be read: {error}", "save it again") from None
+    return tree if isinstance(tree, dict) else {}
+
+
 def _end_of_document(folder: Path, engine: Any) -> str:
     """Find the piece that ends a document: the one named ``eos_token``, or the likeliest."""
     for name in (CONFIG, SPECIALS):
         if (folder / name).is_file():
-            named = read_mapping(folder / name, remedy="save it again").get("eos_token")
+            named = _read_settings(folder / name).get("eos_token")
             named = named.get("content") if isinstance(named, dict) else named
             if isinstance(named, str) and engine.token_to_id(named) is not None:
                 return named

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from command.arguments import ROOT, read_point
 from command.compose import compose_group, compose_recipe
@@ -95,6 +96,8 @@ def test_every_number_that_was_chosen_stands_beside_its_reason(home: Path) -> No
 
 def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: Path) -> None:
     engine = save_tokenizer(home / "mine_tok")
+    saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
+    saved.save_pretrained(home / "mine_tok")  # with a longest text of 31 digits
     new("data=texts/*.txt", "tokenizer=mine_tok")
     recipe = composed()
     assert recipe.data.tokenizer_folder == "mine_tok"
@@ -238,7 +241,10 @@ def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_
     engine.save(str(home / "tok" / "tokenizer.json"))
     err = refused(capfd, "name=a", "tokenizer=tok")
     assert "names no piece that ends a document" in err
-    (home / "tok" / "tokenizer_config.json").write_text('{"eos_token": "e"}')
+    config = home / "tok" / "tokenizer_config.json"
+    config.write_text("{")
+    assert "tokenizer_config.json: cannot be read" in refused(capfd, "name=a", "tokenizer=tok")
+    config.write_text('{"eos_token": "e"}')
     assert "it has to be one of the first or last 64" in refused(
         capfd, "name=a", "tokenizer=tok"
     )
