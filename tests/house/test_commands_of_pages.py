@@ -94,9 +94,9 @@ def copy_tree(target: Path) -> None:
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file():
+        if os.path.lexists(ROOT / name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
     programs = target / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
