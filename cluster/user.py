@@ -36,10 +36,22 @@ class User:
     python: str | None = None  # the version that a stage is for, as ``3.12``
 
 
+def private_folder() -> Path:
+    """Return ``kochbuch/`` in ``$XDG_CONFIG_HOME``, or else in ``~/.config``.
+
+    A relative variable would mean the folder in which somebody works; its rule, that of
+    freedesktop.org, is to leave it out. Without a home nothing is below what is returned.
+    """
+    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    try:
+        return (named if named.is_absolute() else Path.home() / ".config") / "kochbuch"
+    except RuntimeError:  # nobody knows where the home is
+        return Path(os.devnull) / "kochbuch"
+
+
 def site_file() -> Path:
-    """Return ``kochbuch/site.yaml`` in ``$XDG_CONFIG_HOME``, or else in ``~/.config``."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home) / "kochbuch" / "site.yaml"
+    """Return ``site.yaml`` of the private folder."""
+    return private_folder() / "site.yaml"
 
 
 def read_user(cluster: str, words: Mapping[str, Any]) -> User:

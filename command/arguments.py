@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
+from command.own_places import group_names, option_names
 from command.words import ACTIONS, check_words, keys_of
 from components.config.targets import nearest
 from components.errors import RecipeError
@@ -48,11 +49,8 @@ class Arguments(Options):
 
 
 def groups() -> dict[str, list[str]]:
-    """Name the groups of ``conf/`` and the options of each."""
-    return {
-        folder.name: sorted(f.stem for f in folder.glob("*.yaml") if "." not in f.stem)
-        for folder in sorted((ROOT / "conf").glob("*/"))
-    }
+    """Name the groups and the options of each, this repository's and the private ones."""
+    return {group: option_names(group) for group in group_names()}
 
 
 def parse_word(word: str) -> Override:
@@ -133,7 +131,7 @@ def read_point(words: Sequence[str]) -> Arguments:
 
 
 def check_option(group: str, value: object, options: list[str], path: str = "") -> str:
-    """Return the option of a group, if ``conf/`` has a file for it.
+    """Return the option of a group, if there is a file for it.
 
     Raises:
         RecipeError: it has none; with the nearest, and the ``path`` of a file that chooses.

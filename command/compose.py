@@ -1,9 +1,11 @@
 """Hydra's part: group files into one tree. Below this room nobody has heard of OmegaConf."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from command import recipe_file
-from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups
+from command.arguments import COMMAND_KEYS, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
 from command.lock_file import CARRIED, ReceivedLock, read_given, with_bundle
-from command.path_checks import check_places, places_outside
+from command.option_file import StoredConfig, read_options
+from command.own_places import conf_folder, lies_in_own_place
+from command.path_checks import check_places, explain_received, places_outside
+from command.recipe_chain import RecipeChain, read_chain, read_named
 from command.recipe_file import SECTIONS
-from command.yaml_file import ReceivedYaml
+from command.replacement import replace_in
+from command.yaml_file import ReceivedYaml, tell_line
 from components.config.resolve import resolve
 from components.config.schema.recipe import Recipe
 from components.config.targets import nearest, read_signature
@@ -35,7 +41,8 @@ OPEN = (
 )
 Tree = dict[str, Any]
 WHOLE = re.compile(r"\$\{[\w.]+\}")
-SENT = "a_file_of_the_user"  # the name under which Hydra finds a recipe given as a path
+CHOSEN, ALONE = "chosen", "alone"  # names under which Hydra finds what it is given
+UNCHOSEN = re.compile(r"You must specify '(\w+)'")
 
 
 def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
@@ -74,9 +81,57 @@ def compose_full(arguments: Arguments) -> Tree:
 
 
 def compose_group(group: str, option: str) -> Tree:
-    """Compose one option of a group by itself, as a recipe that chooses it has it."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf" / group)):
-        return _plain(compose(option), resolve=True)
+    """Compose one option of a group by itself, as a recipe that chooses it has it.
+
+    Raises:
+        RecipeError: it is a private file, and wrong.
+    """
+    # A profile may choose a scale.
+    entries = [{one: name} for one, name in {"scale": "full", group: option}.items()]
+    alone = StoredConfig(None, ALONE, json.dumps({"defaults": entries}), "_global_")
+    with _hydra(conf_folder(), [*read_options({group: option}), alone]):
+        section: Tree = _plain(compose(ALONE), resolve=True)[group]
+    return section
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a recipe comes from: a chain of files, or the bundle that carries it.
+
+    Of the files that were ``given`` as a path, errors name the lines.
+    """
+
+    came: RecipeChain | Lock
+    files: Sequence[ReceivedYaml]
+    given: bool
+
+    def told(self, error: RecipeError) -> RecipeError:
+        """Put file and line before an error's path."""
+        return tell_line(self.files, error) if self.given else error
+
+    def check_places(self, tree: Tree, named: UserOverrides, beside: UserOverrides) -> None:
+        """Check the places that neither the user names nor, in an own place, the recipe.
+
+        ``beside`` are the keys that another file gave.
+        """
+        try:
+            check_places(tree, named)
+        except RecipeError as error:
+            files = dict.fromkeys(sent.file for sent in self.files)
+            if received := [file for file in files if not lies_in_own_place(file)]:
+                raise explain_received(error, received) from None
+            check_places(tree, named, beside)
+
+
+def _read_source(name: str | None) -> _Source:
+    if name is None or not name.endswith(".yaml"):
+        chain = read_named(name)
+        return _Source(chain, chain.files, given=False)
+    given = read_given(Path(name).expanduser())
+    if isinstance(given, ReceivedLock):
+        return _Source(given.lock, [given.sent], given=True)
+    chain = read_chain(given)
+    return _Source(chain, chain.files, given=True)
 
 
 @contextmanager
@@ -85,52 +140,61 @@ def _composed(
 ) -> Iterator[tuple[Tree, Tree, Tree]]:
     """Give the tree with the user's keys, those keys, and the tree before they went in.
 
-    Of a file, wrong lines are named, and what it names lies in the working folder unless
-    ``anywhere``.
+    Of a file, wrong lines are named, and what a received one names lies in the working folder
+    unless ``anywhere``.
     """
-    name, sent, lock = arguments.recipe, None, None
-    named = UserOverrides(arguments.values)
-    if name is not None and name.endswith(".yaml"):
-        given = read_given(Path(name).expanduser())
-        if isinstance(given, ReceivedLock):
-            sent, lock = given.sent, given.lock
-            arguments = with_bundle(arguments, lock)
-        else:
-            sent = given
-            recipe_file.check_recipe_file(sent)
+    named, beside = UserOverrides(arguments.values), UserOverrides(arguments.file_values)
+    source = _read_source(arguments.recipe)
+    if isinstance(source.came, Lock):
+        arguments = with_bundle(arguments, source.came)
     values = arguments.all_values
     try:
-        tree = _at_home(_group(arguments, sent, lock), arguments)
+        tree = _at_home(_group(arguments, source.came), arguments)
         full = _resolve(tree)
         for key, value in values.items():
             _set(tree, key, value)
         tree = _resolve(tree) if values else deepcopy(full)
-        if not anywhere and (sent is not None or arguments.file_values):
-            check_places(tree, named)
+        if not anywhere:
+            source.check_places(tree, named, beside)
         yield tree, values, full
     except (HydraException, OmegaConfBaseException) as error:
-        problem = str(error).strip().splitlines()[0]
-        raise RecipeError("recipe", problem, "see the file") from None
+        raise source.told(_plainly(error)) from None
     except RecipeError as error:
-        raise error if sent is None or named.covers(error.path) else sent.told(error) from None
+        raise error if named.covers(error.path) else source.told(error) from None
 
 
-def _group(arguments: Arguments, sent: ReceivedYaml | None, lock: Lock | None) -> Tree:
+def _plainly(error: Exception) -> RecipeError:
+    """Say what Hydra says; of a group of which nothing is chosen, how a recipe does it."""
+    problem = str(error).strip().splitlines()[0]
+    if (unchosen := UNCHOSEN.search(problem)) is None:
+        return RecipeError("recipe", problem, "see the file")
+    group = unchosen[1]
+    way = f"begin with defaults: [NAME] of a recipe, or [override /{group}: NAME]"
+    return RecipeError("defaults", f"no {group} is chosen", way)
+
+
+def _group(arguments: Arguments, came: RecipeChain | Lock) -> Tree:
     """Group the files of ``conf/``; a bundle's own sections take the place of theirs."""
     choices = dict(arguments.choices)
-    # A file of the user's may change while this process lives; those of conf/ do not.
-    compose_now = _compose.__wrapped__
-    if lock is not None:
-        deleted = (f"~{group}" for group in groups() if group not in CARRIED)
-        chosen = (f"{group}={choice}" for group, choice in sorted(choices.items()))
-        own = lock.model_dump(mode="json")["composed"]
-        return {**compose_now(ROOT / "conf", (*deleted, *chosen)), **own}
-    if sent is not None:
-        store = ConfigStore.instance()
-        store.store(group="recipe", name=SENT, node=sent.tree, package="_global_")
-    choices["recipe"] = SENT if sent is not None else _check_name(arguments.recipe)
-    words = tuple(f"{group}={one}" for group, one in sorted(choices.items()))
-    return deepcopy((_compose if sent is None else compose_now)(ROOT / "conf", words))
+    if isinstance(came, Lock):
+        words = [f"~{group}" for group in groups() if group not in CARRIED]
+        words += [f"{group}={choice}" for group, choice in sorted(choices.items())]
+        tree = deepcopy(_compose(conf_folder(), tuple(words), tuple(read_options(choices))))
+        return tree | came.model_dump(mode="json")["composed"]
+    stored = read_options({**came.options, **choices})
+    parts = [f"part_{place}" for place, _ in enumerate(came.files)]
+    overrides = [{f"override /{group}": one} for group, one in came.options.items()]
+    contents = dict(zip(parts, came.sections, strict=True))
+    contents[CHOSEN] = {"defaults": [*parts, *overrides]}
+    stored += [
+        StoredConfig("recipe", name, json.dumps(content), "_global_")
+        for name, content in contents.items()
+    ]
+    choices["recipe"] = CHOSEN
+    words = [f"{group}={one}" for group, one in sorted(choices.items())]
+    tree = deepcopy(_compose(conf_folder(), tuple(words), tuple(stored)))
+    replace_in(tree, came.merged)
+    return tree
 
 
 def _at_home(tree: Tree, arguments: Arguments) -> Tree:
@@ -142,10 +206,20 @@ def _at_home(tree: Tree, arguments: Arguments) -> Tree:
 
 
 @cache
-def _compose(conf: Path, words: tuple[str, ...]) -> Tree:
+def _compose(conf: Path, words: tuple[str, ...], stored: tuple[StoredConfig, ...]) -> Tree:
     """Let Hydra group the files, once for all points of a sweep that choose the same."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
+    with _hydra(conf, stored):
         return _plain(compose("config", overrides=list(words)), resolve=False)
+
+
+@contextmanager
+def _hydra(conf: Path, stored: Sequence[StoredConfig]) -> Iterator[None]:
+    """Let Hydra read the files of ``conf``, and beside them what was read as data."""
+    store = ConfigStore.instance()
+    for one in stored:
+        store.store(group=one.group, name=one.name, node=one.tree, package=one.package)
+    with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
+        yield
 
 
 def _resolve(tree: Tree) -> Tree:
@@ -157,18 +231,6 @@ def _plain(config: DictConfig, *, resolve: bool) -> Tree:
     tree = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
-
-
-def _check_name(name: str | None) -> str:
-    """Return the stem of a recipe of this repository, checked as data first."""
-    known = groups()["recipe"]
-    if name is None:
-        raise RecipeError("recipe", "no recipe is named", f"recipe=NAME; {nearest('', known)}")
-    if not recipe_file.STEM.fullmatch(name) or name not in known:
-        remedy = nearest(name, known) + "; a file's path ends in .yaml"
-        raise RecipeError("recipe", f"there is no recipe {name!r}", remedy)
-    recipe_file.read_recipe_file(ROOT / "recipes" / f"{name}.yaml")
-    return name
 
 
 def _set(tree: Tree, key: str, value: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments, check_option, groups
+from command.own_places import lies_in_own_place
 from command.path_checks import refuse_outside
 from command.recipe_file import SECTIONS, check_content
 from command.yaml_file import ReceivedYaml, read_data
@@ -52,6 +53,19 @@ def check_recipe_place(recipe: str, path: str) -> str:
     return recipe
 
 
+def check_asked_place(lock: Lock, file: Path) -> None:
+    """Check the place of the recipe that a lock was made of, unless the lock is the user's.
+
+    Raises:
+        RecipeError: it leads out, or is a path to no YAML file.
+    """
+    try:
+        check_recipe_place(lock.asked.recipe, "asked.recipe")
+    except RecipeError:
+        if not lies_in_own_place(file):
+            raise
+
+
 def as_received(arguments: Arguments) -> Arguments:
     """Take words that a file gave as the file's: its values, and nothing of the user's site."""
     return replace(arguments, values={}, file_values=arguments.all_values, site={})
@@ -76,7 +90,9 @@ def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
     if MARK not in sent.tree:
         return sent
     try:
-        return ReceivedLock(_checked(sent.tree), sent, is_sealed(sent.text))
+        lock = _checked(sent.tree)
+        check_asked_place(lock, file)
+        return ReceivedLock(lock, sent, is_sealed(sent.text))
     except RecipeError as error:
         raise sent.told(error) from None
 
@@ -93,7 +109,6 @@ def _checked(tree: Mapping[str, Any]) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
     lock = read_section(Lock, tree, "")
     check_choices(lock.asked.choices, "asked.choices")
-    check_recipe_place(lock.asked.recipe, "asked.recipe")
     for part in ("settled", "composed") if lock.is_bundle else ("settled",):
         try:
             _check_sections(tree[part], whole=part == "settled")

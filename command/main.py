@@ -6,12 +6,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import ROOT, perform, read_point
+from command.arguments import perform, read_point
 from command.options import OPTIONS
 from command.outcome import ActionResult, Status, attempt, tell_error
-from command.recipe_file import read_recipe_file
+from command.own_places import RECIPE, option_names
+from command.recipe_chain import read_named
 from command.sweep import split_sweep, study_words, submit_all, submits
 from command.words import ACTIONS, WAYS
+from components.errors import RecipeError
 from components.terminal import console, prepare_streams, tell
 
 USAGE = """\
@@ -90,7 +92,15 @@ def _print_usage() -> Status:
         users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
         lines.append(f"  {name + '=':<14}{explained} ({' '.join(users)})")
     tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
-    for file in sorted((ROOT / "recipes").glob("*.yaml")):
-        tree = read_recipe_file(file).tree
-        tell(f"{file.stem:<16} {tree['home']:<14} {tree['why']}")
+    for name in option_names(RECIPE):
+        tell(f"{name:<16} {_line_of(name)}")
     return Status.DONE
+
+
+def _line_of(name: str) -> str:
+    """Return a recipe's home and reason; one that is wrong keeps nobody from the others."""
+    try:
+        tree = read_named(name).merged
+    except RecipeError as error:
+        return f"cannot be read: {error.path}: {error.problem}"
+    return f"{tree.get('home', '?')!s:<14} {tree.get('why', '?')}"

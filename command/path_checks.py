@@ -1,17 +1,19 @@
 """Path checks: where received files and run folders may point to; the runs a command names.
 
-What a user names on the command line may lie anywhere; what a received file names has to lie
-below the working folder. Of a run that this user made here every place is honoured, for the
+What a user names on the command line may lie anywhere, and so may what a file in a place of the
+user's own names (`command.own_places`); what any other file names has to lie below the working
+folder. Of a run that this user made here every place is honoured, for the
 user named it; of any other, those below the working folder and those that are named again.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
+from command.own_places import adoption
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
@@ -23,14 +25,27 @@ NOWHERE = frozenset({"none", ""})
 FOLDER = "data.folder"
 
 
-def check_places(tree: Mapping[str, Any], named: UserOverrides) -> None:
+def check_places(
+    tree: Mapping[str, Any], named: UserOverrides, given: UserOverrides | None = None
+) -> None:
     """Check every place that a recipe's sections name and the user does not.
+
+    Of a recipe of the user's own, only those that a file beside it has ``given``.
 
     Raises:
         RecipeError: an absolute or climbing path, or one that a link leads out.
     """
     for path, text in _unnamed(tree, named):
-        refuse_outside(text, path)
+        if given is None or given.covers(path.partition("[")[0]):
+            refuse_outside(text, path)
+
+
+def explain_received(error: RecipeError, files: Sequence[Path]) -> RecipeError:
+    """Add to the refusal of a place whose it is, and the command that makes it the user's."""
+    whose = " and ".join(file.name for file in files)
+    problem = f"{error.problem}, and {whose} was received"
+    way = f"{error.remedy}\n  or make it your own: {adoption(files)}"
+    return RecipeError(error.path, problem, way)
 
 
 def places_outside(tree: Mapping[str, Any], named: UserOverrides) -> dict[str, str]:

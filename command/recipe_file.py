@@ -11,27 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import groups
-from command.yaml_file import ReceivedYaml, read_data
+from command.own_places import NAME
+from command.replacement import without_marks
+from command.yaml_file import ReceivedYaml
 from components.config.schema.recipe import Recipe
 from components.config.targets import NODE_KEYS, nearest, read_signature
 from components.errors import RecipeError
 
-STEM = re.compile(r"[a-z0-9][a-z0-9_]*")
+OVERRIDE = "override /"
 INTERPOLATION = re.compile(r"\$\{([^}]*)\}?")
 PLAIN_PATH = re.compile(r"[A-Za-z_][\w.]*")
 REFUSED_GROUPS = frozenset({"cluster", "recipe", "scale"})
 SECTIONS = frozenset(Recipe.model_fields) - {"cluster", "scale"}
-
-
-def read_recipe_file(file: Path) -> ReceivedYaml:
-    """Read and check a recipe file as data.
-
-    Raises:
-        RecipeError: it cannot be read, or holds what a recipe may not hold; with the line.
-    """
-    sent = read_data(file, "recipe")
-    check_recipe_file(sent)
-    return sent
 
 
 def check_recipe_file(sent: ReceivedYaml) -> None:
@@ -40,11 +31,11 @@ def check_recipe_file(sent: ReceivedYaml) -> None:
     Raises:
         RecipeError: it holds what a recipe may not hold; with the line.
     """
-    sections = {key: value for key, value in sent.tree.items() if key != "defaults"}
+    own = {key: value for key, value in sent.tree.items() if key != "defaults"}
     try:
-        _check_sections(sections)
+        _check_sections(own)
         _check_defaults(sent.tree.get("defaults", []), sent.file)
-        check_content(sections)
+        check_content(without_marks(own))
     except RecipeError as error:
         raise sent.told(error) from None
 
@@ -58,26 +49,50 @@ def _check_sections(tree: Mapping[str, Any]) -> None:
 
 
 def _check_defaults(entries: object, file: Path) -> None:
-    """Only ``override /group: option`` and the stem of a recipe to start from are allowed."""
-    known = groups()
-    legal = sorted(set(known) - REFUSED_GROUPS)
+    """Only options of groups and recipes to start from are allowed."""
     if not isinstance(entries, list):
         problem = f"{entries!r} is no list"
         raise RecipeError("defaults", problem, "write - override /model: NAME")
+    known = groups()
     for entry in entries:
-        if isinstance(entry, str) and (entry == "_self_" or entry in known["recipe"]):
-            continue
-        if not isinstance(entry, Mapping) or len(entry) != 1:
+        if isinstance(entry, str):
+            _check_start(entry, known["recipe"], file)
+        elif isinstance(entry, Mapping) and len(entry) == 1:
+            [(key, option)] = entry.items()
+            _check_override(str(key), option, known, file)
+        else:
             problem = f"{entry!r} is refused"
             raise RecipeError("defaults", problem, "write override /group: option")
-        [(key, option)] = entry.items()
-        group = str(key).removeprefix("override /")
-        if group == key or group not in legal:
-            problem = f"{key!r} is refused in {file.name}"
-            raise RecipeError("defaults", problem, nearest(group, legal))
-        if option not in known[group]:
-            problem = f"there is no {group} {option!r}"
-            raise RecipeError(f"defaults.{group}", problem, nearest(str(option), known[group]))
+
+
+def is_beside(entry: str) -> bool:
+    """Return whether an entry of the defaults is a path from the file that has it."""
+    return entry.startswith(("./", "../"))
+
+
+def _check_start(entry: str, known: list[str], file: Path) -> None:
+    if entry == "_self_" or entry in known or is_beside(entry):
+        return
+    if not NAME.fullmatch(entry):
+        problem = f"{entry!r} is refused"
+        remedy = "write the name of a recipe, ./FILE, or override /group: option"
+        raise RecipeError("defaults", problem, remedy)
+    there = (file.parent / f"{entry}.yaml").is_file()
+    remedy = f"write ./{entry}" if there else f"{nearest(entry, known)}; a file's is ./NAME"
+    raise RecipeError("defaults", f"there is no recipe {entry!r}", remedy)
+
+
+def _check_override(
+    key: str, option: object, known: Mapping[str, list[str]], file: Path
+) -> None:
+    legal = sorted(set(known) - REFUSED_GROUPS)
+    group = key.removeprefix(OVERRIDE)
+    if group == key or group not in legal:
+        problem = f"{key!r} is refused in {file.name}"
+        raise RecipeError("defaults", problem, nearest(group, legal))
+    if option not in known[group]:
+        problem = f"there is no {group} {option!r}"
+        raise RecipeError(f"defaults.{group}", problem, nearest(str(option), known[group]))
 
 
 def check_content(value: object, path: str = "") -> None:

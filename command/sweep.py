@@ -8,11 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from cluster.user import PLAIN, read_user
 from command.arguments import ROOT, Arguments, groups, parse_word, read_point
-from command.compose import compose_recipe
+from command.compose import compose_group, compose_recipe
 from command.options import RAW_KEYS
 from command.outcome import ActionResult, Status, attempt
 from command.words import SWEEP, check_words, keys_of
@@ -66,8 +64,7 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
     arguments = read_point(points[0])
     if arguments.action != "auto" or "cluster" not in arguments.choices:
         return arguments.action == "submit"
-    profile = ROOT / "conf" / "cluster" / f"{arguments.choices['cluster']}.yaml"
-    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
+    return str(compose_group("cluster", arguments.choices["cluster"])["scheduler"]) != "none"
 
 
 def _values_of(word: str, sweeping: bool) -> list[str]:

@@ -3,9 +3,11 @@
 Every guard is a function of its own, so that a test can take it away and see what it held off.
 """
 
+import re
 import stat
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 from unicodedata import category
@@ -13,7 +15,6 @@ from unicodedata import category
 import yaml
 from yaml.constructor import ConstructorError
 
-from components.config.targets import nearest
 from components.errors import RecipeError
 
 MAX_BYTES = 1_000_000
@@ -25,6 +26,9 @@ HIDDEN = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff
 ACTING = frozenset({"Cc", "Zl", "Zp", "Cs"})
 PLAIN_CONTROLS = frozenset("\n\t")
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
+FLOAT = "tag:yaml.org,2002:float"
+# As YAML 1.2 and OmegaConf read it; PyYAML wants a point, and a sign in the exponent.
+EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,19 @@ class ReceivedYaml:
 
     def told(self, error: RecipeError) -> RecipeError:
         """Put file and line before an error's path, if a key of the file is meant."""
-        path = error.path
-        while path:
-            for key in (path, f"asked.values.{path}", f"composed.{path}"):  # as a bundle has it
-                if key in self.lines:
-                    where = f"{self.file.name}:{self.lines[key]}: {error.path}"
-                    return RecipeError(where, error.problem, error.remedy)
-            path = path.rpartition("." if "[" not in path else "[")[0]
-        return error
+        return tell_line((self,), error)
+
+
+def tell_line(files: Sequence[ReceivedYaml], error: RecipeError) -> RecipeError:
+    """Put the last file that has an error's key before its path, with the line."""
+    path = error.path
+    while path:
+        for key in (path, f"asked.values.{path}", f"composed.{path}"):  # as a bundle has it
+            for sent in (one for one in reversed(files) if key in one.lines):
+                where = f"{sent.file.name}:{sent.lines[key]}: {error.path}"
+                return RecipeError(where, error.problem, error.remedy)
+        path = path.rpartition("." if "[" not in path else "[")[0]
+    return error
 
 
 class _DataLoader(yaml.SafeLoader):
@@ -84,6 +93,11 @@ class _DataLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_DataLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]  # PyYAML is untyped here
+    FLOAT, EXPONENT, list("-+0123456789")
+)
+
+
 def read_data(file: Path, kind: str) -> ReceivedYaml:
     """Read a mapping; ``kind`` is the key of the command line that named the file.
 
@@ -116,9 +130,9 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_size(content, file)
         return content.decode("utf-8")
     except FileNotFoundError:
-        beside = sorted(one.name for one in file.parent.glob("*.yaml"))
-        held = f"{file.parent} holds: {nearest(file.name, beside)}"
-        way = held if beside else "check the path"
+        beside = [one.name for one in file.parent.glob("*.yaml")]
+        close = [str(file.with_name(one)) for one in get_close_matches(file.name, beside)]
+        way = f"did you mean {' or '.join(close)}?" if close else "check the path"
         raise RecipeError(kind, f"there is no file {file}", way) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

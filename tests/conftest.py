@@ -18,9 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the key that seals runs out of the home of whoever tests."""
+    """Keep the key that seals runs, and the private folder, out of the home of who tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 
 

@@ -10,6 +10,7 @@ from command.comparison import print_differences, side_of_now, side_of_run
 from command.compose import compose_recipe
 from command.lock_file import ReceivedLock, check_choices, read_given
 from command.outcome import ActionResult, Status
+from command.own_places import lies_in_own_place
 from command.path_checks import places_outside
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import Recipe
@@ -35,9 +36,9 @@ def run(arguments: Arguments) -> ActionResult:
         now = side_of_run(arguments.run)
     else:
         recipe = _recompose(lock, file, arguments.values)
-        # A lock's author does not choose what is looked at.
+        # A received lock's author does not choose what is looked at.
         places = places_outside(recipe.model_dump(mode="json"), UserOverrides(arguments.values))
-        if folder := places.get("data.folder"):
+        if (folder := places.get("data.folder")) and not lies_in_own_place(file):
             unseen.append(
                 f"prepared data are not looked for: data.folder={folder} leads out of the "
                 "working folder; if you trust it, name it yourself"

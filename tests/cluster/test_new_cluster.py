@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.job import render
-from command import arguments, compose
+from command import own_places
 from command.actions.show import as_json
 from components.planner.plan import plan_recipe
 from tests.cluster.directives import read_directives
@@ -65,8 +65,7 @@ site:
 def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     for folder in ("conf", "recipes"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
-    for module in (arguments, compose):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(own_places, "CLONE", tmp_path)
     (tmp_path / "conf" / "cluster" / "summit_like.yaml").write_text(PROFILE, "utf-8")
     return "cluster=summit_like"
 

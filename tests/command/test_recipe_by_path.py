@@ -27,7 +27,7 @@ def test_a_copy_of_a_recipe_is_the_recipe(tmp_path: Path) -> None:
 
 
 def test_a_delta_over_a_recipe_states_only_what_is_special(tmp_path: Path) -> None:
-    text = "# @package _global_\ndefaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
+    text = "defaults: [teuken7b]\nname: sent\noptimizer: {lr: 1.0e-5}\n"
     recipe = compose_file(tmp_path, text)
     assert recipe.name == "sent"
     assert recipe.home == "juwels"

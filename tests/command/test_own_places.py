@@ -1,0 +1,325 @@
+"""Whose a recipe is: by the place where it really lies, not by the way it was named."""
+
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from command.arguments import ROOT, groups, read_point
+from command.compose import compose_recipe
+from command.main import main
+from command.own_places import lies_in_own_place
+from command.sweep import submits
+from components.errors import RecipeError
+
+OWN_TEXT = """\
+defaults: [teuken7b]
+name: mine
+data:
+  shares: {mine: 1.0}
+  sources: {mine: {files: [/scratch/me/text.jsonl]}}
+"""
+Said = pytest.CaptureFixture[str]
+
+
+def write(file: Path, text: str = OWN_TEXT) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    return file
+
+
+def files_of(word: str) -> list[str]:
+    recipe = compose_recipe(read_point([f"recipe={word}"]))
+    return list(recipe.data.sources["mine"].files)
+
+
+@pytest.mark.parametrize("route", ["name", "path", "link"])
+def test_a_recipe_in_the_clone_names_the_user_s_data_however_it_is_named(
+    route: str, clone: Path, work: Path
+) -> None:
+    file = write(clone / "recipes" / "mine.yaml")
+    (work / "link.yaml").symlink_to(file)
+    word = {"name": "mine", "path": str(file), "link": "./link.yaml"}[route]
+    assert files_of(word) == ["/scratch/me/text.jsonl"]
+
+
+def test_a_private_recipe_is_named_and_listed_like_the_house_s(
+    clone: Path, private: Path, work: Path, capfd: Said
+) -> None:
+    write(private / "recipes" / "mine.yaml", OWN_TEXT + "why: Mine.\n")
+    write(private / "recipes" / "broken.yaml", "a: [")
+    assert files_of("mine") == ["/scratch/me/text.jsonl"]
+    assert main([]) == 0
+    lines = {line.split()[0]: line for line in capfd.readouterr().out.splitlines() if line}
+    assert lines["mine"].split() == ["mine", "juwels", "Mine."]
+    assert "broken.yaml:1" in lines["broken"]
+    assert "juwels" in lines["teuken7b"]
+
+
+def test_a_listed_folder_is_the_user_s_own(private: Path, work: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "scratch" / "mine.yaml")
+    with pytest.raises(RecipeError, match="leads out of the working folder"):
+        files_of(str(file))
+    write(private / "own.yaml", f"folders: [{tmp_path / 'gone'}, {file.parent}]\n")
+    assert files_of(str(file)) == ["/scratch/me/text.jsonl"]
+
+
+def test_a_received_recipe_is_adopted_by_the_command_of_its_message(
+    clone: Path, work: Path
+) -> None:
+    file = write(work / "mine.yaml")
+    with pytest.raises(RecipeError) as caught:
+        files_of("./mine.yaml")
+    assert caught.value.path == "mine.yaml:5: data.sources.mine.files[0]"
+    assert caught.value.problem.endswith(
+        "leads out of the working folder, and mine.yaml was received"
+    )
+    named, adopted = caught.value.remedy.splitlines()
+    assert named.endswith("name it yourself: data.sources.mine.files=...")
+    command = adopted.partition("make it your own: ")[2]
+    assert command == f"mv {file} {clone}/recipes/"
+    subprocess.run(shlex.split(command), check=True)
+    assert files_of("mine") == ["/scratch/me/text.jsonl"]
+
+
+def test_to_adopt_a_recipe_overwrites_none(clone: Path, work: Path) -> None:
+    write(work / "teuken7b.yaml")
+    with pytest.raises(RecipeError, match=r"mv .*/teuken7b.yaml .*/recipes/teuken7b_2.yaml"):
+        files_of("./teuken7b.yaml")
+
+
+def test_a_file_in_the_root_of_the_clone_was_received(clone: Path) -> None:
+    with pytest.raises(RecipeError, match=r"mine.yaml was received"):
+        files_of(str(write(clone / "mine.yaml")))
+
+
+def test_a_link_in_the_clone_to_a_received_file_makes_it_nobody_s_own(
+    clone: Path, work: Path
+) -> None:
+    (clone / "recipes" / "mine.yaml").symlink_to(write(work / "sent.yaml"))
+    for word in ("mine", str(clone / "recipes" / "mine.yaml")):
+        with pytest.raises(RecipeError, match=r"and mine.yaml was received"):
+            files_of(word)
+
+
+def test_one_received_file_of_a_chain_makes_the_whole_received(clone: Path, work: Path) -> None:
+    write(clone / "recipes" / "mine.yaml")
+    write(work / "sent.yaml", "defaults: [mine]\nname: sent\n")
+    with pytest.raises(RecipeError, match=r"and sent.yaml was received"):
+        files_of("./sent.yaml")
+    write(clone / "recipes" / "over.yaml", "defaults: [../../work/sent]\nname: over\n")
+    with pytest.raises(RecipeError, match=r"and sent.yaml was received"):
+        files_of("over")
+
+
+def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
+    clone: Path, work: Path, capfd: Said
+) -> None:
+    write(clone / "recipes" / "mine.yaml")
+    assert main(["recipe=mine", "action=pack", "file=sent.recipe.yaml"]) == 0
+    with pytest.raises(RecipeError, match=r"and sent.recipe.yaml was received"):
+        files_of("./sent.recipe.yaml")
+    (work / "sent.recipe.yaml").rename(clone / "recipes" / "sent.recipe.yaml")
+    assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
+
+
+def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
+    clone: Path, work: Path, tmp_path: Path, capfd: Said
+) -> None:
+    elsewhere = write(tmp_path / "elsewhere" / "r.yaml", "defaults: [bloom560m]\nname: r\n")
+    lock = work / "r.lock.yaml"
+    assert main([f"recipe={elsewhere}", "action=lock", f"file={lock}"]) == 0
+    assert main(["action=verify", f"file={lock}"]) == 2
+    assert "leads out of the working folder" in capfd.readouterr().err
+    own = lock.rename(clone / "recipes" / "r.lock.yaml")
+    assert main(["action=verify", f"file={own}"]) == 0
+
+
+def test_values_of_a_study_are_not_trusted_though_its_recipe_is(
+    clone: Path, work: Path
+) -> None:
+    write(clone / "recipes" / "mine.yaml")
+    own = read_point(["recipe=mine"])
+    with pytest.raises(RecipeError, match=r"data.folder: '/x' leads out"):
+        compose_recipe(replace(own, file_values={"data.folder": "/x"}))
+    recipe = compose_recipe(replace(own, file_values={"optimizer.lr": 1e-4}))
+    assert recipe.data.sources["mine"].files == ("/scratch/me/text.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("folders: [/]", "'/' holds this repository"),
+        ("folders: ['~']", "'~' holds your home"),
+        ("folders: [recipes]", "'recipes' is no absolute path"),
+        ("folders: [/tmp]", "'/tmp' is a folder in which anybody may write"),
+        ("folders: [~]", "None is no folder"),
+        ("folders: [7]", "7 is no folder"),
+        ('folders: ["/a\\0b"]', "is no plain YAML"),
+        ("folders: /scratch", "it has another form"),
+        ("folder: [/scratch]", "it has another form"),
+        ("folders: !!python/object/apply:os.system [id]", "the tag"),
+        ("folders: [", "is no plain YAML"),
+        ("- a", "holds no mapping"),
+    ],
+)
+def test_an_own_yaml_that_is_wrong_adopts_nothing_and_breaks_no_other_command(
+    text: str, message: str, private: Path, work: Path
+) -> None:
+    write(private / "own.yaml", text)
+    with pytest.raises(RecipeError) as caught:
+        files_of(str(write(work / "mine.yaml")))
+    assert message in str(caught.value)
+    write(work / "plain.yaml", "defaults: [bloom560m]\nname: plain\n")
+    for word in ("teuken7b", "./plain.yaml"):
+        compose_recipe(read_point([f"recipe={word}"]))
+
+
+def test_a_pipe_as_own_yaml_holds_nobody_up(private: Path, work: Path) -> None:
+    os.mkfifo(private / "own.yaml")
+    with pytest.raises(RecipeError, match="no regular file"):
+        files_of(str(write(work / "mine.yaml")))
+
+
+def test_a_relative_configuration_folder_is_no_place(
+    monkeypatch: pytest.MonkeyPatch, work: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", ".")
+    monkeypatch.setenv("HOME", str(work / "home"))
+    file = write(work / "kochbuch" / "recipes" / "mine.yaml")
+    assert not lies_in_own_place(file)
+    assert "mine" not in groups()["recipe"]
+
+
+def test_links_in_a_circle_lie_nowhere(clone: Path) -> None:
+    (clone / "recipes" / "a.yaml").symlink_to("a.yaml")
+    with pytest.raises(RecipeError):
+        compose_recipe(read_point([f"recipe={clone}/recipes/a.yaml"]))
+
+
+def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
+    private: Path, work: Path
+) -> None:
+    file = write(private / "recipes" / "teuken7b.yaml")
+    with pytest.raises(RecipeError, match="recipe: there are two 'teuken7b'") as caught:
+        compose_recipe(read_point(["recipe=teuken7b"]))
+    compose_recipe(read_point(["recipe=bloom560m"]))
+    command = caught.value.remedy.partition("rename yours: ")[2]
+    subprocess.run(shlex.split(command), check=True)
+    assert not file.exists()
+    compose_recipe(read_point(["recipe=teuken7b"]))
+    assert files_of("teuken7b_2") == ["/scratch/me/text.jsonl"]
+
+
+def test_a_file_whose_name_is_no_word_is_told_with_its_path(clone: Path, work: Path) -> None:
+    file = write(clone / "recipes" / "my-own.yaml")
+    with pytest.raises(RecipeError) as caught:
+        compose_recipe(read_point(["recipe=my-own"]))
+    assert f"rename {file}, or write recipe={file}" in caught.value.remedy
+    assert files_of(str(file)) == ["/scratch/me/text.jsonl"]
+
+
+PROFILE = "defaults: [juwels]\nname: mine\n"
+
+
+def test_a_private_cluster_is_planned_for_and_submitted_to(
+    private: Path, work: Path, capfd: Said
+) -> None:
+    write(private / "conf" / "cluster" / "mine.yaml", PROFILE)
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
+    assert (recipe.cluster.name, recipe.cluster.scheduler) == ("mine", "slurm")
+    assert submits([["recipe=teuken7b", "cluster=mine"]])
+    assert not submits([["recipe=teuken7b", "cluster=local"]])
+    write(private / "conf" / "cluster" / "shell.yaml", "defaults: [local]\nname: shell\n")
+    assert not submits([["recipe=teuken7b", "cluster=shell"]])
+
+
+def test_private_options_are_chosen_by_recipes_and_by_name(private: Path, work: Path) -> None:
+    conf = private / "conf"
+    write(conf / "model" / "small.yaml", "defaults: [bloom560m]\nnum_layers: 7\n")
+    write(conf / "model" / "smaller.yaml", "defaults: [small]\ndropout: 0.3\n")
+    write(conf / "data" / "mine.yaml", "defaults: [english]\nshares: {english: 1.0}\n")
+    full = ["scale=full", "cluster=jean_zay"]
+    named = compose_recipe(read_point(["recipe=bloom560m", "model=smaller", *full]))
+    assert (named.model["num_layers"], named.model["dropout"]) == (7, 0.3)
+    write(work / "r.yaml", "defaults: [bloom560m, override /model: small]\nname: r\n")
+    chosen = compose_recipe(read_point(["recipe=./r.yaml", *full, "data=mine"]))
+    assert chosen.model["num_layers"] == 7
+    assert set(chosen.data.shares) == {"english"}
+
+
+def test_a_private_preparation_stands_where_the_house_s_do(private: Path, work: Path) -> None:
+    text = "defaults: [plain]\nworkers: 3\n"
+    write(private / "conf" / "preparation" / "mine.yaml", text)
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "preparation=mine"]))
+    assert recipe.model_dump()["data"]["preparation"]["workers"] == 3
+
+
+def test_a_private_family_begins_with_the_house_s_parts(private: Path, work: Path) -> None:
+    text = (ROOT / "conf" / "model" / "bloom176b.yaml").read_text("utf-8")
+    write(private / "conf" / "model" / "family.yaml", text)
+    recipe = compose_recipe(read_point(["recipe=bloom176b", "model=family"]))
+    assert recipe.model == compose_recipe(read_point(["recipe=bloom176b"])).model
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("why: ${oc.env:HOME}", "mine.yaml:1: why: '${oc.env:HOME}' is refused"),
+        ("dim: !!python/object/apply:os.system [id]", "the tag"),
+        ("a: &a 1\nb: *a", "aliases are not allowed"),
+        ("_target_: os.system", "a recipe may only name a class that this repository defines"),
+        ("_args_: [1]", "only Hydra's own instantiation reads such a key"),
+        ("_replace_: true", "_replace_"),
+        ("defaults: [nope]", "mine.yaml:1: defaults: there is no model 'nope'"),
+        ("defaults: [/etc/passwd]", "there is no model '/etc/passwd'"),
+        ("defaults: [parts/nope@_here_]", "there is no model 'parts/nope@_here_'"),
+        ("defaults: [parts/dense@hydra]", "there is no model"),
+        ("defaults: [{/hydra/launcher: basic}]", "there is no model"),
+        ("defaults: bloom560m", "defaults: 'bloom560m' is no list"),
+        ("defaults: [mine]", "model 'mine' starts from itself: mine -> mine"),
+    ],
+)
+def test_a_private_option_is_read_as_data_and_breaks_only_who_names_it(
+    text: str, message: str, private: Path, work: Path, capfd: Said
+) -> None:
+    write(private / "conf" / "model" / "mine.yaml", text)
+    with pytest.raises(RecipeError) as caught:
+        compose_recipe(read_point(["recipe=bloom560m", "model=mine"]))
+    assert message in str(caught.value)
+    compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
+
+
+def test_a_private_option_of_the_house_s_name_is_refused_where_it_is_chosen(
+    private: Path, work: Path
+) -> None:
+    write(private / "conf" / "model" / "bloom1b1.yaml", "defaults: [bloom560m]\n")
+    with pytest.raises(RecipeError, match="model: there are two 'bloom1b1'"):
+        compose_recipe(read_point(["recipe=bloom560m", "model=bloom1b1"]))
+    compose_recipe(read_point(["recipe=teuken7b", "cluster=juwels"]))
+
+
+def test_a_link_in_the_private_conf_to_somebody_s_file_is_refused(
+    private: Path, work: Path
+) -> None:
+    sent = write(work / "sent.yaml", PROFILE + "site: {setup: [touch ran]}\n")
+    link = private / "conf" / "cluster" / "mine.yaml"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sent)
+    with pytest.raises(RecipeError, match=r"cluster: .*which is no place of yours"):
+        compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
+
+
+def test_a_private_link_to_a_listed_folder_is_the_user_s(
+    private: Path, work: Path, tmp_path: Path
+) -> None:
+    kept = write(tmp_path / "dotfiles" / "mine.yaml", PROFILE)
+    link = private / "conf" / "cluster" / "mine.yaml"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(kept)
+    write(private / "own.yaml", f"folders: [{kept.parent}]\n")
+    recipe = compose_recipe(read_point(["recipe=teuken7b", "cluster=mine"]))
+    assert recipe.cluster.name == "mine"

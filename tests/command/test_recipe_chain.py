@@ -1,0 +1,233 @@
+"""A recipe starts from others, by name or by path, and replaces what is whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.arguments import ROOT, read_point
+from command.compose import compose_recipe
+from command.main import main
+from components.config.schema.recipe import Recipe
+from components.errors import RecipeError
+
+
+def write(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    return file
+
+
+def composed(*words: str) -> Recipe:
+    return compose_recipe(read_point(list(words)))
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        composed(*words)
+    return str(caught.value)
+
+
+def example() -> str:
+    """The recipe that `docs/adding.md` prints."""
+    text = (ROOT / "docs" / "adding.md").read_text("utf-8")
+    return text.partition("```yaml\n# narrow.yaml\n")[2].partition("```")[0]
+
+
+def test_the_example_of_the_page_works_by_path_and_by_name(clone: Path, work: Path) -> None:
+    write(work / "narrow.yaml", example())
+    write(clone / "recipes" / "narrow.yaml", example())
+    by_path, by_name = composed("recipe=./narrow.yaml"), composed("recipe=narrow")
+    assert by_path == by_name
+    assert by_name.name == "narrow"
+    assert by_name.optimizer["lr"] == composed("recipe=teuken7b").optimizer["lr"] / 2
+
+
+@pytest.mark.parametrize("text", ["6e-4", "6.0e-4", "6E-4", "0.0006", "+6e-4", "6_0e-5"])
+def test_a_float_is_read_as_one_however_it_is_written(
+    text: str, clone: Path, work: Path
+) -> None:
+    content = f"defaults: [bloom560m]\nname: r\noptimizer: {{lr: {text}}}\n"
+    write(work / "r.yaml", content)
+    write(clone / "recipes" / "r.yaml", content)
+    words = [["recipe=./r.yaml"], ["recipe=r"], ["recipe=bloom560m", f"optimizer.lr={text}"]]
+    found = [composed(*one, "scale=full", "cluster=jean_zay").optimizer["lr"] for one in words]
+    assert found == pytest.approx([6e-4] * 3)
+
+
+@pytest.mark.parametrize("text", ["e4", "1e", "6e-", "0x1e4", "1e4f"])
+def test_what_only_looks_like_a_float_is_text(text: str, work: Path) -> None:
+    write(work / "r.yaml", f"defaults: [bloom560m]\nname: r\nwhy: x{text}\n")
+    assert composed("recipe=./r.yaml").why == f"x{text}"
+
+
+CHAIN = {
+    "base": "defaults: [bloom560m]\nname: base\nmodel: {dropout: 0.2}\n",
+    "middle": "defaults: [./base]\nname: middle\noptimizer: {beta1: 0.7, beta2: 0.9}\n",
+    "top": "defaults: [./middle.yaml]\nname: top\noptimizer: {beta2: 0.8}\n",
+}
+
+
+def test_a_chain_of_the_user_s_recipes_is_merged_the_weakest_first(work: Path) -> None:
+    for name, text in CHAIN.items():
+        write(work / f"{name}.yaml", text)
+    recipe = composed("recipe=./top.yaml")
+    assert recipe.name == "top"
+    assert recipe.model["dropout"] == 0.2
+    assert (recipe.optimizer["beta1"], recipe.optimizer["beta2"]) == (0.7, 0.8)
+
+
+def test_a_path_counts_from_the_file_that_names_it(work: Path, tmp_path: Path) -> None:
+    write(work / "a" / "base.yaml", CHAIN["base"])
+    write(work / "b" / "top.yaml", "defaults: [../a/base]\nname: top\n")
+    assert composed("recipe=b/top.yaml").model["dropout"] == 0.2
+
+
+def test_names_of_the_user_s_recipes_are_starts_too(
+    clone: Path, private: Path, work: Path
+) -> None:
+    write(clone / "recipes" / "base.yaml", CHAIN["base"])
+    write(private / "recipes" / "over.yaml", "defaults: [base]\nname: over\n")
+    write(work / "top.yaml", "defaults: [over]\nname: top\n")
+    assert composed("recipe=./top.yaml").model["dropout"] == 0.2
+
+
+def test_the_strongest_choice_of_a_group_wins(work: Path) -> None:
+    write(work / "base.yaml", "defaults: [bloom560m, override /model: bloom1b1]\nname: base\n")
+    write(work / "top.yaml", "defaults: [override /model: bloom3b, ./base]\nname: top\n")
+    full = ("scale=full", "cluster=jean_zay")
+    layers = [
+        composed(f"recipe=./{name}.yaml", *full, *words).model["dim"]
+        for name, words in (("base", ()), ("top", ()), ("top", ("model=bloom7b1",)))
+    ]
+    assert layers == [1536, 2560, 4096]
+
+
+def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
+    write(work / "base.yaml", CHAIN["base"])
+    write(work / "weak.yaml", "defaults: [_self_, ./base]\nname: weak\nwhy: Weak.\n")
+    recipe = composed("recipe=./weak.yaml")
+    assert (recipe.name, recipe.why) == ("base", composed("recipe=bloom560m").why)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "defaults: [./r]",
+            "r.yaml:1: defaults: a recipe starts from itself: r.yaml -> r",
+        ),
+        ("defaults: [./nope]", "r.yaml:1: defaults: there is no file"),
+        ("defaults: [./bas]", "did you mean "),
+        ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  did you mean teuken7b?"),
+        ("defaults: [base]", "there is no recipe 'base'\n  write ./base"),
+        ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
+        ("defaults: [./linked/r]", "leads out of the folder of r.yaml, which was received"),
+        ("defaults: [~/r]", "'~/r' is refused"),
+        ("defaults: [7]", "7 is refused"),
+        ("defaults: [./broken]", "broken.yaml:1: nmae: a recipe has no such section"),
+        ("name: r\nmodel: {_replace_: 1}", "r.yaml:2: model._replace_: 1 is not true"),
+        ("name: r\n_replace_: true", "r.yaml:2: _replace_: a recipe has no such section"),
+        ("name: r", "defaults: no tokenizer is chosen\n  begin with defaults: [NAME] of a recipe"),
+    ],
+)
+def test_a_start_that_is_wrong_is_told_with_the_way_out(
+    text: str, message: str, work: Path
+) -> None:
+    write(work / "r.yaml", text)
+    write(work / "base.yaml", CHAIN["base"])
+    write(work / "broken.yaml", "nmae: x\n")
+    write(work.parent / "outside" / "r.yaml", CHAIN["base"])
+    (work / "linked").symlink_to(work.parent / "outside")
+    assert message in refusal("recipe=./r.yaml")
+
+
+def test_a_circle_of_files_is_refused_by_its_way(work: Path) -> None:
+    write(work / "a.yaml", "defaults: [./b]\nname: a\n")
+    write(work / "b.yaml", "defaults: [./a]\nname: b\n")
+    assert "starts from itself: a.yaml -> b.yaml -> a.yaml" in refusal("recipe=./a.yaml")
+
+
+def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
+    write(work / "r0.yaml", "defaults: [bloom560m]\nname: r\n")
+    for level in range(1, 31):
+        start = f"./r{level - 1}"
+        write(work / f"r{level}.yaml", f"defaults: [{start}, {start}]\nname: r\n")
+    assert "starts from more than 30 files" in refusal("recipe=./r30.yaml")
+    for level in range(1, 40):
+        write(work / f"r{level}.yaml", f"defaults: [./r{level - 1}]\nname: r\n")
+    assert "more than 30" in refusal("recipe=./r39.yaml")
+
+
+def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> None:
+    write(work / ".pre-commit-config.yaml", "repos: []\n")
+    assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
+    write(work / "note.yaml", "name: x\n")
+    assert "did you mean note.yaml?" in refusal("recipe=./nope.yaml")
+
+
+TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"
+
+
+def test_a_mixture_takes_the_place_of_the_one_below_at_each_step_of_a_chain(
+    work: Path,
+) -> None:
+    write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
+    third = "data: {shares: {mine: 0.5, other: 0.5}, sources: {other: {stand_in: eu24/en}}}\n"
+    write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
+    full = ("scale=full", "cluster=aurora")
+    assert dict(composed("recipe=./one.yaml", *full).data.shares) == {"mine": 1.0}
+    assert dict(composed("recipe=./two.yaml", *full).data.shares) == {"mine": 0.5, "other": 0.5}
+
+
+def test_a_mixture_takes_the_place_of_a_reference(work: Path) -> None:
+    write(work / "one.yaml", f"defaults: [teuken7b]\nname: one\n{TWO}")
+    recipe = composed("recipe=./one.yaml", "scale=full", "cluster=juwels")
+    assert dict(recipe.data.shares) == {"mine": 1.0}
+    assert "de" in recipe.assumed["language_shares"].value
+
+
+def test_shares_of_a_phase_are_whole_and_the_phase_is_merged(work: Path) -> None:
+    phase = "phases: {late: {from_fraction: 0.5, shares: {en: 0.5, de: 0.5}}}"
+    write(work / "one.yaml", f"defaults: [teuken7b]\nname: one\ndata: {{{phase}}}\n")
+    other = "data: {phases: {late: {shares: {fr: 1.0}}}}\n"
+    write(work / "two.yaml", f"defaults: [./one]\nname: two\n{other}")
+    recipe = composed("recipe=./two.yaml", "scale=full", "cluster=juwels")
+    late = recipe.data.phases["late"]
+    assert (late.from_fraction, dict(late.shares)) == (0.5, {"fr": 1.0})
+
+
+def test_a_marked_mapping_takes_the_place_of_the_one_below_and_the_next_is_merged_in(
+    work: Path,
+) -> None:
+    sources = (
+        "data: {sources: {_replace_: true, mine: {stand_in: eu24/de}}, shares: {mine: 1.0}}"
+    )
+    one = f"defaults: [mula1b]\nname: one\n{sources}\npublished: {{_replace_: true}}\n"
+    write(work / "one.yaml", one)
+    third = "data: {sources: {other: {stand_in: eu24/en}}, shares: {mine: 0.5, other: 0.5}}\n"
+    write(work / "two.yaml", f"defaults: [./one]\nname: two\n{third}")
+    full = ("scale=full", "cluster=aurora")
+    one_, two = (composed(f"recipe=./{name}.yaml", *full) for name in ("one", "two"))
+    assert (set(one_.data.sources), set(two.data.sources)) == ({"mine"}, {"mine", "other"})
+    assert dict(one_.published) == dict(two.published) == {}
+
+
+def test_a_mark_is_no_key_of_the_command_line_nor_of_a_list(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipe=bloom560m", "data.sources._replace_=true", "action=show"]) == 2
+    tree: dict[str, Any] = {"defaults": ["bloom560m"], "name": "r"}
+    tree["works"] = [{"_replace_": True}]
+    write(work / "r.yaml", yaml.safe_dump(tree))
+    assert "only Hydra's own instantiation" in refusal("recipe=./r.yaml")
+
+
+def test_a_bundle_carries_what_was_replaced(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(work / "one.yaml", f"defaults: [mula1b]\nname: one\n{TWO}")
+    assert main(["recipe=./one.yaml", "action=pack", "file=one.recipe.yaml"]) == 0
+    full = ("scale=full", "cluster=aurora")
+    assert dict(composed("recipe=./one.recipe.yaml", *full).data.shares) == {"mine": 1.0}
