@@ -161,9 +161,5 @@ def test_a_recipe_whose_home_is_here_trains_at_its_own_size(compose: Compose) ->
     here = compose({**wide, "home": "local"})
     assert (here.scale.name, here.shape.dim, here.cluster.ranks) == ("full", 512, 1)
     assert compose({**wide, "home": "local"}, "scale=mini").shape.dim == 256
-    assert (
-        compose(
-            {**wide, "home": "local"}, "cluster=hopper", "cluster.devices_per_node=1"
-        ).scale.name
-        == "full"
-    )
+    elsewhere = ("cluster=hopper", "cluster.devices_per_node=1")
+    assert compose({**wide, "home": "local"}, *elsewhere).scale.name == "full"
