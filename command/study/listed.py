@@ -15,7 +15,7 @@ from command.study.runs import NOT_YET, PointEnding
 from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
 from components.errors import RecipeError
 from components.report import numbers
-from components.report.pages import check_plotly
+from components.report.pages import check_destination, check_plotly
 from components.report.tables import Grid
 from components.terminal import console, say, tell
 
@@ -172,8 +172,9 @@ def _write_page(
     """Write the page, but none without a figure.
 
     Raises:
-        RecipeError: no point of the study has a plan or a run.
+        RecipeError: no point of the study has a plan or a run, or the page has no place.
     """
+    check_destination(asked.page)
     if not known:
         problem = f"no point of {study.name} has a figure: {_first_reason(tried)}"
         way = "run its points first: -m before study=, without action=report"

@@ -34,7 +34,7 @@ def scale_down(
         named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
         part = round(top_k * model["mlp"]["num_experts"] / experts)
         named.put(tree, "model.mlp.top_k", min(top_k, max(min(2, top_k), part)))
-    _shrink_vocabulary(tree, rule, named, full["model"])
+    _shrink_vocabulary(tree, rule, named, full)
     _shrink_budget(tree, rule, named, full)
     if tree["precision"]["compute"] != FLOAT8:  # emulated where a device has none
         named.put(tree, "precision.compute", "auto")
@@ -70,27 +70,30 @@ def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
     named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
 
 
-def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
+def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
     """The tokenizer and the embedding agree; a recipe with rows to spare keeps some.
 
-    A tokenizer that is there already stays, and so does a vocabulary that is small.
+    A vocabulary that is small stays, and so does that of a tokenizer that is there already.
     """
     model, data = tree["model"], tree["data"]
     written = any(source.get("tokens") for source in data["sources"].values())
     there = written or data["tokenizer_folder"] != "none"
-    if there or full["padded_vocab_size"] <= rule.padded_vocab_size:
+    if there and not named.covers("tokenizer.vocab_size"):
+        return
+    if full["model"]["padded_vocab_size"] <= rule.padded_vocab_size:
         return
     spare = model["padded_vocab_size"] > model["vocab_size"]
     rows = rule.padded_vocab_size
-    pieces = min(rows - rule.padding_rows if spare else rows, full["vocab_size"])
+    most = rows - rule.padding_rows if spare else rows
+    pieces = min(most, full["tokenizer"]["vocab_size"])
     named.put(tree, "tokenizer.vocab_size", pieces)
     named.put(tree, "model.vocab_size", tree["tokenizer"]["vocab_size"])
     if model["vocab_size"] != pieces:
         rows = model["vocab_size"] + (rule.padding_rows if spare else 0)
     named.put(tree, "model.padded_vocab_size", rows)
-    sample, most = data["tokenizer_sample_bytes"], rule.tokenizer_sample_bytes
-    if sample == "all" or (most != "all" and most < sample):
-        named.put(tree, "data.tokenizer_sample_bytes", most)
+    sample, less = data["tokenizer_sample_bytes"], rule.tokenizer_sample_bytes
+    if sample == "all" or (less != "all" and less < sample):
+        named.put(tree, "data.tokenizer_sample_bytes", less)
 
 
 def _shrink_budget(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:

@@ -118,7 +118,7 @@ def _carriers(tree: Tree, usable: list[str], rule: Shrink) -> dict[str, Carrier]
     sources = [data["sources"][name] for name in usable]
     untrained = any(one.get("tokens") for one in sources) and data["tokenizer_folder"] == "none"
     lacking = 1 - MOST_EPOCHS * _own_tokens(sources, total / MOST_EPOCHS) / total
-    carried = min(most, round(lacking, 4))
+    carried = min(most, round(lacking, 2))
     if carried <= 0 or untrained:  # nobody could tokenize the carriers
         return {}
     return {
@@ -172,7 +172,7 @@ def note_of_carriers(recipe: "Recipe") -> str | None:
     standing = any(one.embedded and one.stand_in for one in data.sources.values())
     if isinstance(shrink, str) or not shrink.carriers or not own or standing:
         return None
-    added = ", ".join(f"{share.share:.1%} {name}" for name, share in shrink.carriers.items())
+    added = ", ".join(f"{one.share:.1%} {name}" for name, one in shrink.carriers.items())
     return (
         f"data: {recipe.budget.total_tokens:,} tokens would read the text of {', '.join(own)} "
         f"more than {MOST_EPOCHS} times, so {added} are mixed in; data.shares={{...}} or "
