@@ -15,7 +15,7 @@ from command.compose import compose_full, compose_group, compose_recipe
 from command.new_recipe import material
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
-from command.recipe_file import STEM
+from command.own_places import NAME, lies_in_own_place
 from components.data.files import create_atomically
 from components.errors import RecipeError
 from components.terminal import say, tell
@@ -45,6 +45,7 @@ class NewRecipe:
 def run(arguments: Arguments) -> None:
     """Write ``recipes/NAME.yaml``, or ``file=``, if what it says composes."""
     new = read_request(arguments)
+    check_trusted(new)
     write(new.file, fill(new, arguments))
     sizes = new.sizes
     say(
@@ -96,7 +97,7 @@ def _place(arguments: Arguments) -> tuple[str, Path]:
     name = arguments.values.get("name")
     if name is None:
         raise RecipeError("name", "the recipe has none", "write name=NAME")
-    if not isinstance(name, str) or not STEM.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         problem = f"{name!r} is no name"
         raise RecipeError("name", problem, "take a to z, 0 to 9 and _, as in my_125m")
     file = arguments.file or ROOT / "recipes" / f"{name}.yaml"
@@ -108,6 +109,21 @@ def _place(arguments: Arguments) -> tuple[str, Path]:
     if os.path.lexists(file):
         raise exists(file)
     return name, file
+
+
+def check_trusted(new: NewRecipe) -> None:
+    """Refuse a place where the recipe would count as received, if it names data elsewhere.
+
+    Raises:
+        RecipeError: it does; with what is named.
+    """
+    named = [*new.text.sources.values()] if new.text else []
+    named += [material.as_written(new.tokenizer.folder)] if new.tokenizer else []
+    outside = [place for place in named if Path(place).is_absolute()]
+    if outside and not lies_in_own_place(new.file):
+        problem = f"{new.file} is in no place of your own, where a recipe may name {outside[0]}"
+        remedy = f"leave file= out: it is then written to {ROOT / 'recipes'}"
+        raise RecipeError("file", problem, remedy)
 
 
 def exists(file: Path) -> RecipeError:
@@ -138,9 +154,7 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # YAML, no page; what comes from users is quoted or on one line
     )
-    environment.filters["yaml"] = lambda value: json.dumps(value, ensure_ascii=False)
-    environment.filters["key"] = _as_key
-    environment.filters["count"] = lambda number: f"{number:_}"
+    environment.filters |= {"yaml": in_line, "key": _as_key}
     sizes, text = new.sizes, new.text
     return environment.get_template("recipe.yaml.j2").render(
         name=new.name,
@@ -151,9 +165,8 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
         like=_entry(new),
         family=FAMILY,
         sizes=sizes,
-        lr=f"{sizes.lr:.1e}".replace("e-0", "e-"),
-        lengths=keep_lengths(new.below, sizes.total_tokens) if new.like else {},
-        parallelism=_plain_layout(new.below) if new.like else {},
+        **_rates(new),
+        parallelism=_layout(new),
         tokenizer=new.tokenizer,
         folder=material.as_written(new.tokenizer.folder) if new.tokenizer else None,
         pieces=new.pieces,
@@ -167,9 +180,36 @@ def fill(new: NewRecipe, arguments: Arguments) -> str:
     )
 
 
+def in_line(value: Any) -> str:
+    """Write a value as one line of YAML, as recipes are written by hand."""
+    match value:
+        case dict():
+            items = (f"{_as_key(key)}: {in_line(item)}" for key, item in value.items())
+            return f"{{{', '.join(items)}}}"
+        case bool() | str() | None:
+            return json.dumps(value, ensure_ascii=False)
+        case int():
+            return f"{value:_}"
+        case float():
+            return f"{value:.1e}".replace("e-0", "e-") if value < 0.01 else f"{value:g}"
+        case _:
+            return f"[{', '.join(map(in_line, value))}]"
+
+
 def _as_key(name: str) -> str:
     """Quote a name that YAML would read as another thing than text."""
     return name if yaml.safe_load(name) == name else f'"{name}"'
+
+
+def _rates(new: NewRecipe) -> dict[str, Tree]:
+    """Give the keys of optimizer and schedule: a new rate, and lengths for the new budget."""
+    sizes = new.sizes
+    if new.like is not None:
+        kept = keep_lengths(new.below, sizes.total_tokens)
+        return {**kept, "optimizer": {"lr": sizes.lr, **kept["optimizer"]}}
+    lengths = {"total_tokens": sizes.total_tokens, "warmup_tokens": sizes.warmup_tokens}
+    factors = {"warmup_from": 0.0, "start": 1.0, "end": 0.1}
+    return {"optimizer": {"lr": sizes.lr}, "schedule": lengths | factors}
 
 
 def _entry(new: NewRecipe) -> str | None:
@@ -201,13 +241,12 @@ def _because(new: NewRecipe, asked: int | None) -> str:
     return "as many as the text suffices for, but between a million and a billion."
 
 
-def _plain_layout(below: Tree) -> dict[str, Any]:
-    """Give back what the recipe below says of its own machine: here one rank is enough."""
+def _layout(new: NewRecipe) -> Tree:
+    """Take back what the recipe below says of its own machine: here one rank is enough."""
     plain = compose_group("parallelism", "data")
-    given = below["parallelism"]
+    given = new.below.get("parallelism", plain)
     changed = {key: value for key, value in plain.items() if given[key] != value}
-    changed.pop("microbatch_sequences", None)
-    return changed
+    return changed | {"microbatch_sequences": new.sizes.microbatch_sequences}
 
 
 def write(file: Path, page: str) -> None:

@@ -80,7 +80,9 @@ def choose_sizes(
     held_out = HELD_OUT_WINDOWS * length / text_tokens
     held_out = round(min(max(held_out, LEAST_HELD_OUT), MOST_HELD_OUT), 3)
     about = min(about, int(most_tokens * (1 - held_out)))
-    shape = choose_shape(_lengthened(model, length), goal, pieces)
+    learned = model["positions"].get("num_positions") is not None
+    rows = {"positions": {"num_positions": length}} if learned else {}
+    shape = choose_shape(_overlaid(model, rows), goal, pieces) | rows
     if parameters is not None:
         _check_room(model, parameters, pieces)
     counted = ModelShape.model_validate(_overlaid(model, shape))
@@ -159,12 +161,6 @@ def _shaped(model: Mapping[str, Any], width: int, layers: int, pieces: int) -> T
     }
 
 
-def _lengthened(model: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-    """Give learned positions a row for each token of a sequence."""
-    learned = model["positions"].get("num_positions") is not None
-    return _overlaid(model, {"positions": {"num_positions": length}}) if learned else model
-
-
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     return {**below} | {
         key: _overlaid(below[key], value) if isinstance(value, dict) else value
@@ -180,8 +176,8 @@ def keep_lengths(full: Mapping[str, Any], total_tokens: int) -> Tree:
     reference = full["budget"]["total_tokens"]
     if full["schedule"].get("warmup_tokens", 0) >= reference:
         reference = full["schedule"]["total_tokens"]
-    kept: Tree = {}
-    for section in ("schedule", "optimizer"):
+    kept: Tree = {"optimizer": {}, "schedule": {}}
+    for section in kept:
         for path, value in leaves(full[section], section):
             if path.endswith("_tokens"):
                 *parents, last = path.split(".")

@@ -134,13 +134,24 @@ def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens
 
 
 def test_text_elsewhere_is_named_by_its_whole_path(
-    home: Path, tmp_path_factory: pytest.TempPathFactory
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
+    monkeypatch.setattr("command.own_places.private_folder", lambda: home)
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
+
+
+def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("scratch") / "texts"
+    write_texts(folder)
+    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
+    assert "here.yaml is in no place of your own" in err
+    assert "leave file= out" in err
 
 
 def test_without_text_the_standard_library_stands_in(home: Path) -> None:
@@ -277,6 +288,16 @@ def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wan
         assert 0 < sizes.warmup_tokens < sizes.total_tokens
 
 
+def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
+    new("data=texts/*.txt", "file=first.yaml", "parameters=3M")
+    (home / "inside").mkdir()
+    new("data=texts/*.txt", "like=first.yaml", "file=inside/second.yaml", "parameters=2M")
+    assert "- ../first.yaml" in (home / "inside" / "second.yaml").read_text("utf-8")
+    assert composed("inside/second.yaml").derived.parameters.total == pytest.approx(
+        2e6, rel=0.1
+    )
+
+
 RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
 
 
@@ -288,7 +309,9 @@ def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
     new(f"like={like}", "data=texts/*.txt", "parameters=20M")
     recipe = composed()
     theirs = compose_recipe(read_point([f"recipe={like}", "scale=full"]), anywhere=True)
-    assert recipe.derived.parameters.total == pytest.approx(20e6, rel=0.35)
+    total = recipe.derived.parameters.total
+    assert total == pytest.approx(20e6, rel=0.35)
+    assert f"# {total:_} parameters" in (home / "recipes" / "mine.yaml").read_text("utf-8")
     kept = ("_target_", "tied_embeddings", "norm", "initialization", "embedding_norm")
     ours, model = thaw(recipe.model), thaw(theirs.model)
     assert {key: ours[key] for key in kept} == {key: model[key] for key in kept}

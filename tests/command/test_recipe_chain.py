@@ -129,7 +129,10 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
         ("defaults: [./broken]", "broken.yaml:1: nmae: a recipe has no such section"),
         ("name: r\nmodel: {_replace_: 1}", "r.yaml:2: model._replace_: 1 is not true"),
         ("name: r\n_replace_: true", "r.yaml:2: _replace_: a recipe has no such section"),
-        ("name: r", "defaults: no tokenizer is chosen\n  begin with defaults: [NAME] of a recipe"),
+        (
+            "name: r",
+            "defaults: no tokenizer is chosen\n  begin with defaults: [NAME] of a recipe",
+        ),
     ],
 )
 def test_a_start_that_is_wrong_is_told_with_the_way_out(
