@@ -136,9 +136,12 @@ class Pbs:
         Another run may wait for this one; its output goes to another folder.
         """
         found: list[Tree] = []
-        waiting = [chain]
+        waiting, asked = [chain], set[str]()
         while waiting:
             job = waiting.pop(0)
+            if job in asked:  # jobs may wait for several, or for each other
+                continue
+            asked.add(job)
             if (tree := self._describe(job)) is None:
                 continue
             user, output = _source(tree)

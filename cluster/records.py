@@ -22,7 +22,9 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.event_log import EventLog, Kind
 from components.run.folder import RunFolder, existing_run_folder
+from components.run.history import read_lines
 from components.run.records import JobLifeRecord, SubmissionsRecord, read_record
+from components.run.writer_lock import LOCK, writer_of
 
 WITHOUT_A_WORD = "ended without a word: put back, killed, or lost with its node"
 # Slurm's reasons (squeue's manual, "Job reason codes"); the first are none to worry.
@@ -220,6 +222,8 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
             trouble = str(error)
     if folder.ended == "finished":
         state, why = "finished", ""
+    elif recipe.cluster.scheduler == "none":
+        state, why = _local_state(folder)
     elif chain is None:
         state, why = "not submitted", ""
     elif queued is None:
@@ -237,6 +241,22 @@ def status_of(path: Path, scheduler: Scheduler | None) -> RunStatus:
         queued=queued,
         jobs=tuple(jobs.all()),
     )
+
+
+def _local_state(folder: RunFolder) -> tuple[str, str]:
+    """Tell how a run without a scheduler is, by its writer's lock and its event log."""
+    try:
+        writer = writer_of(folder.path)
+    except OSError as error:  # somebody else's run
+        return "unknown", f"whether it runs: {LOCK} cannot be opened: {error.strerror}"
+    if writer is not None:
+        return "running", str(writer)
+    go_on = f"go on: python run.py resume={folder.path}"
+    if folder.ended == "stopped":
+        return "stopped", go_on
+    begun = any(event["kind"] in {"start", "resume"} for event in read_lines(folder.journal))
+    when = "without a word" if begun else "before its first step"
+    return "killed", f"it ended {when}; {go_on}"
 
 
 def _state(queued: Sequence[JobState], begun: Sequence[JobLifeRecord]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
+NEW = "new"
 AUTO = "auto"  # no file of conf/parallelism: the layout is searched for
 
 
@@ -100,14 +101,17 @@ def read_point(words: Sequence[str]) -> Arguments:
     choices: dict[str, str] = {}
     values: dict[str, Any] = {}
     site: dict[str, Any] = {}
+    writes = f"action={NEW}" in words  # then the words of groups are the user's files
     for word in words:
         key, text = _check_form(word), word.partition("=")[2]
         kept = given if key in COMMAND_KEYS else choices if key in known else values
         kept = site if key.startswith(SITE) else kept
         if key in kept:
             raise RecipeError(key, "given twice", "keep one of them")
-        value = text if key in RAW_KEYS else _text_keys(parse_word(word).value())
-        kept[key] = check_option(key, value, known[key]) if kept is choices else value
+        raw = key in RAW_KEYS or (writes and kept is choices)
+        value = text if raw else _text_keys(parse_word(word).value())
+        chosen = kept is choices and not writes
+        kept[key] = check_option(key, value, known[key]) if chosen else value
     if searches := choices.get("parallelism") == AUTO:
         del choices["parallelism"]
     action = one_of(*ACTIONS)("action", given.pop("action", "auto"))

@@ -91,7 +91,11 @@ def _read_table(path: Path, arguments: Arguments) -> Iterator[MeasuredStep]:
 
 
 def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> MeasuredStep:
-    """Compose a line's keys over the command's own; the line's values stay a file's."""
+    """Compose a line's keys over the command's own; the line's values stay a file's.
+
+    Raises:
+        RecipeError: what is wrong with the line, or it leaves its layout open.
+    """
     if None in cells or None in cells.values():
         raise RecipeError(where, "the line has not as many cells as the head", "mend it")
     seconds = _number(where, SECONDS, cells[SECONDS])
@@ -101,6 +105,9 @@ def _read_line(where: str, cells: Mapping[Any, Any], arguments: Arguments) -> Me
         check_recipe_words(own, "a table")
         row = as_received(read_point([f"{key}={text}" for key, text in own.items()]))
         asked = read_point(kept)
+        if row.searches or asked.searches:
+            problem = "auto, but a step was measured in one layout"
+            raise RecipeError("parallelism", problem, "name its degrees: parallelism.tensor")
         named = check_recipe_place(row.recipe, "recipe") if row.recipe else asked.recipe
         asked = replace(asked, recipe=named, choices=asked.choices | row.choices)
         recipe = compose_recipe(replace(asked, file_values=row.file_values))

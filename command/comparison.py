@@ -177,14 +177,6 @@ def _short(value: object) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def bundle_of(arguments: Arguments) -> Lock | None:
-    """Read the bundle that the recipe came in, if it came in one."""
-    name, given = arguments.recipe or "", None
-    if name.endswith(".yaml"):
-        given = read_given(Path(name).expanduser())
-    return given.lock if isinstance(given, ReceivedLock) else None
-
-
 def told_before(bundle: Lock, run: Path) -> Iterator[str]:
     """Describe what of the packed recipe, versions and data is otherwise here."""
     there, here = side_of(bundle, "bundle"), side_of_run(run)

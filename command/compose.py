@@ -21,6 +21,7 @@ from command.layout_search import Question, SearchResult, find_layout
 from command.lock_file import CARRIED, with_bundle
 from command.option_file import StoredConfig, read_options
 from command.own_places import conf_folder
+from command.path_checks import places_outside
 from command.recipe_chain import RecipeChain
 from command.recipe_file import SECTIONS
 from command.recipe_source import read_source
@@ -54,7 +55,8 @@ def compose_recipe(arguments: Arguments, *, anywhere: bool = False) -> Recipe:
     if arguments.searches:
         return compose_searched(arguments).recipe
     with _composed(arguments, anywhere=anywhere) as found:
-        return resolve(*found)
+        strange = anywhere and places_outside(found[0], UserOverrides(arguments.values))
+        return resolve(*found, looks=not strange)
 
 
 def compose_searched(arguments: Arguments) -> SearchResult:
@@ -106,7 +108,7 @@ def _composed(
         arguments = with_bundle(arguments, source.came)
     values = arguments.all_values
     try:
-        tree = _group(arguments, source.came)
+        tree = _at_home(_group(arguments, source.came), arguments)
         full = _resolve(tree)
         for key, value in values.items():
             _set(tree, key, value)
@@ -152,6 +154,14 @@ def _group(arguments: Arguments, came: RecipeChain | Lock) -> Tree:
     words = [f"{group}={one}" for group, one in sorted(choices.items())]
     tree = deepcopy(_compose(conf_folder(), tuple(words), tuple(stored)))
     replace_in(tree, came.merged)
+    return tree
+
+
+def _at_home(tree: Tree, arguments: Arguments) -> Tree:
+    """Train a recipe at full size where it is at home, unless a scale is chosen."""
+    chosen = "scale" in arguments.choices or tree["scale"]["shrink"] == "none"
+    if not chosen and tree.get("home") == tree["cluster"]["name"]:
+        tree["scale"] = compose_group("scale", "full")
     return tree
 
 

@@ -22,7 +22,7 @@ MARK = "lock"  # the key by which a lock is known from a recipe
 RANKS = "cluster.ranks"
 CLOCK = "checkpoint."  # of the machine's group, but no machine's own
 NO_MAPPINGS = frozenset({"name", "why", "home", "works"})
-CARRIED = frozenset({"cluster", "scale"})  # a bundle brings neither: they are the receiver's
+CARRIED = frozenset({"cluster", "scale"})  # a bundle has no section of either: conf/ does
 
 
 def check_choices(choices: Mapping[str, object], path: str) -> dict[str, str]:
@@ -97,6 +97,14 @@ def read_given(file: Path, key: str = "recipe") -> ReceivedYaml | ReceivedLock:
         raise sent.told(error) from None
 
 
+def bundle_of(arguments: Arguments) -> Lock | None:
+    """Read the bundle that the recipe came in, if it came in one."""
+    name, given = arguments.recipe or "", None
+    if name.endswith(".yaml"):
+        given = read_given(Path(name).expanduser())
+    return given.lock if isinstance(given, ReceivedLock) else None
+
+
 def _checked(tree: Mapping[str, Any]) -> Lock:
     """Hold everything in a lock against the rules for a recipe that somebody sent."""
     lock = read_section(Lock, tree, "")
@@ -160,7 +168,7 @@ def travels(key: str) -> bool:
 
 
 def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
-    """Take the bundle's keys where the user names none; its ranks only on the local machine.
+    """Take the bundle's scale and keys where the user names none; its ranks only locally.
 
     Raises:
         RecipeError: the user chooses a group's file, which a bundle has no use for.
@@ -174,4 +182,5 @@ def with_bundle(arguments: Arguments, lock: Lock) -> Arguments:
     values = dict(lock.model_dump(mode="json")["asked"]["values"])
     if arguments.choices.get("cluster", "local") != "local":
         values.pop(RANKS, None)
-    return replace(arguments, file_values=values)
+    scale = {"scale": str(lock.settled["scale"]["name"])}
+    return replace(arguments, choices=scale | arguments.choices, file_values=values)

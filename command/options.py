@@ -81,6 +81,24 @@ def _read_layouts(key: str, value: object) -> tuple[dict[str, Any], ...]:
     return tuple(_list(value))
 
 
+def _read_parameters(key: str, value: object) -> int:
+    """Read a number, or one with a letter: 125M, 1.3B.
+
+    Raises:
+        RecipeError: it is none, or not positive.
+    """
+    number, letter = (str(value)[:-1], str(value)[-1:].lower()) if value else ("", "")
+    factor = {"k": 1e3, "m": 1e6, "b": 1e9}.get(letter)
+    try:
+        count = round(float(number) * factor) if factor else round(float(str(value)))
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        remedy = f"write {key}=125M, {key}=1.3B or {key}=350_000"
+        raise RecipeError(key, f"{value!r} is no number of parameters", remedy)
+    return count
+
+
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
@@ -96,6 +114,7 @@ Layouts = Annotated[tuple[dict[str, Any], ...], _read_layouts]
 Rows = Annotated[Literal["published", "padded"], one_of("published", "padded")]
 Output = Annotated[Literal["text", "json"], one_of("text", "json")]
 Flag = Annotated[bool, _value(bool, "is neither true nor false", "write {key}=true")]
+Parameters = Annotated[int | None, _read_parameters]
 Tokens = Annotated[int | None, _value(int | None, "is no number of tokens", _AS_NAMED)]
 Limit = Annotated[int | None, _value(PositiveInt | None, _NO_LIMIT, "write {key}=4")]
 Days = Annotated[float | None, _value(PositiveFloat | None, _NO_DAYS, "write {key}=30")]
@@ -106,6 +125,8 @@ class Options:
     """What the words give, else the defaults: type, reader and line of ``--help`` of each."""
 
     recipe: Annotated[Text, "what is trained: a name, or a file"] = None
+    like: Annotated[Text, "a recipe whose architecture and schedule a new one takes"] = None
+    parameters: Annotated[Parameters, "about so many, of a new recipe: 125M"] = None
     a: Annotated[File, "a recipe, lock, bundle or run to compare"] = None
     b: Annotated[File, "what a= is compared with"] = None
     within_days: Annotated[Days, "days of a run whose nodes parallelism=auto finds, too"] = None

@@ -6,6 +6,7 @@ from command.arguments import Arguments
 from command.compose import compose_recipe, compose_searched
 from command.outcome import ActionResult, print_result
 from command.plan_text import mixture_lines, print_plan
+from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
@@ -25,6 +26,8 @@ def run(arguments: Arguments) -> ActionResult | None:
     recipe = found.recipe if found else compose_recipe(arguments)
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
+    for remark in remarks(recipe, arguments):
+        say(remark)
     plan, search, page = plan_recipe(recipe), None, None
     if found:
         search = layouts_found(found.search, recipe, found.published, found.refusal)

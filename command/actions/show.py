@@ -10,6 +10,7 @@ from command.arguments import ROOT, Arguments
 from command.compose import compose_recipe
 from command.outcome import print_result
 from command.plan_text import mixture_lines
+from command.remarks import remarks
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.config.targets import nearest
@@ -46,6 +47,8 @@ def run(arguments: Arguments) -> None:
         return
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
+    for remark in remarks(recipe, arguments):
+        say(remark)
     print_result(arguments.output, as_json(recipe), lambda: print_recipe(recipe))
 
 

@@ -1,4 +1,4 @@
-"""Ask how submitted runs are."""
+"""Ask how runs are, submitted ones and those of this machine."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ def run(arguments: Arguments) -> None:
         print_runs(folders, arguments.output)
         return
     one = status_of(folders[0], _scheduler(folders[0]))
-    tables = (_runs([one]), _jobs(one))
+    known = one.jobs or one.chain is not None
+    tables = (_runs([one]), *([_jobs(one)] if known else []))
     print_result(arguments.output, one.as_json(), lambda: _print(*tables))
 
 

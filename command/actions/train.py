@@ -5,10 +5,12 @@ from typing import Any
 
 from command.actions.prepare import prepare_data
 from command.arguments import Arguments
-from command.comparison import bundle_of, told_after, told_before
+from command.comparison import told_after, told_before
 from command.compose import compose_recipe
+from command.lock_file import bundle_of
 from command.outcome import ActionResult, Status
 from command.path_checks import check_run_places
+from command.remarks import remarks
 from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint
 from components.config.resolve import check_movable, relayout
@@ -57,6 +59,8 @@ def run(arguments: Arguments) -> ActionResult:
     """Train a new run, or go on with one; its folder is held until all ranks have ended."""
     if arguments.resume is None:
         recipe = compose_recipe(arguments)
+        for remark in remarks(recipe, arguments):
+            say(remark)
         _check_here(recipe)
         data = prepare_data(recipe, arguments.site)
         folder = create_run_folder(recipe, arguments.run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,8 +13,9 @@ from command.study import runs
 from command.study.request import StudyRequest
 from command.study.runs import NOT_YET, PointEnding
 from command.study.schema import OUT_OF_MEMORY, ListedStudy, Quote, Value
+from components.errors import RecipeError
 from components.report import numbers
-from components.report.pages import check_plotly
+from components.report.pages import check_destination, check_plotly
 from components.report.tables import Grid
 from components.terminal import console, say, tell
 
@@ -153,15 +155,40 @@ def try_points(asked: StudyRequest, study: ListedStudy) -> Status:
         )
         for point, plan, run in zip(study.points, plans, ended, strict=True)
     ])  # fmt: skip
+    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
+    known = any(one.figure is not None for one in found)
     if asked.action == "report":
-        check_plotly("action")
-        from command.study.page import write_study
-
-        tell(f"{write_study(study, tried, asked.changed, asked.page)}")
+        tell(str(_write_page(asked, study, tried, known=known)))
     else:
         print_result(asked.output, _as_json(study, tried), lambda: _print(asked, study, tried))
-    found = [*plans, *ended] if asked.action in {"plan", "report"} else ended
-    return Status.DONE if any(one.figure is not None for one in found) else Status.WRONG_INPUT
+        if not known:
+            say(f"no point has a figure: {_first_reason(tried)}")
+    return Status.DONE if known else Status.WRONG_INPUT
+
+
+def _write_page(
+    asked: StudyRequest, study: ListedStudy, tried: Sequence[PointResult], *, known: bool
+) -> Path:
+    """Write the page, but none without a figure.
+
+    Raises:
+        RecipeError: no point of the study has a plan or a run, or the page has no place.
+    """
+    check_destination(asked.page)
+    if not known:
+        problem = f"no point of {study.name} has a figure: {_first_reason(tried)}"
+        way = "run its points first: -m before study=, without action=report"
+        if f"cluster={study.cluster}" not in asked.words:
+            way = f"leave cluster= out: its points are planned on {study.cluster}"
+        raise RecipeError("study", problem, way)
+    check_plotly("action")
+    from command.study.page import write_study
+
+    return write_study(study, tried, asked.changed, asked.page)
+
+
+def _first_reason(tried: Sequence[PointResult]) -> str:
+    return next((one.why for one in tried if one.why), "none was planned or has been run")
 
 
 def run_points(study: ListedStudy, runner: runs.Runner) -> list[PointEnding]:

@@ -11,7 +11,7 @@ from typing import Any
 from components.config import layout
 from components.config.key_groups import KeyGroup, declared, degrees_that_compute
 from components.config.rules.check import check_phases
-from components.config.scale_down import scale_down
+from components.config.scale_down import largest_microbatch, scale_down
 from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
@@ -23,10 +23,11 @@ MISSING = "???"
 CHOICES = {"device"}  # where ``auto`` is a choice, not a number to derive
 
 
-def resolve(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
+def resolve(tree: Tree, named_keys: Iterable[str], full: Tree, *, looks: bool = True) -> Recipe:
     """Apply the scale's rule to what the user did not name, settle the layout, check it all.
 
-    ``full`` is the composed tree before the user's keys went in.
+    ``full`` is the composed tree before the user's keys went in. Unless it ``looks``, nothing
+    is asked of the files that the recipe names.
 
     Raises:
         RecipeError: whatever is wrong, with its YAML path.
@@ -37,8 +38,8 @@ def resolve(tree: Tree, named_keys: Iterable[str], full: Tree) -> Recipe:
     layout.settle_smoke(tree, named)
     shrink = read_section(ScaleSection, tree["scale"], "scale").shrink
     if not isinstance(shrink, str):
-        scale_down(tree, shrink, named, full)
-        layout.deal_ranks(tree, shrink.microbatch_sequences, named)
+        scale_down(tree, shrink, named, full, looks=looks)
+        layout.deal_ranks(tree, largest_microbatch(tree, shrink, full), named)
     layout.settle_layout(tree, named)
     return check_recipe(tree)
 

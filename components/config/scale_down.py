@@ -2,159 +2,156 @@
 
 Width, depth, vocabulary, sequence, batch and tokens shrink; head grouping, positions, norm,
 activation, tying, routing, float8 and the schedule's shape stay. The sizes are those of
-``conf/scale/``; what the user named is left alone.
+``conf/scale/``; what the user named is left alone, and nothing is made larger: what is small
+already stays as it is, with all that would follow from it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from components.config.rules.engine import FLOAT8, MULTIPLE
 from components.config.schema.sections import Shrink
+from components.config.stand_ins import stand_in
 from components.config.user_overrides import Tree, UserOverrides, leaves
 
 FFN_MULTIPLE = 8  # keeps small matrices on whole vector registers
 
 
-def scale_down(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
+def scale_down(
+    tree: Tree, rule: Shrink, named: UserOverrides, full: Tree, *, looks: bool
+) -> None:
     """Make ``tree`` small in place, before its ranks are dealt.
 
     Lengths and rates keep their proportion to ``full``, the recipe without the user's keys.
+    With ``looks`` the text is asked how long it is.
     """
-    _shrink_model(tree, rule, named, full["model"])
-    _shrink_vocabulary(tree, rule, named)
-    named.put(tree, "budget.total_tokens", rule.total_tokens)
-    named.put(tree, "budget.sequence_length", rule.sequence_length)
-    length = tree["budget"]["sequence_length"]
-    named.put(tree, "budget.global_batch_tokens", rule.samples_per_step * length)
-    if "num_positions" in tree["model"]["positions"]:
-        named.put(tree, "model.positions.num_positions", length)
-    _shrink_lengths(tree, full, named)
-    batch, total = tree["budget"]["global_batch_tokens"], tree["budget"]["total_tokens"]
-    named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
-    named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))
-    widths = full["model"]["dim"] / tree["model"]["dim"]
-    lr = tree["optimizer"]["lr"] * widths**rule.lr_width_exponent
-    named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
+    model: Any = tree["model"]
+    named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
+    if full["model"]["dim"] > rule.dim:
+        _narrow(tree, rule, named, full["model"])
+    if experts := full["model"]["mlp"].get("num_experts"):
+        # A token goes to the same part of fewer experts, but to two if it went to several.
+        top_k = full["model"]["mlp"]["top_k"]
+        named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
+        part = round(top_k * model["mlp"]["num_experts"] / experts)
+        named.put(tree, "model.mlp.top_k", min(top_k, max(min(2, top_k), part)))
+    _shrink_vocabulary(tree, rule, named, full)
+    _shrink_budget(tree, rule, named, full)
     if tree["precision"]["compute"] != FLOAT8:  # emulated where a device has none
         named.put(tree, "precision.compute", "auto")
-    named.put(tree, "data.held_out_fraction", rule.held_out_fraction)
-    named.put(tree, "data.tokenizer_sample_bytes", rule.tokenizer_sample_bytes)
-    # A phase of the mixture begins at the same part of the budget.
-    for path, value in leaves(tree["data"]["phases"], "data.phases"):
-        if path.endswith(".from_tokens"):
-            named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))
-    _stand_in(tree["data"], rule, named)
+    stand_in(tree, rule, named, looks=looks)
 
 
-def _shrink_model(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
+def largest_microbatch(tree: Tree, rule: Shrink, full: Tree) -> int:
+    """Give the rule's sequences of a microbatch, or as many as have the recipe's tokens."""
+    tokens = full["parallelism"]["microbatch_sequences"] * full["budget"]["sequence_length"]
+    return max(1, min(rule.microbatch_sequences, tokens // tree["budget"]["sequence_length"]))
+
+
+def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
+    """Shrink the width, and what follows from it: heads, feed-forward, learning rate."""
     model: Any = tree["model"]
     heads, groups = full["attention"]["num_heads"], full["attention"]["num_kv_heads"]
     ratio = full["mlp"]["ffn_dim"] / full["dim"]
     named.put(tree, "model.dim", rule.dim)
-    named.put(tree, "model.num_layers", min(rule.num_layers, model["num_layers"]))
-    named.put(tree, "model.attention.head_dim", rule.head_dim)
-    small_heads = max(1, model["dim"] // model["attention"]["head_dim"])
+    # A few large heads stay few: they narrow with the model.
+    widest = model["dim"] // heads // FFN_MULTIPLE * FFN_MULTIPLE
+    head_dim = min(max(rule.head_dim, widest), full["attention"]["head_dim"])
+    named.put(tree, "model.attention.head_dim", head_dim)
+    small_heads = max(1, min(heads, model["dim"] // model["attention"]["head_dim"]))
     named.put(tree, "model.attention.num_heads", small_heads)
     kept = model["attention"]["num_heads"]
     most = kept if groups == heads else min(groups, max(1, kept // 2))
     grouped = max(count for count in range(1, most + 1) if kept % count == 0)
     named.put(tree, "model.attention.num_kv_heads", grouped)
     multiple = MULTIPLE if tree["precision"]["compute"] == FLOAT8 else FFN_MULTIPLE
-    named.put(tree, "model.mlp.ffn_dim", round(ratio * model["dim"] / multiple) * multiple)
-    if experts := full["mlp"].get("num_experts"):
-        # A token goes to the same part of fewer experts, but to two if it went to several.
-        named.put(tree, "model.mlp.num_experts", min(rule.num_experts, experts))
-        part = round(full["mlp"]["top_k"] * model["mlp"]["num_experts"] / experts)
-        named.put(tree, "model.mlp.top_k", max(min(2, full["mlp"]["top_k"]), part))
+    ffn_dim = round(ratio * model["dim"] / multiple) * multiple
+    named.put(tree, "model.mlp.ffn_dim", min(ffn_dim, full["mlp"]["ffn_dim"]))
+    lr = tree["optimizer"]["lr"] * (full["dim"] / model["dim"]) ** rule.lr_width_exponent
+    named.put(tree, "optimizer.lr", float(f"{lr:.3g}"))
 
 
-def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides) -> None:
-    """The tokenizer and the embedding agree; a recipe with rows to spare keeps some."""
-    model: Any = tree["model"]
+def _shrink_vocabulary(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
+    """The tokenizer and the embedding agree; a recipe with rows to spare keeps some.
+
+    A vocabulary that is small stays, and so does that of a tokenizer that is there already.
+    """
+    model, data = tree["model"], tree["data"]
+    written = any(source.get("tokens") for source in data["sources"].values())
+    there = written or data["tokenizer_folder"] != "none"
+    if there and not named.covers("tokenizer.vocab_size"):
+        return
+    if full["model"]["padded_vocab_size"] <= rule.padded_vocab_size:
+        return
     spare = model["padded_vocab_size"] > model["vocab_size"]
     rows = rule.padded_vocab_size
-    pieces = rows - rule.padding_rows if spare else rows
+    most = rows - rule.padding_rows if spare else rows
+    pieces = min(most, full["tokenizer"]["vocab_size"])
     named.put(tree, "tokenizer.vocab_size", pieces)
     named.put(tree, "model.vocab_size", tree["tokenizer"]["vocab_size"])
     if model["vocab_size"] != pieces:
         rows = model["vocab_size"] + (rule.padding_rows if spare else 0)
     named.put(tree, "model.padded_vocab_size", rows)
+    sample, less = data["tokenizer_sample_bytes"], rule.tokenizer_sample_bytes
+    if sample == "all" or (less != "all" and less < sample):
+        named.put(tree, "data.tokenizer_sample_bytes", less)
 
 
-def _shrink_lengths(tree: Tree, full: Any, named: UserOverrides) -> None:
-    """Every length of ramp, schedule and optimizer keeps its share of the budget.
+def _shrink_budget(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
+    budget, before = tree["budget"], full["budget"]
+    reference = _reference_tokens(full, rule)
+    named.put(tree, "budget.total_tokens", min(rule.total_tokens, reference))
+    shortest = min(rule.sequence_length, before["sequence_length"])
+    named.put(tree, "budget.sequence_length", shortest)
+    length = budget["sequence_length"]
+    tokens = min(rule.samples_per_step * length, before["global_batch_tokens"])
+    named.put(tree, "budget.global_batch_tokens", max(length, tokens // length * length))
+    positions: Any = tree["model"]["positions"]
+    if "num_positions" in positions and length != before["sequence_length"]:
+        named.put(tree, "model.positions.num_positions", length)
+    _shrink_ramp(budget, before, named, reference)
+    if budget["total_tokens"] != reference:
+        _shrink_lengths(tree, rule, named, full)
 
-    A batch that ramps up starts at half its size and takes one step. A published run that ends
-    inside its warm-up would leave a miniature without a learning rate: then lengths keep their
-    share of the schedule instead.
+
+def _reference_tokens(full: Tree, rule: Shrink) -> int:
+    """Return the recipe's tokens, or the schedule's.
+
+    A published run of a large model that ends inside its warm-up measures speed, and would
+    leave a miniature without a learning rate: then lengths keep their share of the schedule.
     """
-    total, reference = tree["budget"]["total_tokens"], full["budget"]["total_tokens"]
-    budget = tree["budget"]
-    if budget["ramp_up"] != "none" and not named.covers("budget.ramp_up"):
-        half = budget["global_batch_tokens"] // 2
-        over = max(half, budget["ramp_up"]["over_tokens"] * total // reference)
-        budget["ramp_up"] = {
-            "start_tokens": half,
-            "increment_tokens": half,
-            "over_tokens": over,
-        }
-    if full["schedule"].get("warmup_tokens", 0) >= reference:
-        reference = full["schedule"]["total_tokens"]
+    total: int = full["budget"]["total_tokens"]
+    large = full["model"]["dim"] > rule.dim
+    if large and full["schedule"].get("warmup_tokens", 0) >= total:
+        return int(full["schedule"].get("total_tokens", total))
+    return total
+
+
+def _shrink_ramp(budget: Any, before: Any, named: UserOverrides, reference: int) -> None:
+    """Let a batch that ramps up start at half its size at most, and take one step."""
+    ramp, batch = before["ramp_up"], budget["global_batch_tokens"]
+    kept = budget["total_tokens"] == reference and batch == before["global_batch_tokens"]
+    if kept or ramp == "none" or named.covers("budget.ramp_up"):
+        return
+    length = budget["sequence_length"]
+    start = min(batch // 2, ramp["start_tokens"]) // length * length or batch // 2
+    over = ramp["over_tokens"] * budget["total_tokens"] // reference
+    budget["ramp_up"] = {
+        "start_tokens": start,
+        "increment_tokens": batch - start,
+        "over_tokens": max(start, over),
+    }
+
+
+def _shrink_lengths(tree: Tree, rule: Shrink, named: UserOverrides, full: Tree) -> None:
+    """Give every length of schedule, optimizer and mixture the same share of the budget."""
+    budget, reference = tree["budget"], _reference_tokens(full, rule)
+    batch, total = budget["global_batch_tokens"], budget["total_tokens"]
     for section in ("schedule", "optimizer"):
         for path, value in list(leaves(tree[section], section)):
             if path.endswith("_tokens"):
                 named.put(tree, path, value * total // reference)
-
-
-def _stand_in(data: Any, rule: Shrink, named: UserOverrides) -> None:
-    """Give each source its embedded text; those without one leave, carriers fill up."""
-    sources = data["sources"]
-    for name, source in sources.items():
-        if not _has_text(source) and source.get("stand_in"):
-            source["embedded"] = source["stand_in"]
-        if not named.covers(f"data.sources.{name}.most_epochs"):
-            source.pop("most_epochs", None)  # a limit of the real text, not of its stand-in
-    usable = [name for name, source in sources.items() if _has_text(source)]
-    if data["mixture"] != "given":
-        data["sources"] = {name: sources[name] for name in usable}
-        return
-    if named.covers("data.shares"):
-        return
-    phases = data["phases"]
-    sections = [data, *phases.values()]
-    shared = dict.fromkeys(name for section in sections for name in section["shares"])
-    kept = [name for name in shared if name in usable]
-    unshared = [name for name in sources if name not in shared]  # the user's; refused later
-    data["sources"] = {name: sources[name] for name in [*kept, *unshared]}
-    carriers = _carriers(data["sources"], kept, rule)
-    ours = [one for name, one in phases.items() if not named.covers(f"data.phases.{name}")]
-    for section in (data, *ours):
-        section["shares"] = _with_carriers(section["shares"], kept, carriers)
-
-
-def _carriers(sources: Any, usable: list[str], rule: Shrink) -> dict[str, float]:
-    """Give each carrier's share by the source that reads its text, a new one if none does."""
-    shares = {}
-    for name, carrier in rule.carriers.items():
-        reading = [one for one in usable if sources[one].get("embedded") == carrier.embedded]
-        if not reading:
-            sources[name] = {"files": [], "embedded": carrier.embedded, "stand_in": None}
-        shares[reading[0] if reading else name] = carrier.share
-    return shares
-
-
-def _with_carriers(
-    shares: Mapping[str, float], usable: list[str], carriers: Mapping[str, float]
-) -> dict[str, float]:
-    """Let usable sources share what carriers leave; carriers share all if there are none."""
-    kept = {name: share for name, share in shares.items() if name in usable}
-    carried, total = sum(carriers.values()), sum(kept.values())
-    scale = (1 - carried) / total if total else 0
-    given = {name: share * scale for name, share in kept.items()}
-    for name, share in carriers.items():
-        given[name] = given.get(name, 0) + (share if total else share / carried)
-    return given
-
-
-def _has_text(source: Any) -> bool:
-    return any(source.get(kind) for kind in ("files", "embedded", "tokens", "dataset"))
+    for path, value in leaves(tree["data"]["phases"], "data.phases"):
+        if path.endswith(".from_tokens"):
+            named.put(tree, path, max(1, value * total // full["budget"]["total_tokens"]))
+    named.put(tree, "checkpoint.every_tokens", max(batch, total // rule.checkpoints))
+    named.put(tree, "evaluation.every_tokens", max(batch, total // rule.evaluations))

@@ -97,6 +97,26 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+@contextmanager
+def create_atomically(path: Path, content: bytes) -> Iterator[Path]:
+    """Write a new file beside its place, which it takes if nothing is raised; one there stays.
+
+    Raises:
+        FileExistsError: something has that name already.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield partial
+        path.hardlink_to(partial)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames inside ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

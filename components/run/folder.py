@@ -66,7 +66,8 @@ class RunFolder:
         if not kept.exists():
             return {}
         before, after = (dict(leaves(self.read_json(f.name))) for f in (kept, self.recipe))
-        pairs = {key: (before.get(key), value) for key, value in after.items()}
+        keys = dict.fromkeys([*before, *after])
+        pairs = {key: (before.get(key), after.get(key)) for key in keys}
         return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
     def write_recipe(self, recipe: Recipe) -> None:

@@ -42,10 +42,17 @@ def describe_environment(command: list[str]) -> dict[str, Any]:
 
 
 def source_diff() -> str:
-    """Return what differs from the commit; untracked files by name."""
-    untracked = git("ls-files", "--others", "--exclude-standard")
-    listed = "".join(f"# untracked: {name}\n" for name in untracked.splitlines())
-    return listed + git("diff", "HEAD")
+    """Return what differs from the commit; untracked files of the code by name.
+
+    Others (locks, bundles, a user's recipes and data) change nothing of what it does.
+    """
+    untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
+    code = [name for name in untracked if any(_is_in(name, room) for room in ROOMS)]
+    return "".join(f"# untracked: {name}\n" for name in code) + git("diff", "HEAD")
+
+
+def _is_in(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}/")
 
 
 def git(*words: str) -> str:

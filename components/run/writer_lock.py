@@ -26,6 +26,7 @@ from components.errors import RecipeError
 from components.run.disk import explained
 
 LOCK = "writer.lock"
+NAMELESS = "a process that left no name"
 DYING_SECONDS = 5.0  # what killed processes may take to end
 # A server takes back the lock of a node that died: NFS 4 after 90 s, if nobody chose otherwise.
 DEAD_NODE_SECONDS = 100.0
@@ -117,17 +118,22 @@ def sign(lock: int, process: int) -> None:
         os.write(lock, json.dumps(holder.model_dump()).encode() + b"\n")
 
 
+def writer_of(folder: Path) -> Holder | str | None:
+    """Tell who holds the folder, which stays as it is; None if nobody does."""
+    if not (folder / LOCK).exists():
+        return None
+    with _opened(folder / LOCK) as lock:
+        return (_likely(lock) or NAMELESS) if _take(lock) == "held" else None
+
+
 def check_free(folder: Path, *, occupied: Occupied) -> None:
     """Refuse a folder that somebody holds, and leave it as it is.
 
     Raises:
         RecipeError: somebody does.
     """
-    if not (folder / LOCK).exists():
-        return
-    with _opened(folder / LOCK) as lock:
-        if _take(lock) == "held":
-            raise occupied(_likely(lock))
+    if (writer := writer_of(folder)) is not None:
+        raise occupied(None if isinstance(writer, str) else writer)
 
 
 @contextmanager
@@ -268,6 +274,6 @@ def check_not_trained(path: Path, key: str) -> None:
 
 
 def _trained(path: Path, key: str, holder: Holder | None) -> RecipeError:
-    who = holder or "a process that left no name"
+    who = holder or NAMELESS
     way = f"wait until it ends, or let it save and stop: touch {path / 'stop'}"
     return RecipeError(key, f"{path} is being trained by {who}", way)

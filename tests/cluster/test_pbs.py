@@ -75,6 +75,13 @@ def test_a_run_that_waits_for_this_one_is_not_taken_for_a_part_of_it(queue: Path
     assert openpbs.read(other)["job_state"] == "H"
 
 
+def test_jobs_that_wait_for_each_other_are_each_asked_about_once(queue: Path) -> None:
+    first = put("a", state="R")
+    second = put("a", after=first)
+    openpbs.write(second, openpbs.waited_for(openpbs.read(second), first))
+    assert jobs_of(first) == [first, second]
+
+
 def test_a_chain_whose_first_job_is_forgotten_is_found_by_what_its_jobs_left(
     queue: Path, run_on: Callable[..., Jobs]
 ) -> None:

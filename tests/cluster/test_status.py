@@ -1,5 +1,6 @@
 """What is said of a run: by what its scheduler answers, and by what its jobs left."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ from cluster.scheduler import JobPlace
 from command.arguments import read_point
 from command.main import main
 from command.path_checks import named_runs
+from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
+from components.run.event_log import EventLog
 from components.run.folder import RunFolder
+from components.run.writer_lock import train_alone
 from tests.cluster.programs import Programs, queued
 
 Run = Callable[..., Jobs]
@@ -45,6 +49,52 @@ def end(jobs: Jobs, job: str, *, ended: str, why: str = "") -> None:
 def test_a_run_that_nobody_submitted(run_on: Run) -> None:
     found = status_of(run_on("juwels").folder.path, Slurm())
     assert (found.state, found.chain, found.queued) == ("not submitted", None, None)
+
+
+def test_a_run_of_this_machine_is_what_its_lock_and_its_files_say(run_on: Run) -> None:
+    folder = run_on("local").folder
+
+    def said() -> tuple[str, str]:
+        found = status_of(folder.path, None)
+        assert (found.chain, found.jobs) == (None, ())
+        return found.state, found.why
+
+    go_on = f"go on: python run.py resume={folder.path}"
+    assert said() == ("killed", f"it ended before its first step; {go_on}")
+    log = EventLog(file=folder.journal, writes=True, retry_seconds=0)
+    with train_alone(folder.path, "run", print):
+        state, why = said()
+        assert (state, why.partition(" on host")[0]) == ("running", f"process {os.getpid()}")
+        log.note("start", RunProgress(0, 0), "a run begins", {})
+    assert said() == ("killed", f"it ended without a word; {go_on}")
+    folder.write_json("results.json", {"status": "stopped"})
+    assert said() == ("stopped", go_on)
+    folder.write_json("results.json", {"status": "finished"})
+    assert said() == ("finished", "")
+
+
+def test_a_run_of_somebody_else_whose_lock_is_closed_is_unknown(
+    run_on: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_on("local").folder
+
+    def closed(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("cluster.records.writer_of", closed)  # root may open everything
+    found = status_of(folder.path, None)
+    assert found.state == "unknown"
+    assert found.why == "whether it runs: writer.lock cannot be opened: Permission denied"
+
+
+def test_runs_of_this_machine_have_a_row_each_and_no_jobs(
+    run_on: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = run_on("local").folder.path
+    assert main(["action=status", f"run={run}"]) == 0
+    said = capfd.readouterr().out
+    assert "killed" in said
+    assert "attempt" not in said
 
 
 def test_a_run_whose_job_runs(jobs: Jobs, programs: Programs) -> None:

@@ -190,6 +190,10 @@ HEAD = "recipe,step_seconds,peak_memory_bytes\n"
             "recipe,data.folder,step_seconds\nteuken7b,/somewhere,1\n",
             "steps.csv:2: data.folder: '/somewhere' leads out of the working folder",
         ),
+        (
+            "recipe,parallelism,step_seconds\nteuken7b,auto,1\n",
+            "steps.csv:2: parallelism: auto, but a step was measured in one layout",
+        ),
         (HEAD, "calibrate: the steps are of 0 clusters: no steps"),
         ("\xff", "calibrate: cannot read steps.csv"),
     ],
@@ -201,6 +205,14 @@ def test_a_table_that_says_nothing_is_refused(
     assert main([*PLAN, "calibrate=[steps.csv]"]) == 2
     assert capfd.readouterr().err.startswith(message)
     assert list(profiles.iterdir()) == [profiles / "steps.csv"]
+
+
+def test_a_layout_that_is_searched_for_was_not_measured(
+    profiles: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (profiles / "steps.csv").write_text(f"{HEAD}teuken7b,1,1\n")
+    assert main([*PLAN, "calibrate=[steps.csv]", "parallelism=auto"]) == 2
+    assert "parallelism: auto, but a step was measured" in capfd.readouterr().err
 
 
 def test_runs_that_say_nothing_are_refused(

@@ -208,9 +208,38 @@ def test_a_bundle_composes_what_was_packed_at_every_scale() -> None:
     named = compose_recipe(read_point(["recipe=teuken7b", *words[:2], words[3]]))
     received = compose_recipe(read_point(["recipe=x.recipe.yaml"]))
     assert received == named
-    juwels = ["cluster=juwels", "optimizer.lr=2e-4"]
+    juwels = ["cluster=juwels", "scale=full", "optimizer.lr=2e-4"]
     at_home = compose_recipe(read_point(["recipe=teuken7b", words[0], *juwels]))
     assert compose_recipe(read_point(["recipe=./x.recipe.yaml", *juwels])) == at_home
+
+
+def test_a_bundle_of_full_size_is_of_full_size_wherever_it_is_given(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    packed = ["recipe=teuken7b", "cluster=juwels", "action=pack", "file=x.recipe.yaml"]
+    assert main(packed) == 0
+    capfd.readouterr()
+    here = compose_recipe(read_point(["recipe=x.recipe.yaml"]))
+    assert here.shape == compose_recipe(read_point(["recipe=teuken7b", "scale=full"])).shape
+    assert main(["recipe=x.recipe.yaml", "action=show", "output=json"]) == 0
+    said = capfd.readouterr().err
+    assert "bundle: scale=full, as it was packed; add scale=mini to train a miniature" in said
+    words = ["recipe=x.recipe.yaml", "scale=mini"]
+    small = compose_recipe(read_point(words))
+    assert small == compose_recipe(read_point(["recipe=teuken7b"]))
+    assert main([*words, "action=show", "output=json"]) == 0
+    assert "bundle:" not in capfd.readouterr().err
+
+
+def test_a_bundle_of_a_miniature_stays_one_on_a_cluster_and_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    give("x.recipe.yaml")
+    words = ["recipe=x.recipe.yaml", "cluster=juwels", "action=show", "output=json"]
+    assert main(words) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["recipe"]["scale"]["name"] == "mini"
+    assert "bundle: scale=mini, as it was packed; add scale=full for" in said.err
 
 
 def test_a_bundle_needs_no_file_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

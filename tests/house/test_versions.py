@@ -21,7 +21,7 @@ def test_readme_and_pages_say_the_range() -> None:
     for page in ("README.md", "docs/versions.md"):
         assert str(PYTHON) in read(page), page
         assert str(TORCH) in read(page), page
-    assert str(PYTHON) in read("docs/index.md")
+    assert str(PYTHON) in read("docs/start.md")
 
 
 def test_the_project_file_asks_for_the_range() -> None:

@@ -24,6 +24,7 @@ TINY = (
     "tokenizer.vocab_size=768",
     f"data.sources={{eu: {{files: ['{ROOT}/corpora/eu24/*.txt']}}}}",
     "data.shares={eu: 1.0}",
+    "data.held_out_fraction=0.05",
     "budget.sequence_length=64",
     "budget.global_batch_tokens=512",
     "parallelism.microbatch_sequences=4",

@@ -10,7 +10,7 @@ import pytest
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.resolve import relayout
-from components.run.folder import create_run_folder, replace_recipe
+from components.run.folder import RunFolder, create_run_folder, replace_recipe
 from tests.life.conftest import TINY, Program, entries
 
 CUT = ("budget.total_tokens", "checkpoint.every_tokens", "evaluation.every_tokens")
@@ -123,3 +123,10 @@ def test_changed_twice_at_one_step_the_recipe_that_got_there_is_kept(tmp_path: P
     assert folder.changes_at(6) == {"parallelism.zero": (1, 3), "checkpoint.keep": (2, 4)}
     assert folder.changes_at(7) == {}
     assert read(folder.recipe) == four.model_dump(mode="json")
+
+
+def test_a_key_that_went_is_a_change_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_json("recipe-before-step-6.json", {"kept": 1, "gone": {"key": 2}})
+    folder.write_json("recipe.json", {"kept": 1, "new": 3})
+    assert folder.changes_at(6) == {"gone.key": (2, None), "new": (None, 3)}

@@ -260,3 +260,19 @@ def test_the_table_of_best_layouts_is_the_fastest_row_of_each_cell() -> None:
     assert wanted == {
         tuple(quote.at[key] for key in keys): quote.value for quote in study.published.values
     }
+
+
+def test_a_report_without_a_figure_is_refused_and_says_why(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["action=report", "study=mula_weak", "cluster=local"]) == 2
+    said = capfd.readouterr().err
+    assert "study: no point of mula_weak has a figure: " in said
+    assert "leave cluster= out: its points are planned on aurora" in said
+    assert not list(folder.glob("*.html"))
+    tree = shipped("mula_weak") | {"objective": {"measured": "loss", "planned": None}}
+    assert main(["action=report", write(folder, tree)]) == 2
+    said = capfd.readouterr().err
+    assert "has a figure: none was planned or has been run\n  run its points first" in said
+    assert main(["-m", "study=mula_weak", "cluster=local", "action=plan"]) == 2
+    assert "no point has a figure: " in capfd.readouterr().err

@@ -8,14 +8,28 @@ import pytest
 from components.run import provenance
 
 
-def test_a_change_that_is_no_utf8_is_part_of_the_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one file of a clone, committed."""
     notes = tmp_path / "notes.txt"
     notes.write_text("weiss\n")
     name = ("-c", "user.name=x", "-c", "user.email=x@localhost")
     for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "first"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    notes.write_bytes("weiß\n".encode("latin-1"))
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    return notes
+
+
+def test_a_change_that_is_no_utf8_is_part_of_the_difference(notes: Path) -> None:
+    notes.write_bytes("weiß\n".encode("latin-1"))
     assert "+wei\\xdf\n" in provenance.source_diff()
+
+
+def test_only_new_files_of_the_code_make_a_clone_another(notes: Path) -> None:
+    for name in ("x.lock.yaml", "text/mine.txt", "components_of_mine/a.py"):
+        (notes.parent / name).parent.mkdir(exist_ok=True)
+        (notes.parent / name).touch()
+    assert provenance.source_diff() == ""
+    (notes.parent / "conf").mkdir()
+    (notes.parent / "conf" / "mine.yaml").touch()
+    assert provenance.source_diff() == "# untracked: conf/mine.yaml\n"

@@ -1,0 +1,324 @@
+"""``action=new`` writes a recipe that composes as it stands, or says what is in the way."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from command.arguments import ROOT, read_point
+from command.compose import compose_group, compose_recipe
+from command.main import main
+from command.new_recipe.sizes import choose_shape, choose_sizes
+from components.config.schema.recipe import Recipe
+from components.config.schema.types import thaw
+
+WORDS = ("the", "miller", "carries", "flour", "over", "a", "bridge", "every", "morning", "and")
+FAMILY = "llama_125m"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with ten texts; a clone's recipes lie in it, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("command.actions.new.ROOT", tmp_path)
+    write_texts(tmp_path / "texts")
+    return tmp_path
+
+
+def write_texts(folder: Path, *, paragraphs: int = 40) -> None:
+    folder.mkdir()
+    for number in range(10):
+        text = "\n\n".join(
+            " ".join(WORDS[(line * word + number) % 10] for word in range(3, 15))
+            + f" {line * number}"
+            for line in range(paragraphs)
+        )
+        (folder / f"{number}.txt").write_text(text, "utf-8")
+
+
+def save_tokenizer(folder: Path) -> Tokenizer:
+    """Train by `tokenizers` alone; its end of a document is the first piece."""
+    engine = ByteLevelBPETokenizer()
+    engine.train_from_iterator([" ".join(WORDS)], 300, 1, special_tokens=["<|endoftext|>"])
+    folder.mkdir(exist_ok=True)
+    engine.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def new(*words: str) -> None:
+    assert main(["action=new", "name=mine", *words]) == 0
+
+
+def composed(file: str = "recipes/mine.yaml") -> Recipe:
+    return compose_recipe(read_point([f"recipe={file}", "scale=full"]))
+
+
+def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    before = sorted(Path.cwd().rglob("*"))
+    assert main(["action=new", *words]) == 2
+    assert sorted(Path.cwd().rglob("*")) == before
+    return capfd.readouterr().err
+
+
+def test_it_writes_one_file_that_trains_on_the_text_at_its_own_size(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {*home.rglob("*")}
+    new("data=texts/*.txt")
+    file = home / "recipes" / "mine.yaml"
+    assert {*home.rglob("*")} - before == {file.parent, file}
+    out, err = capfd.readouterr()
+    assert out == f"{file}\n"
+    assert "train it: python run.py recipe=mine" in err
+    recipe = composed()
+    assert (recipe.name, recipe.home) == ("mine", "local")
+    assert recipe.data.sources["text"].files == ("texts/*.txt",)
+    assert dict(recipe.data.shares) == {"text": 1.0}
+    assert recipe.data.tokenizer_folder == "none"
+    assert recipe.tokenizer["vocab_size"] == recipe.shape.vocab_size == 512
+    assert recipe.derived.parameters.total == pytest.approx(1e6, rel=0.1)
+    assert recipe.cluster.ranks == 1
+
+
+def test_every_number_that_was_chosen_stands_beside_its_reason(home: Path) -> None:
+    new("data=texts/*.txt", "parameters=2M")
+    page = (home / "recipes" / "mine.yaml").read_text("utf-8")
+    for source in ("2203.15556", "2305.16264", "2005.14165", "2401.02954", "2002.05202"):
+        assert f"arXiv {source}" in page
+    assert "asked for" in page
+    assert "`python run.py action=new name=mine 'data=texts/*.txt' parameters=2M`" in page
+    assert all(len(line) < 140 for line in page.splitlines())
+    assert len(page.splitlines()) < 70
+
+
+def test_the_folder_of_a_tokenizer_decides_vocabulary_and_end_of_document(home: Path) -> None:
+    engine = save_tokenizer(home / "mine_tok")
+    saved = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|endoftext|>")
+    saved.save_pretrained(home / "mine_tok")  # with a longest text of 31 digits
+    new("data=texts/*.txt", "tokenizer=mine_tok")
+    recipe = composed()
+    assert recipe.data.tokenizer_folder == "mine_tok"
+    assert recipe.tokenizer["vocab_size"] == engine.get_vocab_size() == recipe.shape.vocab_size
+    assert recipe.tokenizer["eod"] == "<|endoftext|>"
+    assert list(recipe.tokenizer["first_pieces"]) == ["<|endoftext|>"]
+    assert recipe.shape.padded_vocab_size % 64 == 0
+
+
+def test_the_end_of_a_document_may_be_the_last_piece_and_is_the_one_that_is_named(
+    home: Path,
+) -> None:
+    engine = save_tokenizer(home / "tok")
+    engine.add_special_tokens(["<stop>", "<pad>"])
+    engine.save(str(home / "tok" / "tokenizer.json"))
+    named = {"eos_token": {"content": "<stop>"}}
+    (home / "tok" / "tokenizer_config.json").write_text(json.dumps(named))
+    new("data=texts/*.txt", "tokenizer=tok")
+    recipe = composed()
+    assert list(recipe.tokenizer["last_pieces"]) == ["<stop>", "<pad>"]
+    assert recipe.tokenizer["eod"] == "<stop>"
+
+
+def test_each_pattern_is_a_source_and_all_are_read_in_proportion_to_their_tokens(
+    home: Path,
+) -> None:
+    for language in ("de", "no"):  # the second is a boolean where YAML is not quoted
+        write_texts(home / language)
+    new("data=[de/*.txt,no/*.txt,texts/0.txt,texts/1.txt]")
+    recipe = composed()
+    assert [*recipe.data.sources] == ["de", "no", "0", "1"]
+    assert recipe.data.mixture == "natural"
+    assert not recipe.data.shares
+
+
+def test_text_elsewhere_is_named_by_its_whole_path(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("scratch") / "texts"
+    write_texts(folder)
+    monkeypatch.setattr("command.own_places.private_folder", lambda: home)
+    new(f"data={folder}/*.txt")
+    tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
+    assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]
+
+
+def test_a_recipe_that_would_not_be_trusted_with_its_text_is_not_written(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("scratch") / "texts"
+    write_texts(folder)
+    err = refused(capfd, "name=a", f"data={folder}/*.txt", "file=here.yaml")
+    assert "here.yaml is in no place of your own" in err
+    assert "leave file= out" in err
+
+
+def test_without_text_the_standard_library_stands_in(home: Path) -> None:
+    new()
+    sources = composed().data.sources
+    assert {source.embedded for source in sources.values()} == {"python/source", "python/docs"}
+
+
+def test_a_file_elsewhere_is_a_recipe_that_runs_by_its_path(home: Path) -> None:
+    new("data=texts/*.txt", "file=here.yaml")
+    assert not (home / "recipes").exists()
+    assert composed("here.yaml").name == "mine"
+
+
+def test_nothing_is_written_over_a_file_that_exists(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (home / "mine.yaml").write_text("mine: it was here")
+    assert "mine.yaml is there already" in refused(capfd, "name=a", "file=mine.yaml")
+    assert (home / "mine.yaml").read_text() == "mine: it was here"
+
+
+def test_a_file_that_comes_while_it_writes_is_left_alone(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def come(*_: object) -> None:
+        (home / "recipes" / "mine.yaml").write_text("mine: it came")
+
+    monkeypatch.setattr("command.actions.new.check_composes", come)
+    assert main(["action=new", "name=mine"]) == 2
+    assert "is there already" in capfd.readouterr().err
+    assert [one.read_text() for one in (home / "recipes").iterdir()] == ["mine: it came"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("data=texts/*.txt",), "name: the recipe has none"),
+        (("name=My-Model",), "name: 'My-Model' is no name"),
+        (("name=teuken7b",), "there is a recipe 'teuken7b' already"),
+        (("name=a", "file=a.yml"), "a.yml does not end in .yaml"),
+        (("name=a", "data=nothing/*.txt"), "data: nothing/*.txt names no file"),
+        (("name=a", "data="), "data: no file is named"),
+        (("name=a", "data=texts"), "data: texts is a folder"),
+        (("name=a", "data=texts/0.txt"), "files of 2,"),
+        (("name=a", "data=[texts/*.txt,texts/0.txt]"), "texts/0.txt is named twice"),
+        (("name=a", "tokenizer=nothing"), "tokenizer: there is no folder nothing"),
+        (("name=a", "tokenizer=texts"), "texts holds no tokenizer.json"),
+        (("name=a", "parameters=many"), "'many' is no number of parameters"),
+        (("name=a", "parameters=-3M"), "is no number of parameters"),
+        (("name=a", "parameters=10k"), "parameters: 10,000 are too few"),
+        (("name=a", "like=teuken7"), "like: there is no recipe 'teuken7'"),
+        (("name=a", "budget.seed=3"), "a new recipe says the rest itself"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    words: tuple[str, ...], said: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, *words)
+
+
+def test_the_size_that_is_offered_for_one_that_is_too_small_is_taken(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    err = refused(capfd, "name=a", "data=texts/*.txt", "parameters=10k")
+    offered = err.split("write ")[1].split()[0]
+    new("data=texts/*.txt", offered)
+
+
+def test_a_tokenizer_that_no_recipe_describes_is_refused(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "tok"
+    engine = save_tokenizer(folder)
+    engine.enable_truncation(8)
+    engine.save(str(folder / "tokenizer.json"))
+    assert "truncation switched on" in refused(capfd, "name=a", "tokenizer=tok")
+    (folder / "tokenizer.model").touch()
+    assert "a SentencePiece model" in refused(capfd, "name=a", "tokenizer=tok")
+    (folder / "tokenizer.model").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    assert "is not a tokenizer" in refused(capfd, "name=a", "tokenizer=tok")
+    words = Tokenizer(models.WordLevel(unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.train_from_iterator(WORDS, trainer=trainers.WordLevelTrainer(special_tokens=["?"]))
+    words.save(str(folder / "tokenizer.json"))
+    assert "WordLevel by Whitespace, not byte-level BPE" in refused(
+        capfd, "name=a", "tokenizer=tok"
+    )
+
+
+def test_a_tokenizer_without_an_end_of_document_is_refused_and_told_how_to_name_one(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = ByteLevelBPETokenizer()
+    engine.train_from_iterator([" ".join(WORDS)], 300, 1)
+    (home / "tok").mkdir()
+    engine.save(str(home / "tok" / "tokenizer.json"))
+    err = refused(capfd, "name=a", "tokenizer=tok")
+    assert "names no piece that ends a document" in err
+    config = home / "tok" / "tokenizer_config.json"
+    config.write_text("{")
+    assert "tokenizer_config.json: cannot be read" in refused(capfd, "name=a", "tokenizer=tok")
+    config.write_text('{"eos_token": "e"}')
+    assert "it has to be one of the first or last 64" in refused(
+        capfd, "name=a", "tokenizer=tok"
+    )
+
+
+@pytest.mark.parametrize("parameters", ["15m", "60m", "125m", "350m", "1b"])
+def test_the_family_has_the_shapes_that_the_rules_choose(parameters: str) -> None:
+    base = compose_group("model", FAMILY)
+    model = compose_group("model", f"llama_{parameters}")
+    number = float(parameters[:-1]) * (1e9 if parameters.endswith("b") else 1e6)
+    shape = choose_shape(base, round(number), 32_000)
+    for key, value in shape.items():
+        found = {k: model[key][k] for k in value} if isinstance(value, dict) else model[key]
+        assert found == value, key
+
+
+def test_a_short_text_is_read_four_times_and_a_long_one_as_often_as_the_size_wants() -> None:
+    model = compose_group("model", FAMILY)
+    short = choose_sizes(model, text_tokens=100_000, pieces=1_024, parameters=10_000_000)
+    assert 3.5 < short.epochs <= 4
+    assert short.total_tokens < short.wanted_tokens
+    long = choose_sizes(model, text_tokens=10**10, pieces=32_768, parameters=125_000_000)
+    assert long.total_tokens == pytest.approx(2.5e9, rel=0.01)
+    chosen = choose_sizes(model, text_tokens=10**8, pieces=32_768, parameters=None)
+    assert chosen.parameters == pytest.approx(10**8 * 4 / 20, rel=0.1)
+    assert long.lr < chosen.lr == short.lr  # below what was fitted it stays
+    for sizes in (short, long, chosen):
+        assert sizes.batch_tokens % sizes.sequence_length == 0
+        assert sizes.total_tokens % sizes.batch_tokens == 0
+        assert 0 < sizes.warmup_tokens < sizes.total_tokens
+
+
+def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
+    new("data=texts/*.txt", "file=first.yaml", "parameters=3M")
+    (home / "inside").mkdir()
+    new("data=texts/*.txt", "like=first.yaml", "file=inside/second.yaml", "parameters=2M")
+    assert "- ../first.yaml" in (home / "inside" / "second.yaml").read_text("utf-8")
+    assert composed("inside/second.yaml").derived.parameters.total == pytest.approx(
+        2e6, rel=0.1
+    )
+
+
+RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6")
+@pytest.mark.parametrize("like", RECIPES)
+def test_like_keeps_the_architecture_and_changes_size_text_and_tokenizer(
+    like: str, home: Path
+) -> None:
+    new(f"like={like}", "data=texts/*.txt", "parameters=20M")
+    recipe = composed()
+    theirs = compose_recipe(read_point([f"recipe={like}", "scale=full"]), anywhere=True)
+    total = recipe.derived.parameters.total
+    assert total == pytest.approx(20e6, rel=0.35)
+    assert f"# {total:_} parameters" in (home / "recipes" / "mine.yaml").read_text("utf-8")
+    kept = ("_target_", "tied_embeddings", "norm", "initialization", "embedding_norm")
+    ours, model = thaw(recipe.model), thaw(theirs.model)
+    assert {key: ours[key] for key in kept} == {key: model[key] for key in kept}
+    assert ours["positions"]["_target_"] == model["positions"]["_target_"]
+    assert recipe.optimizer["_target_"] == theirs.optimizer["_target_"]
+    assert recipe.schedule["_target_"] == theirs.schedule["_target_"]
+    assert [*recipe.data.sources] == ["text"]
+    assert not recipe.published
+    assert not recipe.data.phases
+    assert recipe.cluster.ranks == 1
