@@ -58,7 +58,16 @@ def test_nothing_is_loaded_from_anywhere(write_run, tmp_path):
 
 def test_shows_the_key_figures_of_one_run(write_run, tmp_path):
     text = _page([write_run()], tmp_path).text
-    for figure in ("walnut7b", "2.215", "6.543", "492 k", "16.4 k", "1.23 M", "1,234,567"):
+    for figure in (
+        "walnut7b",
+        "2.535",
+        "2.715",
+        "6.543",
+        "492 k",
+        "16.4 k",
+        "1.23 M",
+        "1,234,567",
+    ):
         assert figure in text
     for sentence in ("Miniature.", "full attention", "causal attention", "no source says"):
         assert sentence in text
@@ -210,3 +219,13 @@ def _luminance(colour):
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_run_stopped_before_its_first_evaluation_claims_no_held_out_loss(write_run, tmp_path):
+    lines = [held_out_line(0), step_line(1), step_line(2)]
+    held_out = dict.fromkeys(("step", "tokens", "final", "final_unweighted", "rising"))
+    stated = results_tree(2)["held_out"] | held_out | {"by_source": {}}
+    stopped = results_tree(2) | {"status": "stopped", "held_out": stated}
+    text = _page([write_run(lines=lines, results=stopped)], tmp_path).text
+    assert "no evaluation since step 0" in text
+    assert "over the last quarter" not in text
