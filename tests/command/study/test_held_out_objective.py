@@ -1,23 +1,30 @@
-"""A study's objective is the loss of a trained model, or there is none and the reason is said."""
+"""A study's objective is the loss of a trained model; where there is none, it says why."""
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+import yaml
 
-from command.study.request import StudyRequest
+from command.study.request import ask
 from command.study.runs import PointEnding, result_in
 from components.errors import RecipeError
+from tests.command.study.test_search import RATES
 from tests.components.report.conftest import earlier_results_tree, results_tree
+
+POINT = {"optimizer.lr": 1.0e-5, "budget.global_batch_tokens": 256}
 
 
 def ending(folder: Path, results: dict[str, Any], key: str) -> PointEnding | None:
-    (folder / "results.json").write_text(json.dumps(results))
-    study = SimpleNamespace(objective=SimpleNamespace(measured=key))
-    asked = SimpleNamespace(study=study, folder_of=lambda point: folder)
-    return result_in(cast("StudyRequest", asked), {})
+    """Ask what became of a point whose run ended with these results."""
+    objective = {"measured": key, "planned": None, "direction": "minimize"}
+    (folder / "rates.yaml").write_text(yaml.safe_dump({**RATES, "objective": objective}))
+    asked = ask([f"study={folder / 'rates.yaml'}", f"run={folder / 'runs'}"])
+    run = asked.folder_of(POINT)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "results.json").write_text(json.dumps(results))
+    return result_in(asked, POINT)
 
 
 def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
