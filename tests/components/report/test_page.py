@@ -13,7 +13,12 @@ from components.report import pages
 from components.report.outcome import load_entries, load_run
 from components.report.page import write_report
 from components.report.tables import summary_grid, terminal_table
-from tests.components.report.conftest import mark_line, results_tree
+from tests.components.report.conftest import (
+    held_out_line,
+    mark_line,
+    results_tree,
+    step_line,
+)
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -124,7 +129,7 @@ def test_several_runs_open_with_the_table_and_mark_what_differs(write_run, tmp_p
     assert page.text.index("Runs") < page.text.index("Loss")
     assert "optimizer.lr=0.001" in page.text
     assert page.tags.count("mark") == 2
-    assert page.tags.count("details") == 2
+    assert page.tags.count("details") == 3  # two recipes, and the held-out losses of both runs
 
 
 def test_the_script_library_is_in_the_file_once(write_run, tmp_path):
