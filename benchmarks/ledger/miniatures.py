@@ -62,9 +62,9 @@ def train(recipe: str, home: Path) -> Row:
         "steps": len(losses),
         "first": first,
         "last": last,
-        "held_out_first": held_out["first"],
-        "held_out_final": held_out["final"],
-        "falls": last < first and held_out["final"] < held_out["first"],
+        "held_out_first": held_out["first_unweighted"],
+        "held_out_final": held_out["final_unweighted"],
+        "falls": last < first and held_out["final_unweighted"] < held_out["first_unweighted"],
     }
 
 

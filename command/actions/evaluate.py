@@ -8,6 +8,7 @@ from command.arguments import Arguments
 from command.outcome import print_result
 from components.errors import RecipeError
 from components.report import numbers
+from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.measurements import task_grid, text_grid
 from components.report.tables import terminal_table
 from components.terminal import console
@@ -25,10 +26,11 @@ def _print(result: Mapping[str, Any]) -> None:
             out.print(terminal_table(grid))
     if "held_out" in result:
         held_out = result["held_out"]
-        mean, logged = held_out["mean_over_sources"], held_out["logged_in_training"]
+        keys = ("weighted_as_mixture", "mean_over_sources", "logged_in_training")
+        weighted, mean, logged = (numbers.loss(held_out[key]) for key in keys)
         out.print(
-            f"mean loss over sources {numbers.loss(mean)}, training logged "
-            f"{numbers.loss(logged)}; {held_out['compute']} on {held_out['device']}"
+            f"held-out loss {weighted}, {AS_MIXTURE}; {PLAIN_MEAN} {mean}, training logged "
+            f"{logged}; {held_out['compute']} on {held_out['device']}"
         )
 
 

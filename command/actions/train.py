@@ -18,6 +18,7 @@ from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from components.report import measurements
+from components.report.held_out import ending_lines
 from components.report.pages import leave_report
 from components.report.tables import terminal_table
 from components.run.disk import explained
@@ -30,7 +31,11 @@ from components.terminal import console, say, tell
 from components.train.launch import check_builds, check_trainable, launch
 from components.versions import outside
 
-LOSSES = {"loss": "training loss", "held_out.final": "held-out loss"}
+LOSSES = {
+    "loss": "training loss",
+    "held_out.final": "held-out loss",
+    "held_out.final_unweighted": "held-out loss",
+}
 
 
 def _print_profile(run: Path) -> None:
@@ -93,8 +98,7 @@ def _train(recipe: Recipe, folder: RunFolder, lock: int, bundle: Lock | None) ->
     _print_end(folder, results, report)
     if ended == "stopped":
         return ActionResult(Status.STOPPED, folder.path)
-    lost = [name for key, name in LOSSES.items() if key in results.not_finite]
-    if lost:
+    if lost := {name: None for key, name in LOSSES.items() if key in results.not_finite}:
         say(f"the run does not hold: not finite at its end: {', '.join(lost)}")
     return ActionResult(Status.DOES_NOT_HOLD if lost else Status.DONE, folder.path)
 
@@ -163,14 +167,8 @@ def _resume(path: Path, arguments: Arguments) -> Recipe:
 
 
 def _print_end(folder: RunFolder, results: Results, report: Path | None) -> None:
-    held_out = results.held_out
     lines = [f"{results.status}: {results.tokens:,} tokens in {results.steps:,} steps"]
-    if held_out.final is not None:
-        trend = "rising" if held_out.rising else "not rising"
-        lines.append(
-            f"held-out loss {held_out.final:.3f}, {trend} over the last quarter; "
-            f"a smoothed unigram model of the same tokens: {held_out.unigram:.3f}"
-        )
+    lines += ending_lines(results.held_out)
     lines.append(f"{results.tokens_per_second:,.0f} tokens/s")
     if results.status == "stopped":
         lines.append(f"go on with: python run.py resume={folder.path}")

@@ -21,7 +21,7 @@ from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
 from components.run.ownership import check_links
-from components.run.records import Ending, read_checked
+from components.run.records import HeldOutRecord, StatedResults, read_checked
 from components.terminal import say
 
 
@@ -34,6 +34,7 @@ class PointEnding:
 
 
 NOT_YET = PointEnding(None, "")
+_HELD_OUT = ("held_out.final", "held_out.final_unweighted")
 Look = Callable[[], PointEnding | None]  # how a run ended; nothing as long as it has not
 # Begins a point's run, or takes the one that is there; raises RecipeError if it cannot be.
 Runner = Callable[[Point], Look]
@@ -153,12 +154,25 @@ def result_in(asked: StudyRequest, point: Point) -> PointEnding | None:
     if not file.is_file():
         return None
     check_links(run, "run")
-    results = read_checked(file, Ending, finite=False)
+    results = read_checked(file, StatedResults, finite=False)
     if results["status"] != "finished":
         return None
     if key in results.get("not_finite", ()):  # earlier versions have no such list
         return PointEnding(None, f"{key} is no finite number: the run diverged")
+    if key in _HELD_OUT:
+        return _held_out_in(results, key)
     return PointEnding(_figure(results, key, "objective.measured"), "")
+
+
+def _held_out_in(results: Mapping[str, Any], key: str) -> PointEnding:
+    """Read a held-out loss; an untrained model's or another mean stands for none."""
+    held_out = HeldOutRecord.model_validate(results.get("held_out") or {})
+    figure = getattr(held_out, key.removeprefix("held_out."))
+    if figure is not None:
+        return PointEnding(figure, "")
+    if held_out.by_source:  # an earlier version's
+        return PointEnding(None, f"{key} was not measured; held_out.final_unweighted was")
+    return PointEnding(None, f"{key}: no evaluation since step 0")
 
 
 def _figure(tree: Mapping[str, Any], key: str, where: str) -> float:

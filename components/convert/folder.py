@@ -70,10 +70,14 @@ def _figures(
     # What the run ended with says nothing about an earlier checkpoint.
     if results is None or results.tokens != tokens:
         return rows
+    held_out, plain = results.held_out, "plain mean over sources"
+    after = "" if held_out.step is None else f" after step {held_out.step:,}"
     losses = {
         "last training loss": results.loss,
-        "held-out loss": results.held_out.final,
-        "smoothed unigram model": results.held_out.unigram,
+        f"held-out loss{after}, weighted as the mixture": held_out.final,
+        f"held-out loss{after}, {plain}": held_out.final_unweighted,
+        "smoothed unigram model, weighted as the mixture": held_out.unigram,
+        f"smoothed unigram model, {plain}": held_out.unigram_unweighted,
     }
     return rows + [(k, f"{v:.4f} nats a token") for k, v in losses.items() if v is not None]
 

@@ -245,16 +245,27 @@ class SampleOrder:
             )
         return drawn
 
+    def shares_at(self, position: SupportsIndex) -> dict[str, float]:
+        """Give the share of each source in the phase of ``position``; 0 if not drawn there."""
+        phase = self._phases[bisect_right(self._starts, operator.index(position)) - 1]
+        exact = _exact_shares(phase)
+        return {name: float(exact.get(name, 0)) for name in self._samples}
+
     def _promised(self, total: int) -> dict[str, Fraction]:
-        """Multiply each phase's shares, divided by their sum, by its part of ``total``."""
+        """Multiply each phase's shares by its part of ``total``."""
         promised = dict.fromkeys(self._samples, Fraction(0))
         starts = [min(start, total) for start in self._starts]
         for phase, (start, end) in zip(self._phases, pairwise([*starts, total]), strict=True):
-            exact = {name: exact_share(share) for name, share in phase.shares.items()}
-            whole = sum(exact.values(), Fraction(0))
-            for name, share in exact.items():
-                promised[name] += share / whole * (end - start)
+            for name, share in _exact_shares(phase).items():
+                promised[name] += share * (end - start)
         return promised
+
+
+def _exact_shares(phase: Phase) -> dict[str, Fraction]:
+    """Divide the shares of a phase by their sum."""
+    exact = {name: exact_share(share) for name, share in phase.shares.items()}
+    whole = sum(exact.values(), Fraction(0))
+    return {name: share / whole for name, share in exact.items()}
 
 
 def _check_starts(phases: Sequence[Phase]) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from components.checkpoint.loading import CheckpointChoice
-from components.checkpoint.metadata import Marker
+from components.checkpoint.metadata import Marker, RunProgress
 from components.config.schema.recipe import Recipe
 from components.convert.reading import load_weights
 from components.convert.tokenizer import open_engine, open_pieces
@@ -44,7 +44,9 @@ from components.run.folder import RunFolder
 from components.run.provenance import describe_environment
 from components.run.records import read_checked
 from components.run.reported import EvaluationRecord
+from components.train.batches import StepBatches
 from components.train.callbacks.metrics_logger import same_length
+from components.train.held_out import weighted_mean
 
 Tree = dict[str, Any]
 _CONVENTIONS = {
@@ -247,12 +249,14 @@ def judge_held_out(
 ) -> Tree:
     """Judge the windows that training evaluates on, ``max_windows_per_source`` of each source.
 
-    ``mean_over_sources`` is the figure of the run's held-out loss; ``all`` counts every token
-    alike.
+    ``weighted_as_mixture`` and ``mean_over_sources`` are the means of the run's held-out loss;
+    ``all`` counts every token alike.
     """
     most = recipe.evaluation.max_windows_per_source
     tallies = _tallies(judge, data, manifest, recipe.budget.sequence_length, most)
-    losses = [one.nats / one.tokens for one in tallies.values() if one.tokens]
+    losses = {name: one.nats / one.tokens for name, one in tallies.items() if one.tokens}
+    shares = _shares(recipe, chosen.marker.progress, data, manifest)
+    is_whole = all(name in losses for name, share in shares.items() if share > 0)
     return {
         **_setting(judge),
         "data": manifest.key,
@@ -261,9 +265,21 @@ def judge_held_out(
         "by_source": {name: one.figures() for name, one in tallies.items()},
         "by_language": _by_language(recipe, tallies),
         "all": sum(tallies.values(), LossTally()).figures(),
-        "mean_over_sources": fmean(losses) if losses else None,
+        "shares": shares,
+        "weighted_as_mixture": weighted_mean(losses, shares) if is_whole else None,
+        "mean_over_sources": fmean(losses.values()) if losses else None,
         "logged_in_training": chosen.marker.held_out_loss,
     }
+
+
+def _shares(
+    recipe: Recipe, progress: RunProgress, data: Path, manifest: Manifest
+) -> dict[str, float]:
+    """Find the shares of the mixture at a checkpoint, whatever its guards skipped before."""
+    batches = StepBatches(recipe=recipe, folder=data, manifest=manifest, rank=0)
+    skipped = progress.guard["skipped"] if progress.guard else ()
+    batches.skip([*recipe.data.skip, *((first, count) for first, count in skipped)])
+    return batches.shares_after(progress.step)
 
 
 def judge_text(

@@ -218,7 +218,7 @@ def _measured_quantities(entry: ReportEntry) -> dict[str, float]:
         "steps": out.steps,
         "tokens": out.tokens,
         "total_tokens": out.tokens,
-        "held_out_loss": out.held_out_final,
+        "held_out_loss": out.held_out.final,
         "training_loss": out.training_loss,
         "device_hours": out.device_hours,
         "days": out.seconds and out.seconds / 86_400,

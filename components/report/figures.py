@@ -7,12 +7,12 @@ dark and print. Names go through :func:`html.escape`, because plotly reads tags 
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import plotly.graph_objects as go
 
+from components.report.held_out import AS_MIXTURE, PLAIN_MEAN, loss_rows
 from components.report.outcome import ReportEntry
-from components.run.records import StepMetrics
+from components.run.records import HeldOutEvaluation, StepMetrics
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
 _NEUTRAL = "#8b929c"
@@ -29,8 +29,7 @@ def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     figure = empty_figure("tokens", "loss, nats per token", height=420)
     for index, entry in enumerate(entries):
         _add_losses(figure, entry, index, alone=len(entries) == 1)
-    unigrams = {e.outcome.unigram for e in entries if e.outcome.unigram is not None}
-    for unigram in sorted(unigrams):
+    for unigram in sorted({loss for e in entries if (loss := _unigram(e)) is not None}):
         figure.add_hline(y=unigram, line={"color": _NEUTRAL, "dash": "dot", "width": 1.5})
         figure.add_annotation(
             x=1, xref="paper", xanchor="right", y=unigram, yanchor="bottom",
@@ -39,8 +38,13 @@ def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
     return figure
 
 
+def _unigram(entry: ReportEntry) -> float | None:
+    held_out = entry.outcome.held_out
+    return held_out.unigram if held_out.shares else held_out.unigram_unweighted
+
+
 def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: bool) -> None:
-    """One run alone has a colour a curve; of several, each has one colour."""
+    """One run alone has a colour a curve; of several, each has one colour and one mean."""
     name, journal = html.escape(entry.label), entry.run.journal
     tokens, losses = _series(journal.steps, "loss")
     figure.add_scatter(
@@ -48,53 +52,80 @@ def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: boo
         name="training" if alone else f"{name}, training",
         line={"color": colour(index), "width": 1.3}, opacity=0.8 if alone else 0.4,
     )  # fmt: skip
-    figure.add_scatter(
-        x=[m.tokens for m in journal.held_out], y=[m.loss for m in journal.held_out],
-        mode="lines+markers", legendgroup="" if alone else name, showlegend=True,
-        name="held-out" if alone else name,
-        line={"color": colour(index + alone), "width": 2.2}, marker={"size": 7},
-    )  # fmt: skip
+    for place, (mean, points) in enumerate(_means(entry, alone=alone).items()):
+        figure.add_scatter(
+            x=[m.tokens for m, _ in points], y=[loss for _, loss in points],
+            mode="lines+markers", legendgroup="" if alone else name, showlegend=True,
+            name=f"held-out, {mean}" if alone else name,
+            line={
+                "color": colour(index + alone + place), "width": 1.4 if place else 2.2,
+                "dash": "dash" if place else "solid",
+            },
+            marker={"size": 7, "symbol": "circle-open" if place else "circle"},
+        )  # fmt: skip
     for resume in journal.events_of("resume"):
         line = {"color": _NEUTRAL if alone else colour(index), "dash": "dash", "width": 1}
         figure.add_vline(x=resume.tokens, line=line)
 
 
+def _means(
+    entry: ReportEntry, *, alone: bool
+) -> dict[str, list[tuple[HeldOutEvaluation, float]]]:
+    """Give each mean its points; the plain one of a run alone, or where there is no other."""
+    measured = entry.run.journal.held_out
+    weighted = [(m, m.weighted_loss) for m in measured if m.weighted_loss is not None]
+    found = {AS_MIXTURE: weighted} if weighted else {}
+    if not weighted or (alone and len(measured[0].by_source) > 1):
+        found[PLAIN_MEAN] = [(m, m.loss) for m in measured]
+    return found
+
+
 def sources_figure(entries: Sequence[ReportEntry]) -> go.Figure | None:
-    """Draw the held-out loss of each source, by the first run's losses; None without any."""
-    finals = [entry.outcome.final_by_source for entry in entries]
+    """Draw the last held-out losses, means above sources by the first run; None without any."""
+    rows = [loss_rows(entry.outcome) for entry in entries]
     # Later mappings win: the first run that has a source decides its place.
-    ranking = {n: x for final in reversed(finals) for n, x in final.items()}
-    names = sorted(ranking, key=lambda name: (ranking[name], name))
-    if not names:
+    by_name = [(name, row.last) for one in reversed(rows) for name, row in one.items()]
+    ranking = {name: loss for name, loss in by_name if loss is not None}
+    if not ranking:
         return None
-    height = 90 + 22 * len(names)
-    figure = empty_figure("held-out loss, nats per token", None, height=height)
-    labels = {name: html.escape(name) for name in names}
+    means = [name for name in (AS_MIXTURE, PLAIN_MEAN) if name in ranking]
+    sources = sorted(ranking.keys() - {*means}, key=lambda name: (ranking[name], name))
+    names = [*means, *sources]
+    figure = empty_figure("held-out loss, nats per token", None, height=90 + 22 * len(names))
     figure.update_yaxes(
-        categoryorder="array", categoryarray=list(labels.values()), autorange="reversed",
-        type="category", showgrid=True, dtick=1,
+        categoryorder="array", categoryarray=[html.escape(name) for name in names],
+        autorange="reversed", type="category", showgrid=True, dtick=1,
     )  # fmt: skip
-
-    def add_marks(title: str, losses: Mapping[str, float], marker: dict[str, Any]) -> None:
-        shown = [name for name in names if name in losses]
-        x, y = [losses[name] for name in shown], [labels[name] for name in shown]
-        figure.add_scatter(x=x, y=y, mode="markers", name=title, marker=marker)
-
-    # First losses of a run alone (of several they would only crowd), and the unigram's.
+    unigram = {name: row.unigram for one in reversed(rows) for name, row in one.items()}
+    _add_marks(figure, "smoothed unigram", names, unigram, symbol="line-ns")
     alone = len(entries) == 1
-    unigram = {n: x for e in entries for n, x in e.outcome.unigram_by_source.items()}
-    first = entries[0].outcome.first_by_source if alone else {}
-    baselines = (("smoothed unigram", unigram, "line-ns"), ("first", first, "circle-open"))
-    for title, losses, symbol in baselines:
-        if any(name in losses for name in names):
-            line = {"width": 2, "color": _NEUTRAL}
-            marker = {"symbol": symbol, "size": 10, "color": _NEUTRAL, "line": line}
-            add_marks(title, losses, marker)
-    for index, entry in enumerate(entries):
-        title = "final" if alone else html.escape(entry.label)
-        marker = {"size": 9, "color": colour(index + alone)}
-        add_marks(title, entry.outcome.final_by_source, marker)
+    if alone:  # of several these would only crowd
+        before = {name: row.before for name, row in rows[0].items()}
+        _add_marks(figure, "before training", names, before, symbol="circle-open")
+        same = AS_MIXTURE if len(names) > 1 else names[0]  # the same mean as the training loss
+        training = {same: entries[0].outcome.training_loss}
+        title, symbol = "training, last step", "diamond-open"
+        _add_marks(figure, title, names, training, symbol=symbol, color=colour(0))
+    for index, (entry, one) in enumerate(zip(entries, rows, strict=True)):
+        title = "held-out, last" if alone else html.escape(entry.label)
+        last = {name: row.last for name, row in one.items()}
+        _add_marks(figure, title, names, last, symbol="circle", color=colour(index + alone))
     return figure
+
+
+def _add_marks(
+    figure: go.Figure, title: str, names: Sequence[str], losses: Mapping[str, float | None],
+    *, symbol: str, color: str = _NEUTRAL,
+) -> None:  # fmt: skip
+    """Draw a mark in the row of each name that has such a loss, if there are any."""
+    found = {html.escape(n): loss for n in names if (loss := losses.get(n)) is not None}
+    if found:
+        line = {"width": 0 if symbol == "circle" else 2, "color": color}
+        marker = {"symbol": symbol, "size": 9 if symbol == "circle" else 10, "color": color}
+        figure.add_scatter(
+            x=list(found.values()), y=list(found), mode="markers", name=title,
+            marker=marker | {"line": line},
+        )  # fmt: skip
 
 
 def step_figure(entries: Sequence[ReportEntry], field: str, exponents: str = "e") -> go.Figure:

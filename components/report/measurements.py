@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from components.report import numbers
+from components.report.held_out import AS_MIXTURE, PLAIN_MEAN
 from components.report.outcome import ReportEntry, Tree
 from components.report.tables import Cells, Grid, grid_by_name, labelled
 from components.run.records import read_checked
@@ -21,6 +22,7 @@ _DIRECTIONS = ("forward", "backward", "recomputed")
 _PARTS = ("part", "a step", "share", *_DIRECTIONS)
 _PRODUCTS = ("products of", "FLOP a step", "reached", "FLOP/byte", "limit", "of the limit")
 _WAITS = ("call", "part", "direction", "times a step", "a step", "line")
+_MEANS = ((AS_MIXTURE, "weighted_as_mixture"), (PLAIN_MEAN, "mean_over_sources"))
 EVALUATE_AGAIN = "delete it and evaluate again"
 
 
@@ -73,11 +75,17 @@ def _read_evaluations(run: Path) -> list[Tree]:
 def text_grid(tree: Tree) -> Grid:
     """Lay out the losses of one checkpoint, a row a source, language or text."""
     held_out: Tree = tree.get("held_out", {})
+    unknown = dict.fromkeys(key for key, _ in _TEXTS.values())  # of a mean of losses
     languages = held_out.get("by_language", {}).items()
     items = [
         *held_out.get("by_source", {}).items(),
         *((f"language {language}", figures) for language, figures in languages),
         *([("all held-out tokens", held_out["all"])] if held_out else []),
+        *(
+            (name, unknown | {"loss": held_out[key]})
+            for name, key in _MEANS
+            if held_out.get(key)
+        ),
         *tree.get("texts", {}).items(),
     ]
     return grid_by_name("text", items, _TEXTS)

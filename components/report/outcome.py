@@ -14,7 +14,13 @@ from pydantic import BaseModel
 
 from components.errors import RecipeError
 from components.run.history import RunHistory, read_journal
-from components.run.records import DerivedRecord, StatedResults, read_checked
+from components.run.records import (
+    DerivedRecord,
+    HeldOutEvaluation,
+    HeldOutRecord,
+    StatedResults,
+    read_checked,
+)
 from components.run.reported import RecipeRecord, Surroundings
 
 Tree = Mapping[str, Any]
@@ -91,13 +97,8 @@ class RunOutcome:
     steps: int
     tokens: int
     training_loss: float | None
-    held_out_first: float | None
-    held_out_final: float | None
-    unigram: float | None
-    rising: bool | None
-    first_by_source: Mapping[str, float]
-    final_by_source: Mapping[str, float]
-    unigram_by_source: Mapping[str, float]
+    held_out: HeldOutRecord
+    first_by_source: Mapping[str, float]  # before training
     seconds: float | None  # of all processes of the run together, not of its last one alone
     device_hours: float | None
     tokens_per_second: float | None
@@ -136,8 +137,7 @@ def load_entries(folders: Sequence[Path]) -> tuple[ReportEntry, ...]:
 def outcome_of(run: Run) -> RunOutcome:
     """Take the results as the run stated them, else as its journal shows them."""
     results: Tree = run.results or {}
-    held_out: Tree = results.get("held_out") or {}
-    steps, measured, ranks = run.journal.steps, run.journal.held_out, run.derived["ranks"]
+    steps, ranks = run.journal.steps, run.derived["ranks"]
     middle = median(step.tokens_per_second for step in steps) if steps else None
     rate = results.get("tokens_per_second", middle)
     per_token = {} if rate is None else run.derived["flops_per_token"]
@@ -149,17 +149,33 @@ def outcome_of(run: Run) -> RunOutcome:
         steps=results.get("steps", steps[-1].step if steps else 0),
         tokens=results.get("tokens", steps[-1].tokens if steps else 0),
         training_loss=steps[-1].loss if steps else None,
-        held_out_first=held_out.get("first", measured[0].loss if measured else None),
-        held_out_final=held_out.get("final", measured[-1].loss if measured else None),
-        unigram=held_out.get("unigram"),
-        rising=held_out.get("rising"),
-        first_by_source=measured[0].by_source if measured else {},
-        final_by_source=held_out.get("by_source", measured[-1].by_source if measured else {}),
-        unigram_by_source=held_out.get("unigram_by_source") or {},
+        held_out=_held_out(results, run.journal.held_out),
+        first_by_source=next((m.by_source for m in run.journal.held_out if not m.step), {}),
         seconds=held_seconds,
         device_hours=held_seconds and held_seconds * ranks / 3_600,
         tokens_per_second=rate,
         tokens_per_second_per_device=results.get("tokens_per_second_per_device", per_device),
         flops_per_second=results.get("flops_per_second", flops),
         device=results.get("device", run.environment.get("device")),
+    )
+
+
+def _held_out(results: Tree, measured: Sequence[HeldOutEvaluation]) -> HeldOutRecord:
+    """Take the stated losses, else the journal's; earlier versions stated no step."""
+    first = next((one for one in measured if one.step == 0), None)
+    last = next((one for one in reversed(measured) if one.step > 0), None)
+    if results.get("held_out"):
+        stated = HeldOutRecord.model_validate(results["held_out"])
+        if stated.step is not None or not stated.by_source or last is None:
+            return stated
+        return stated.model_copy(update={"step": last.step, "tokens": last.tokens})
+    return HeldOutRecord(
+        step=last and last.step,
+        tokens=last and last.tokens,
+        first=first and first.weighted_loss,
+        first_unweighted=first and first.loss,
+        final=last and last.weighted_loss,
+        final_unweighted=last and last.loss,
+        by_source=last.by_source if last else {},
+        shares=latest.shares if (latest := last or first) else {},
     )

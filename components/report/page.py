@@ -9,6 +9,7 @@ from components.config.key_groups import TITLES, KeyGroup
 from components.config.recipe_text import recipe_lines
 from components.report import figure_tables, figures, numbers, tables
 from components.report.data_card import data_sections, mixture_grid
+from components.report.held_out import held_out_card, held_out_grid
 from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
 from components.report.pages import check_destination, embedded, set_page, write_page
@@ -110,7 +111,7 @@ def render(entries: Sequence[ReportEntry]) -> str:
         "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
         "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
-        "cards": tables.key_figures(entries[0]),
+        "cards": (held_out_card(entries[0].outcome), *tables.key_figures(entries[0])),
         "colours": [figures.colour(index) for index in range(len(entries))],
         "charts": _charts(entries, sweep),
         "sweep": sweep,
@@ -142,6 +143,7 @@ def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
     plans = [figure_tables.plan_of(entry.run.recipe) for entry in entries]
     return {
         "summary": tables.summary_grid(entries),
+        "held_out": held_out_grid(entries),
         "mixture": mixture_grid(entries),
         "planned": figure_tables.planned_grid(entries, plans),
         "parts": figure_tables.parts_grid(entries, plans),

@@ -8,6 +8,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import plotly.graph_objects as go
@@ -23,7 +24,8 @@ _OBSERVING = ("profiler.", "tracking.")  # sections that say what is watched, an
 
 # What came out of a run: the title of its axis, its field, and plotly's mode of the axis.
 RESULTS = {
-    "swept_loss": ("held-out loss, nats per token", "held_out_final", "normal"),
+    "swept_loss": ("held-out loss, weighted as the mixture", "held_out.final", "normal"),
+    "swept_plain": ("held-out loss, plain mean", "held_out.final_unweighted", "normal"),
     "swept_training": ("training loss, nats per token", "training_loss", "normal"),
     "swept_rate": ("tokens per second", "tokens_per_second", "tozero"),
 }
@@ -89,7 +91,7 @@ def sweep_figure(
 ) -> go.Figure | None:
     """Draw one of `RESULTS` over the swept key, a colour a series; None if no run has it."""
     title, field, range_mode = result
-    results = [getattr(entry.outcome, field) for entry in entries]
+    results = [attrgetter(field)(entry.outcome) for entry in entries]
     if all(value is None for value in results):
         return None
     figure = empty_figure(html.escape(sweep.key), title, height=320)

@@ -16,7 +16,8 @@ from components.report.outcome import ReportEntry, RunOutcome, Tree, flat
 _NOT_OVERRIDES = ("why", "published", "assumed")
 _SUMMARY_COLUMNS = (
     *("run", "differs in", "steps"),
-    *("training loss", "held-out loss", "tokens/s", "goodput", "status"),
+    *("training loss", "held-out loss, weighted", "held-out loss, plain mean"),
+    *("tokens/s", "goodput", "status"),
 )
 Cells = tuple[str, ...]
 
@@ -63,7 +64,8 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
             ", ".join(f"{key}={differing[key][place]}" for key in shown) or numbers.ABSENT,
             numbers.exact(entry.outcome.steps),
             numbers.loss(entry.outcome.training_loss),
-            numbers.loss(entry.outcome.held_out_final),
+            _last(entry.outcome, entry.outcome.held_out.final),
+            _last(entry.outcome, entry.outcome.held_out.final_unweighted),
             numbers.count(entry.outcome.tokens_per_second),
             numbers.written(entry.run.journal.goodput.fraction, ".0%"),
             entry.outcome.status,
@@ -71,6 +73,13 @@ def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
         for place, entry in enumerate(entries)
     ]
     return Grid(columns=_SUMMARY_COLUMNS, rows=rows, text_columns=2)
+
+
+def _last(out: RunOutcome, loss: float | None) -> str:
+    """Write a held-out loss, with its step where the run went on after it."""
+    step = out.held_out.step
+    behind = loss is not None and step is not None and step != out.steps
+    return f"{numbers.loss(loss)} at step {step:,}" if behind else numbers.loss(loss)
 
 
 def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
@@ -175,26 +184,13 @@ def key_figures(entry: ReportEntry) -> tuple[Card, ...]:
     took = () if out.seconds is None else (f"in {numbers.duration(out.seconds)}",)
     rests = active not in {None, total}
     in_use = (f"{numbers.count(active)} active per token",) if rests else ()
-    training = ("of the last step", "nats per token, as all losses here")
+    training = (f"of step {out.steps:,}", "nats per token, as all losses here")
     part = f"{out.tokens / budget:.0%} of a budget of {budget:,}"
     rate = ("median of the steps", f"{per_device} per device; {devices}")
     return (
-        _held_out(out),
         Card("training loss", numbers.loss(out.training_loss), training),
         Card("tokens", numbers.count(out.tokens), (part,)),
         Card("tokens per second", numbers.count(out.tokens_per_second), rate),
         Card("steps", f"{out.steps:,}", (f"of {derived['steps']:,} planned", *took)),
         Card("parameters", numbers.count(total), (f"{total:,}", *in_use)),
     )
-
-
-def _held_out(out: RunOutcome) -> Card:
-    notes = []
-    if out.unigram is not None:
-        notes.append(f"smoothed unigram {numbers.loss(out.unigram)}")
-    if out.held_out_first is not None:
-        notes.append(f"first measured {numbers.loss(out.held_out_first)}")
-    if out.rising is False:
-        notes.append("falling or level over the last quarter")
-    warning = "rising over the last quarter" if out.rising else ""
-    return Card("held-out loss", numbers.loss(out.held_out_final), tuple(notes), warning)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.errors import RecipeError
 from components.json_file import COPY_AGAIN, read_mapping
@@ -65,14 +65,42 @@ class DerivedRecord(RunRecord):
 
 
 class HeldOutRecord(RunRecord):
-    """Held-out losses at the end of a run; empty where none was taken."""
+    """Held-out losses: ``first`` before training, ``final`` at the last evaluation after it.
 
+    They are weighted by ``shares``, those of the mixture at ``step``; ``_unweighted`` ones are
+    plain means over sources. None where nothing was evaluated.
+    """
+
+    step: Natural | None = None
+    tokens: Natural | None = None
     first: float | None = None
+    first_unweighted: float | None = None
     final: float | None = None
+    final_unweighted: float | None = None
     unigram: float | None = None
+    unigram_unweighted: float | None = None
     rising: bool | None = None
     by_source: Mapping[str, float | None] = {}
+    shares: Mapping[str, float] = {}
     unigram_by_source: Mapping[str, float] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, tree: Any) -> Any:
+        """Read plain means as such; their only evaluation was the one before training."""
+        if not isinstance(tree, Mapping) or "final" not in tree or "final_unweighted" in tree:
+            return tree
+        first, final = tree.get("first"), tree["final"]
+        untrained, untold = final == first, tree.get("slope_last_quarter") == 0.0
+        return {
+            **tree,
+            **dict.fromkeys(("first", "final", "unigram")),
+            "first_unweighted": first,
+            "final_unweighted": None if untrained else final,
+            "unigram_unweighted": tree.get("unigram"),
+            "by_source": {} if untrained else tree.get("by_source", {}),
+            "rising": None if untold else tree.get("rising"),
+        }
 
 
 class Ending(RunRecord):
@@ -204,8 +232,10 @@ class HeldOutEvaluation(_Timed):
 
     step: Natural
     tokens: Natural
-    loss: float
+    loss: float  # the plain mean over sources
+    weighted_loss: float | None = None  # by the shares; earlier versions had none
     by_source: Mapping[str, float]
+    shares: Mapping[str, float] = {}
     seconds: Finite
 
 

@@ -66,6 +66,8 @@ class _HeldOut(RunRecord):
     by_source: Mapping[str, _Judged] = {}
     by_language: Mapping[str, _Judged] = {}
     all: _Judged
+    weighted_as_mixture: float | None = None  # earlier versions had none
+    mean_over_sources: float | None = None
 
 
 class _Task(RunRecord):

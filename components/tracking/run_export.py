@@ -86,4 +86,6 @@ def _rows(journal: RunHistory) -> Iterator[MetricsRow]:
         yield MetricsRow(step.step, step.time, figures)
     for one in journal.held_out:
         losses = {f"held_out_by_source/{name}": loss for name, loss in one.by_source.items()}
-        yield MetricsRow(one.step, one.time, {"held_out": one.loss, **losses})
+        if one.weighted_loss is not None:  # earlier versions had none
+            losses["held_out"] = one.weighted_loss
+        yield MetricsRow(one.step, one.time, {"held_out_unweighted": one.loss, **losses})

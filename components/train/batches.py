@@ -117,3 +117,8 @@ class StepBatches(Dataset[torch.Tensor]):
         places = self._ramp.consumed_after(step)
         end = self._skipped.number(places - 1) + 1 if places else 0
         return self._order.drawn(end, without=list(self._skipped.before(end)))
+
+    def shares_after(self, step: int) -> dict[str, float]:
+        """Give the shares that the last sample of the first ``step`` steps was drawn with."""
+        places = self._ramp.consumed_after(step)
+        return self._order.shares_at(self._skipped.number(max(places, 1) - 1))

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from components.train.callbacks.hooks import Rehearsing, Story
 from components.train.callbacks.metrics_logger import Curves, HeldOutLoss, Metrics
 from components.train.callbacks.profiler import GraphCount, Profiling
 from components.train.callbacks.watchdog import Watching, watch_for_hangs
+from components.train.held_out import summarize_held_out
 from components.train.module import Pretraining
 from components.train.trainer import interrupts_pass, make_trainer, rank_here
 
@@ -122,7 +122,8 @@ def summarize(
     """Collect the figures of ``results.json``; every rate names its FLOP convention."""
     recipe, derived, progress = module.recipe, module.recipe.derived, module.progress
     measured, happened = read_lines(folder.metrics), read_lines(folder.journal)
-    drawn = module.batches.drawn_before(progress.step)
+    drawn, evaluations = module.batches.drawn_before(progress.step), metrics.evaluations
+    shares = module.batches.shares_after(evaluations[-1].step if evaluations else 0)
     flops = derived.flops_per_token
     # The median over steps alone: the first one warms up, evaluations are not training.
     speeds = [entry["tokens_per_second"] for entry in measured if entry["kind"] == "step"]
@@ -148,7 +149,7 @@ def summarize(
             metrics.energy_used, tokens=progress.tokens, sources=metering.sources
         ),
         "mixture": {name: asdict(one) for name, one in drawn.items()},
-        "held_out": summarize_held_out(metrics.held_out_losses, unigram),
+        "held_out": summarize_held_out(evaluations, shares, unigram),
     })
 
 
@@ -165,33 +166,6 @@ def strict(tree: Mapping[str, Any]) -> dict[str, Any]:
         return node
 
     return {**finite(tree, ""), "not_finite": found}
-
-
-def summarize_held_out(
-    losses: list[tuple[int, float, dict[str, float]]], unigram: Mapping[str, float]
-) -> dict[str, Any]:
-    """Put the held-out losses, in nats a token, beside a smoothed unigram model's.
-
-    ``rising`` asks the least-squares slope over the evaluations of the last quarter of tokens;
-    nobody knows where one of them is not finite.
-    """
-    if not losses:
-        return {}
-    tokens, means = np.array([entry[:2] for entry in losses], dtype=float).T
-    last_quarter = tokens >= 0.75 * tokens[-1]
-    slope = 0.0 if np.isfinite(means[last_quarter]).all() else math.nan
-    if last_quarter.sum() > 1 and not math.isnan(slope):
-        slope = float(np.polyfit(tokens[last_quarter] / 1e6, means[last_quarter], 1)[0])
-    return {
-        "first": losses[0][1],
-        "final": losses[-1][1],
-        "by_source": losses[-1][2],
-        "unigram": fmean(unigram.values()),
-        "unigram_by_source": unigram,
-        "slope_last_quarter": slope,
-        "slope_unit": "nats a token, per million tokens trained",
-        "rising": slope > 0 if math.isfinite(slope) else None,
-    }
 
 
 def summarize_energy(

@@ -33,6 +33,7 @@ TWO = (
     )
     + "}",
     "data.shares={de: 0.4, hr: 0.3, sl: 0.3}",
+    "data.phases={end: {from_fraction: 0.75, shares: {de: 0.9, sl: 0.1}}}",
     "data.held_out_fraction=0.2",
     "tokenizer.vocab_size=640",
     "budget.total_tokens=1_536",
@@ -123,8 +124,23 @@ def test_every_checkpoint_gives_the_loss_that_training_logged_there(
         found = tree["held_out"]
         assert found["mean_over_sources"] == pytest.approx(logged[tokens]["loss"], rel=SAME)
         assert found["logged_in_training"] == logged[tokens]["loss"]
-        for name, loss in logged[tokens]["by_source"].items():
+        shares, losses = logged[tokens]["shares"], logged[tokens]["by_source"]
+        weighted = sum(share * losses[name] for name, share in shares.items())
+        assert logged[tokens]["weighted_loss"] == pytest.approx(weighted, rel=SAME)
+        assert found["shares"] == shares
+        assert found["weighted_as_mixture"] == pytest.approx(weighted, rel=SAME)
+        for name, loss in losses.items():
             assert found["by_source"][name]["loss"] == pytest.approx(loss, rel=SAME)
+
+
+def test_the_mixture_that_weighs_the_losses_is_that_of_the_phase(trained: Path) -> None:
+    shares = [one["shares"] for one in entries(trained, "held_out")]
+    early = {"de": 0.4, "hr": 0.3, "sl": 0.3}
+    assert shares == [early, early, early, {"de": 0.9, "hr": 0.0, "sl": 0.1}]
+    held_out = json.loads((trained / "results.json").read_text())["held_out"]
+    assert (held_out["step"], held_out["tokens"], held_out["shares"]) == (3, 1_536, shares[-1])
+    assert held_out["final"] == entries(trained, "held_out")[-1]["weighted_loss"]
+    assert held_out["final_unweighted"] == entries(trained, "held_out")[-1]["loss"]
 
 
 def test_sources_of_a_language_add_up_and_all_count_every_token(

@@ -136,7 +136,9 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     words = [word for word in TINY if not word.startswith("budget.total_tokens")]
     process = subprocess.Popen(
         command(
-            *words, "budget.total_tokens=50_000_000", f"cluster.ranks={ranks}", f"run={run}"
+            *words,
+            *("budget.total_tokens=50_000_000", "evaluation.every_tokens=50_000_000"),
+            *(f"cluster.ranks={ranks}", f"run={run}"),
         ),
         cwd=home,
         env=environment(),
@@ -156,7 +158,11 @@ def test_an_interrupt_saves_says_how_to_resume_and_exits_with_three(
     assert "Traceback" not in err
     last = entries(run, "step")[-1]
     assert entries(run, "checkpoint")[-1]["step"] == last["step"]
-    assert json.loads((run / "results.json").read_text())["status"] == "stopped"
+    results = json.loads((run / "results.json").read_text())
+    assert results["status"] == "stopped"
+    assert results["held_out"]["first"] > 0
+    assert (results["held_out"]["final"], results["held_out"]["rising"]) == (None, None)
+    assert "held-out loss: no evaluation since step 0" in out.splitlines()
 
 
 def signal_group(process: subprocess.Popen[str]) -> None:

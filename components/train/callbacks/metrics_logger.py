@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from components.run.disk import Patience
 from components.run.event_log import ClockReading, append_line
 from components.run.history import read_lines
 from components.train.callbacks.hooks import RunCallback
+from components.train.held_out import Evaluation, weighted_mean
 from components.train.module import Pretraining
 
 try:
@@ -81,7 +81,7 @@ class Metrics(RunCallback):
 
     def __post_init__(self) -> None:
         self._patience = Patience(seconds=self.retry_seconds, stopped=self.stopped)
-        self.held_out_losses: list[tuple[int, float, dict[str, float]]] = []
+        self.evaluations: list[Evaluation] = []
         # What steps used that were thrown away is part of it.
         self.energy_used = {"devices": NOTHING, "hosts": NOTHING}
         for entry in read_lines(self.file):
@@ -96,11 +96,11 @@ class Metrics(RunCallback):
         if not module.progress.step:
             return
         found = {
-            entry["tokens"]: (entry["loss"], entry["by_source"])
+            entry["step"]: Evaluation(entry["step"], entry["tokens"], entry["by_source"])
             for entry in read_lines(self.file)
             if entry["kind"] == "held_out" and entry["step"] <= module.progress.step
         }
-        self.held_out_losses = [(tokens, *found[tokens]) for tokens in sorted(found)]
+        self.evaluations = [found[step] for step in sorted(found)]
 
     def on_step(self, module: Pretraining) -> None:
         assert module.last is not None
@@ -114,13 +114,25 @@ class Metrics(RunCallback):
             self.curves.close()
 
     def held_out(
-        self, progress: RunProgress, by_source: dict[str, float], seconds: float
+        self,
+        progress: RunProgress,
+        by_source: dict[str, float],
+        shares: Mapping[str, float],
+        seconds: float,
     ) -> None:
-        """Note an evaluation that took ``seconds``."""
-        mean = fmean(by_source.values())
-        self.held_out_losses.append((progress.tokens, mean, by_source))
-        figures = {"loss": mean, "by_source": by_source, "seconds": seconds}
-        self._write("held_out", progress, figures, {"held_out": mean})
+        """Note an evaluation that took ``seconds``; ``shares`` are those drawn with there."""
+        taken = Evaluation(progress.step, progress.tokens, by_source)
+        self.evaluations.append(taken)
+        weighted = weighted_mean(by_source, shares)
+        figures = {
+            "loss": taken.mean,
+            "weighted_loss": weighted,
+            "by_source": by_source,
+            "shares": shares,
+            "seconds": seconds,
+        }
+        curves = {"held_out": weighted, "held_out_unweighted": taken.mean}
+        self._write("held_out", progress, figures, curves)
 
     def energy(
         self, progress: RunProgress, devices: EnergyReading, hosts: EnergyReading
@@ -134,13 +146,15 @@ class Metrics(RunCallback):
         self._write("energy", progress, figures, curves)
 
     def held_out_loss(self, tokens: int) -> float | None:
-        """Return the loss that was taken after so many tokens, if it was then."""
-        return next((loss for at, loss, _ in self.held_out_losses if at == tokens), None)
+        """Return the plain mean over sources after so many tokens, if it was taken then.
+
+        It ranks checkpoints of different phases, whose mixtures weigh the sources differently.
+        """
+        return next((one.mean for one in self.evaluations if one.tokens == tokens), None)
 
     def go_back(self, progress: RunProgress) -> None:
         """Forget the evaluations after ``progress``; their lines stay in the file."""
-        kept = [entry for entry in self.held_out_losses if entry[0] <= progress.tokens]
-        self.held_out_losses = kept
+        self.evaluations = [one for one in self.evaluations if one.tokens <= progress.tokens]
 
     def _write(
         self,
@@ -179,7 +193,9 @@ class HeldOutLoss(RunCallback):
         module.eval()
         by_source = {name: self._loss(module, name) for name in self.windows.sources}
         module.train()
-        self.metrics.held_out(module.progress, by_source, time.perf_counter() - began)
+        shares = module.batches.shares_after(module.progress.step)
+        seconds = time.perf_counter() - began
+        self.metrics.held_out(module.progress, by_source, shares, seconds)
 
     def _loss(self, module: Pretraining, source: str) -> float:
         """Average over tokens, in nats; the data ranks take turns.

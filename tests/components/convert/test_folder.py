@@ -80,7 +80,9 @@ def results(tokens: int) -> Results:
         tokens_per_second=1.0,
         device="cpu",
         loss=3.25,
-        held_out=HeldOutRecord(final=3.5, unigram=6.0),
+        held_out=HeldOutRecord(
+            step=5, final=3.5, final_unweighted=4.5, unigram=6.0, unigram_unweighted=7.0
+        ),
     )
 
 
@@ -89,7 +91,9 @@ def test_the_card_says_what_was_trained_how_far_and_what_is_assumed(recipe: Reci
     for words in (
         *("# teuken7b, miniature", "**This is a miniature**", recipe.why),
         *(recipe.fingerprint(), "28,672 of 614,400 tokens, 7 steps"),
-        *("3.2500 nats", "3.5000 nats", "6.0000 nats", "python_source 0.600"),
+        *("3.2500 nats", "6.0000 nats", "7.0000 nats", "python_source 0.600"),
+        "| held-out loss after step 5, weighted as the mixture | 3.5000 nats",
+        "| held-out loss after step 5, plain mean over sources | 4.5000 nats",
         *("## Assumed, never published", "| `warmup_tokens` | 8,388,608,000 | no source gives"),
     ):
         assert words in card

@@ -170,3 +170,15 @@ def test_rounded_shares_are_accepted_and_scaled():
     shares = {"a": 0.3333334, "b": 0.3333333, "c": 0.3333334}
     order = order_of(shares)
     assert sum(order.count(name, 10**12) for name in shares) == 10**12
+
+
+def test_the_shares_at_a_position_are_those_of_its_phase_divided_by_their_sum():
+    phases = [
+        Phase(first_sample=0, shares={"a": 0.25, "b": 0.75}, path="data.shares"),
+        Phase(first_sample=10, shares={"b": 0.3, "c": 0.7000001}, path="data.phases.end"),
+    ]
+    order = SampleOrder(phases=phases, samples={"a": 5, "b": 5, "c": 5}, seed=0)
+    assert order.shares_at(0) == order.shares_at(9) == {"a": 0.25, "b": 0.75, "c": 0.0}
+    late = order.shares_at(10)
+    assert late == {"a": 0.0, "b": pytest.approx(0.3, abs=1e-6), "c": pytest.approx(0.7)}
+    assert sum(late.values()) == pytest.approx(1, abs=1e-15)

@@ -80,8 +80,13 @@ def held_out_line(step: int) -> dict[str, Any]:
     by_source = {name: loss_at(step) + 0.3 * place for place, name in enumerate(SOURCES)}
     return {
         "kind": "held_out", "step": step, "tokens": step * TOKENS_PER_STEP,
-        "loss": loss_at(step) + 0.1, "by_source": by_source, "seconds": 0.1,
+        "loss": loss_at(step) + 0.6, "weighted_loss": loss_at(step) + 0.42,
+        "by_source": by_source, "shares": recipe_tree()["data"]["shares"], "seconds": 0.1,
     }  # fmt: skip
+
+
+def of_an_earlier_version(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: one for key, one in line.items() if key not in {"weighted_loss", "shares"}}
 
 
 def energy_line(
@@ -126,19 +131,34 @@ def results_tree(steps: int) -> dict[str, Any]:
         "tokens_per_second": rate, "tokens_per_second_per_device": rate / 4,
         "flops_per_second": {"full": 8e6 * rate, "causal": 7.6e6 * rate}, "device": "cpu",
         "held_out": {
-            "first": loss_at(1) + 0.1, "final": loss_at(steps) + 0.1,
-            "by_source": held_out_line(steps)["by_source"], "unigram": 6.543,
+            "step": steps, "tokens": steps * TOKENS_PER_STEP,
+            "first": loss_at(0) + 0.42, "first_unweighted": loss_at(0) + 0.6,
+            "final": loss_at(steps) + 0.42, "final_unweighted": loss_at(steps) + 0.6,
+            "by_source": held_out_line(steps)["by_source"],
+            "shares": held_out_line(steps)["shares"],
+            "unigram": 6.543, "unigram_unweighted": 6.6,
             "unigram_by_source": {name: 6.2 + 0.2 * i for i, name in enumerate(SOURCES)},
             "slope_last_quarter": -1e-6, "rising": False,
         },
     }  # fmt: skip
 
 
+def earlier_results_tree(steps: int, **changed: Any) -> dict[str, Any]:
+    """Write results as earlier versions did, which had plain means alone."""
+    held_out = {
+        "first": loss_at(0) + 0.6, "final": loss_at(steps) + 0.6,
+        "by_source": held_out_line(steps)["by_source"], "unigram": 6.6,
+        "unigram_by_source": {name: 6.2 + 0.2 * i for i, name in enumerate(SOURCES)},
+        "slope_last_quarter": -1e-6, "rising": False,
+    }  # fmt: skip
+    return results_tree(steps) | {"held_out": held_out | changed}
+
+
 def journal_lines(steps: int) -> list[dict[str, Any]]:
-    lines = []
+    lines = [held_out_line(0)]
     for step in range(1, steps + 1):
         lines.append(step_line(step))
-        if step == 1 or step % 10 == 0:
+        if step % 10 == 0:
             lines.append(held_out_line(step))
         if step % 20 == 0:
             lines.append(mark_line("checkpoint", step, folder=f"checkpoint-{step}"))

@@ -30,7 +30,10 @@ def evaluated(run: Path, tokens: int, **sections: object) -> None:
 
 def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None:
     run = write_run("a")
-    held_out = {"by_source": {"de": FIGURES}, "by_language": {"de": FIGURES}, "all": UNKNOWN}
+    held_out = {
+        "by_source": {"de": FIGURES}, "by_language": {"de": FIGURES}, "all": UNKNOWN,
+        "weighted_as_mixture": 2.25, "mean_over_sources": 2.75,
+    }  # fmt: skip
     evaluated(run, 2_000, held_out=held_out)
     evaluated(run, 1_000, texts={"my.txt": FIGURES})
     grid = evaluation_grids(load_entries([run]))["evaluated_texts"]
@@ -41,6 +44,8 @@ def test_every_checkpoint_has_its_rows_in_the_order_of_tokens(write_run) -> None
         (*late, "de", *cells),
         (*late, "language de", *cells),
         (*late, "all held-out tokens", "2.500", "12.18", "—", "4,100", "9"),
+        (*late, "weighted as the mixture", "2.250", "—", "—", "—", "—"),
+        (*late, "plain mean over sources", "2.750", "—", "—", "—", "—"),
     ]
 
 

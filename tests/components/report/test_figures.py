@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from components.report import figures
 from components.report.outcome import load_entries
-from tests.components.report.conftest import mark_line
+from tests.components.report.conftest import (
+    earlier_results_tree,
+    journal_lines,
+    mark_line,
+    of_an_earlier_version,
+)
 
 _POINTS = 20
 
@@ -31,13 +36,29 @@ def test_a_short_run_is_drawn_whole():
     assert figures.thinned([3.0, 1.0, 2.0], 3) == [0, 1, 2]
 
 
-def test_loss_chart_shows_training_held_out_and_unigram(write_run):
+def test_loss_chart_shows_training_both_means_and_the_unigram(write_run):
     entries = load_entries([write_run()])
-    chart = figures.loss_figure(entries)
-    training, held_out = chart.data
+    chart, measured = figures.loss_figure(entries), entries[0].run.journal.held_out
+    training, weighted, plain = chart.data
     assert list(training.y) == [step.loss for step in entries[0].run.journal.steps]
-    assert list(held_out.x) == [m.tokens for m in entries[0].run.journal.held_out]
+    assert list(weighted.x) == list(plain.x) == [m.tokens for m in measured]
+    assert list(weighted.y) == [m.weighted_loss for m in measured]
+    assert list(plain.y) == [m.loss for m in measured]
+    assert [one.name for one in chart.data] == [
+        "training",
+        "held-out, weighted as the mixture",
+        "held-out, plain mean over sources",
+    ]
     assert chart.layout.shapes[0].y0 == 6.543
+
+
+def test_the_chart_of_an_earlier_versions_run_has_the_plain_mean_alone(write_run):
+    lines = [*map(of_an_earlier_version, journal_lines(60))]
+    chart = figures.loss_figure(
+        load_entries([write_run(lines=lines, results=earlier_results_tree(60))])
+    )
+    assert [one.name for one in chart.data][1:] == ["held-out, plain mean over sources"]
+    assert chart.layout.shapes[0].y0 == 6.6
 
 
 def test_runs_keep_their_colour_in_every_chart(write_run):
@@ -53,13 +74,35 @@ def test_runs_keep_their_colour_in_every_chart(write_run):
     ]  # fmt: skip
 
 
-def test_sources_stand_in_the_order_of_their_final_loss(write_run):
+def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run):
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None
-    final = entries[0].outcome.final_by_source
-    assert list(chart.layout.yaxis.categoryarray) == sorted(final, key=final.__getitem__)
-    assert [trace.name for trace in chart.data] == ["smoothed unigram", "first", "final"]
+    final = entries[0].outcome.held_out.by_source
+    means = ["weighted as the mixture", "plain mean over sources"]
+    order = [*means, *sorted(final, key=final.__getitem__)]
+    assert list(chart.layout.yaxis.categoryarray) == order
+    titles = ["smoothed unigram", "before training", "training, last step", "held-out, last"]
+    assert [trace.name for trace in chart.data] == titles
+
+
+def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_run):
+    entries = load_entries([write_run()])
+    chart = figures.sources_figure(entries)
+    assert chart is not None
+    marks = {t.name: dict(zip(t.y, t.x, strict=True)) for t in chart.data}
+    last = entries[0].run.journal.steps[-1].loss
+    assert marks["training, last step"] == {"weighted as the mixture": last}
+    held_out = marks["held-out, last"]
+    assert held_out["weighted as the mixture"] == pytest.approx(last + 0.42)
+    assert held_out["plain mean over sources"] == pytest.approx(last + 0.6)
+
+
+def test_nothing_compares_with_the_training_loss_of_an_earlier_versions_run(write_run):
+    run = write_run(lines=[], results=earlier_results_tree(60))
+    chart = figures.sources_figure(load_entries([run]))
+    assert chart is not None
+    assert "training, last step" not in [trace.name for trace in chart.data]
 
 
 def test_without_a_held_out_measurement_there_is_no_chart_of_sources(write_run):

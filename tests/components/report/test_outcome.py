@@ -9,15 +9,25 @@ import pytest
 from components.errors import RecipeError
 from components.report.outcome import flat, load_entries, load_run, outcome_of, short_labels
 from components.report.tables import incidents
+from tests.components.report.conftest import (
+    SOURCES,
+    earlier_results_tree,
+    held_out_line,
+    journal_lines,
+    of_an_earlier_version,
+    step_line,
+)
 
 
 def test_a_finished_run_speaks_through_its_results(write_run):
     run = load_run(write_run())
     out = outcome_of(run)
     assert run.recipe["name"] == "walnut7b"
-    assert (out.status, out.steps, out.rising, out.unigram) == ("finished", 60, False, 6.543)
+    assert (out.status, out.steps, out.held_out.rising) == ("finished", 60, False)
+    assert (out.held_out.step, out.held_out.unigram) == (60, 6.543)
     assert out.training_loss == run.journal.steps[-1].loss
-    assert set(out.first_by_source) == set(out.final_by_source) == set(out.unigram_by_source)
+    sources = (out.first_by_source, out.held_out.by_source, out.held_out.unigram_by_source)
+    assert {frozenset(one) for one in sources} == {frozenset(SOURCES)}
 
 
 def test_a_killed_run_speaks_through_its_journal(write_run):
@@ -25,11 +35,42 @@ def test_a_killed_run_speaks_through_its_journal(write_run):
     out = outcome_of(run)
     rate = median(step.tokens_per_second for step in run.journal.steps)
     assert (out.status, out.steps, out.tokens) == ("unfinished", 60, 60 * 8192)
-    assert out.held_out_final == run.journal.held_out[-1].loss
+    last = run.journal.held_out[-1]
+    assert (out.held_out.step, out.held_out.tokens) == (60, 60 * 8192)
+    assert (out.held_out.final, out.held_out.final_unweighted) == (
+        last.weighted_loss,
+        last.loss,
+    )
     assert out.tokens_per_second_per_device == rate / 4
     assert out.flops_per_second == {"full": 8_000_000 * rate, "causal": 7_600_000 * rate}
-    assert (out.unigram, out.rising) == (None, None)
+    assert (out.held_out.unigram, out.held_out.rising) == (None, None)
     assert out.seconds == run.journal.goodput.wall_seconds
+
+
+def test_a_run_killed_before_its_first_evaluation_has_the_untrained_loss_as_such(write_run):
+    out = outcome_of(load_run(write_run(killed=True, lines=[held_out_line(0), step_line(1)])))
+    assert (out.held_out.final, out.held_out.final_unweighted) == (None, None)
+    assert out.held_out.first == held_out_line(0)["weighted_loss"]
+    assert not out.held_out.by_source
+
+
+def test_an_earlier_version_stated_plain_means_whose_step_the_journal_has(write_run):
+    lines = [*map(of_an_earlier_version, journal_lines(60))]
+    out = outcome_of(load_run(write_run(lines=lines, results=earlier_results_tree(60))))
+    plain = held_out_line(60)["loss"]
+    assert (out.held_out.final, out.held_out.final_unweighted) == (None, plain)
+    assert (out.held_out.unigram, out.held_out.unigram_unweighted) == (None, 6.6)
+    assert (out.held_out.step, out.held_out.rising) == (60, False)
+
+
+def test_what_an_earlier_version_called_final_before_training_is_not(write_run):
+    lines = [of_an_earlier_version(held_out_line(0)), step_line(1)]
+    untrained = held_out_line(0)["loss"]
+    results = earlier_results_tree(1, first=untrained, final=untrained, slope_last_quarter=0.0)
+    out = outcome_of(load_run(write_run(lines=lines, results=results)))
+    assert (out.held_out.first_unweighted, out.held_out.final_unweighted) == (untrained, None)
+    assert (out.held_out.step, out.held_out.rising) == (None, None)
+    assert not out.held_out.by_source
 
 
 def test_a_run_killed_before_its_first_step_has_no_figures(write_run):

@@ -13,7 +13,12 @@ from components.report import pages
 from components.report.outcome import load_entries, load_run
 from components.report.page import write_report
 from components.report.tables import summary_grid, terminal_table
-from tests.components.report.conftest import mark_line, results_tree
+from tests.components.report.conftest import (
+    held_out_line,
+    mark_line,
+    results_tree,
+    step_line,
+)
 
 _HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -58,7 +63,16 @@ def test_nothing_is_loaded_from_anywhere(write_run, tmp_path):
 
 def test_shows_the_key_figures_of_one_run(write_run, tmp_path):
     text = _page([write_run()], tmp_path).text
-    for figure in ("walnut7b", "2.215", "6.543", "492 k", "16.4 k", "1.23 M", "1,234,567"):
+    for figure in (
+        "walnut7b",
+        "2.535",
+        "2.715",
+        "6.543",
+        "492 k",
+        "16.4 k",
+        "1.23 M",
+        "1,234,567",
+    ):
         assert figure in text
     for sentence in ("Miniature.", "full attention", "causal attention", "no source says"):
         assert sentence in text
@@ -115,7 +129,7 @@ def test_several_runs_open_with_the_table_and_mark_what_differs(write_run, tmp_p
     assert page.text.index("Runs") < page.text.index("Loss")
     assert "optimizer.lr=0.001" in page.text
     assert page.tags.count("mark") == 2
-    assert page.tags.count("details") == 2
+    assert page.tags.count("details") == 3  # two recipes, and the held-out losses of both runs
 
 
 def test_the_script_library_is_in_the_file_once(write_run, tmp_path):
@@ -210,3 +224,13 @@ def _luminance(colour):
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_run_stopped_before_its_first_evaluation_claims_no_held_out_loss(write_run, tmp_path):
+    lines = [held_out_line(0), step_line(1), step_line(2)]
+    held_out = dict.fromkeys(("step", "tokens", "final", "final_unweighted", "rising"))
+    stated = results_tree(2)["held_out"] | held_out | {"by_source": {}}
+    stopped = results_tree(2) | {"status": "stopped", "held_out": stated}
+    text = _page([write_run(lines=lines, results=stopped)], tmp_path).text
+    assert "no evaluation since step 0" in text
+    assert "over the last quarter" not in text

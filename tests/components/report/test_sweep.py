@@ -11,6 +11,7 @@ from components.report.page import write_report
 from components.report.sweep import RESULTS, named_by_values, sweep_figure, sweep_of
 from tests.components.report.conftest import (
     WriteRun,
+    earlier_results_tree,
     environment_tree,
     recipe_tree,
     results_tree,
@@ -26,7 +27,8 @@ def write_points(write_run: WriteRun, points: Sequence[dict[str, Any]]) -> list[
             section, _, name = key.partition(".")
             tree[section] = {**tree.get(section, {}), name: value}
         results = results_tree(60)
-        results["held_out"] = {**results["held_out"], "final": 3.0 - place / 10}
+        final = 3.0 - place / 10
+        results["held_out"] |= {"final": final, "final_unweighted": final + 1}
         run = write_run(f"sweep/{place}", recipe=tree, results=results)
         words = [f"{key}={value}" for key, value in point.items()]
         command = ["python", "run.py", "recipe=walnut7b", *words, f"run=somewhere/{place}"]
@@ -49,6 +51,18 @@ def test_one_key_is_the_axis_in_the_order_of_its_values(write_run: WriteRun) -> 
     assert list(points.x) == [1e-4, 3e-4, 1e-3]
     assert list(points.y) == [2.9, 3.0, 2.8]
     assert figure.layout.xaxis.type == "log"
+
+
+def test_runs_of_earlier_versions_are_drawn_by_the_mean_that_they_have(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    runs = write_points(write_run, [{"optimizer.lr": lr} for lr in (1e-4, 3e-4, 1e-3)])
+    for place, run in enumerate(runs):
+        earlier = earlier_results_tree(60, final=4.0 - place / 10)
+        (run / "results.json").write_text(json.dumps(earlier))
+    html = write_report(runs, tmp_path / "report.html").read_text("utf-8")
+    assert "chart-swept_plain" in html
+    assert "chart-swept_loss" not in html
 
 
 def test_a_large_value_on_the_axis_keeps_its_digits(write_run: WriteRun) -> None:

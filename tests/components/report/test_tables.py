@@ -10,6 +10,7 @@ from components.report.tables import key_figures
 from components.terminal import console
 from tests.components.report.conftest import (
     derived_tree,
+    held_out_line,
     mark_line,
     recipe_tree,
     results_tree,
@@ -58,7 +59,17 @@ def test_summary_has_one_row_a_run(two_runs):
         "model.dim=256, scale.name=full, scale.shrink.dim=—, scale.shrink=none"
     )
     assert columns["status"] == ["finished", "unfinished"]
-    assert columns["held-out loss"][0] == "2.215"
+    assert columns["held-out loss, weighted"] == ["2.535", "2.535"]
+    assert columns["held-out loss, plain mean"] == ["2.715", "2.715"]
+
+
+def test_the_summary_says_where_a_run_went_on_after_its_last_evaluation(write_run):
+    lines = [held_out_line(0), step_line(1), held_out_line(1), step_line(2)]
+    table = tables.terminal_table(
+        tables.summary_grid(load_entries([write_run(lines=lines, killed=True)]))
+    )
+    columns = {column.header: list(column.cells) for column in table.columns}
+    assert columns["held-out loss, weighted"] == ["8.314 at step 1"]
 
 
 def test_summary_shows_brackets_as_they_are(write_run):
@@ -162,14 +173,10 @@ def test_incidents_count_kills_and_resumes(write_run):
     assert rows["results.json"] == ("absent: killed, or still training",)
 
 
-def test_key_figures_warn_of_a_rising_loss_and_name_active_parameters(write_run):
+def test_key_figures_name_active_parameters(write_run):
     folder = write_run()
-    results = dict(load_entries([folder])[0].run.results or {})
-    results["held_out"] = dict(results["held_out"], rising=True)
     derived = '{"parameters": {"total": 2000000, "active": 500000}, "tokens_per_step": 8192,'
-    rising = write_run("rising", results=results)
     rest = '"steps": 60, "ranks": 4, "flops_per_token": {"full": 2, "causal": 1}}'
-    (rising / "derived.json").write_text(derived + rest)
-    cards = {card.title: card for card in key_figures(load_entries([rising])[0])}
-    assert cards["held-out loss"].warning == "rising over the last quarter"
+    (folder / "derived.json").write_text(derived + rest)
+    cards = {card.title: card for card in key_figures(load_entries([folder])[0])}
     assert cards["parameters"].notes == ("2,000,000", "500 k active per token")

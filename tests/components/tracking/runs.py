@@ -28,7 +28,7 @@ def held_out_line(step: int, shift: float = 0.0) -> Line:
     loss = step / 3 + shift
     by_source = {"eu": loss - 1, "de fr": loss + 1}
     line = {"kind": "held_out", "step": step, "tokens": step * 512, "seconds": 0.5}
-    return {**line, "loss": loss, "by_source": by_source}
+    return {**line, "loss": loss, "weighted_loss": loss - 0.5, "by_source": by_source}
 
 
 START = [mark_line("start", 0), held_out_line(0)]
@@ -56,7 +56,8 @@ def points_of(lines: list[Line]) -> Points:
         if line["kind"] == "step":
             points |= {(name, line["step"], line[name]) for name in FIGURES}
         elif line["kind"] == "held_out":
-            points.add(("held_out", line["step"], line["loss"]))
+            points.add(("held_out", line["step"], line["weighted_loss"]))
+            points.add(("held_out_unweighted", line["step"], line["loss"]))
             points |= {
                 (f"held_out_by_source/{name}", line["step"], loss)
                 for name, loss in line["by_source"].items()

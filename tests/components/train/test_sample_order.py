@@ -88,3 +88,23 @@ def test_ranks_draw_across_a_phase_what_one_process_draws(tmp_path, ranks) -> No
         assert ids(together, step, ranks) == ids(recipe, step, 1)
     # One integer resumes: what is drawn follows from the step, in a process that saw no other.
     assert ids(recipe, 7, 1) == ids(composed(*words), 7, 1)
+
+
+def test_the_shares_after_a_step_are_those_of_its_last_sample_past_what_was_skipped(
+    tmp_path,
+) -> None:
+    words = (
+        *("data.shares={en: 0.5, de: 0.5}", TWO[0]),
+        "data.phases={end: {from_fraction: 0.5, shares: {en: 1.0}}}",
+    )
+    recipe = composed(*words)
+    draw_data(recipe, tmp_path / "data")
+    manifest = Manifest.read(tmp_path / "data")
+    batches = StepBatches(recipe=recipe, folder=tmp_path / "data", manifest=manifest, rank=0)
+    early, late = {"de": 0.5, "en": 0.5}, {"de": 0.0, "en": 1.0}
+    half = recipe.derived.steps // 2  # its last sample is the last of the first phase
+    assert batches.shares_after(0) == batches.shares_after(half) == early
+    assert batches.shares_after(half + 1) == late
+    batches.skip([(0, 1)])
+    assert batches.shares_after(half - 1) == early
+    assert batches.shares_after(half) == late

@@ -24,10 +24,28 @@ def test_a_measurement_for_which_there_is_no_room_says_so(tmp_path: Path) -> Non
     curves = Curves(folder=tmp_path / "curves")
     metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
     with fill_up(100_000), pytest.raises(RecipeError, match=r"metrics\.jsonl: cannot be writt"):
-        metrics.held_out(RunProgress(step=1, tokens=10), {"de": 2.0}, 0.5)
-    metrics.held_out(RunProgress(step=2, tokens=20), {"de": 1.0}, 0.5)
+        metrics.held_out(RunProgress(step=1, tokens=10), {"de": 2.0}, {"de": 1.0}, 0.5)
+    metrics.held_out(RunProgress(step=2, tokens=20), {"de": 1.0}, {"de": 1.0}, 0.5)
     curves.close()
     assert [line["step"] for line in read_lines(file)] == [2]
+
+
+def test_an_evaluation_has_both_means_in_its_line_and_in_the_curves(tmp_path: Path) -> None:
+    file, curves = tmp_path / "metrics.jsonl", Curves(folder=tmp_path / "curves")
+    metrics = Metrics(file=file, curves=curves, retry_seconds=0.0)
+    shares = {"de": 0.9, "en": 0.1, "fi": 0.0}
+    metrics.held_out(RunProgress(step=2, tokens=20), {"de": 2.0, "en": 4, "fi": 9}, shares, 0.5)
+    curves.close()
+    (line,) = read_lines(file)
+    assert (line["loss"], line["weighted_loss"]) == (5.0, pytest.approx(2.2))
+    assert line["shares"] == shares
+    # Checkpoints of different phases are ranked by the mean that does not follow the phases.
+    assert (metrics.held_out_loss(20), metrics.held_out_loss(30)) == (5.0, None)
+    events = EventAccumulator(str(tmp_path / "curves")).Reload()
+    assert {name: events.Scalars(name)[0].value for name in events.Tags()["scalars"]} == {
+        "held_out": pytest.approx(2.2),
+        "held_out_unweighted": 5.0,
+    }
 
 
 @pytest.mark.filterwarnings(  # the writer's thread ends by the error that is looked at here

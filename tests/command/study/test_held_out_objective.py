@@ -1,0 +1,69 @@
+"""A study's objective is the loss of a trained model; where there is none, it says why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.study.request import ask
+from command.study.runs import PointEnding, result_in
+from components.errors import RecipeError
+from tests.command.study.test_search import RATES
+from tests.components.report.conftest import earlier_results_tree, results_tree
+
+POINT = {"optimizer.lr": 1.0e-5, "budget.global_batch_tokens": 256}
+
+
+def ending(folder: Path, results: dict[str, Any], key: str) -> PointEnding | None:
+    """Ask what became of a point whose run ended with these results."""
+    objective = {"measured": key, "planned": None, "direction": "minimize"}
+    (folder / "rates.yaml").write_text(yaml.safe_dump({**RATES, "objective": objective}))
+    asked = ask([f"study={folder / 'rates.yaml'}", f"run={folder / 'runs'}"])
+    run = asked.folder_of(POINT)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "results.json").write_text(json.dumps(results))
+    return result_in(asked, POINT)
+
+
+def test_the_objective_is_the_loss_weighted_as_the_mixture_or_the_plain_mean(
+    tmp_path: Path,
+) -> None:
+    found = results_tree(60)
+    for key in ("final", "final_unweighted"):
+        given = ending(tmp_path, found, f"held_out.{key}")
+        assert given == PointEnding(found["held_out"][key], "")
+
+
+@pytest.mark.parametrize("key", ["held_out.final", "held_out.final_unweighted"])
+def test_a_point_without_an_evaluation_after_its_first_step_has_no_figure(
+    tmp_path: Path, key: str
+) -> None:
+    found = results_tree(2)
+    found["held_out"] |= {"final": None, "final_unweighted": None, "by_source": {}}
+    assert ending(tmp_path, found, key) == PointEnding(
+        None, f"{key}: no evaluation since step 0"
+    )
+    earlier = earlier_results_tree(2, first=7.648, final=7.648)
+    given = ending(tmp_path, earlier, key)
+    assert given == PointEnding(None, f"{key}: no evaluation since step 0")
+
+
+def test_a_point_of_an_earlier_version_is_not_compared_by_another_mean(tmp_path: Path) -> None:
+    found = earlier_results_tree(60)
+    given = ending(tmp_path, found, "held_out.final_unweighted")
+    assert given == PointEnding(found["held_out"]["final"], "")
+    given = ending(tmp_path, found, "held_out.final")
+    assert given is not None
+    assert given.figure is None
+    assert given.why == "held_out.final was not measured; held_out.final_unweighted was"
+
+
+def test_a_stopped_point_has_not_ended(tmp_path: Path) -> None:
+    assert ending(tmp_path, results_tree(2) | {"status": "stopped"}, "held_out.final") is None
+
+
+def test_a_key_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"held_out\.finale is no number there"):
+        ending(tmp_path, results_tree(60), "held_out.finale")

@@ -1,0 +1,85 @@
+"""The held-out figures of a run: both means, the unigram beside them, the trend at the end."""
+
+import math
+
+import pytest
+
+from components.train.held_out import Evaluation, summarize_held_out
+
+UNIGRAM = {"a": 6.0, "b": 8.0}
+SHARES = {"a": 0.75, "b": 0.25}
+
+
+def taken(*means: float) -> list[Evaluation]:
+    """Evaluations a step of 100 tokens apart, the first before training."""
+    return [
+        Evaluation(step, step * 100, {"a": mean - 1, "b": mean + 1})
+        for step, mean in enumerate(means)
+    ]
+
+
+def test_each_figure_is_a_mean_weighted_as_the_mixture_and_a_plain_one() -> None:
+    found = summarize_held_out(taken(9.0, 8.0, 7.0, 6.5, 6.2), SHARES, UNIGRAM)
+    assert (found["step"], found["tokens"]) == (4, 400)
+    assert (found["first_unweighted"], found["final_unweighted"]) == (9.0, pytest.approx(6.2))
+    assert (found["first"], found["final"]) == (8.5, pytest.approx(5.7))
+    assert (found["unigram"], found["unigram_unweighted"]) == (6.5, 7.0)
+    assert found["by_source"] == {"a": pytest.approx(5.2), "b": pytest.approx(7.2)}
+    assert found["shares"] == SHARES
+
+
+def test_a_source_that_is_not_drawn_does_not_count_in_the_weighted_mean() -> None:
+    evaluations = [Evaluation(1, 100, {"a": 2.0, "b": math.nan})]
+    found = summarize_held_out(evaluations, {"a": 1.0, "b": 0.0}, UNIGRAM)
+    assert found["final"] == 2.0
+    assert math.isnan(found["final_unweighted"])
+
+
+def test_the_loss_before_training_is_never_a_final_one_and_shows_no_trend() -> None:
+    found = summarize_held_out(taken(9.0), SHARES, UNIGRAM)
+    assert found["first"] == 8.5
+    unknown = ("step", "tokens", "final", "final_unweighted", "slope_last_quarter", "rising")
+    assert [found[key] for key in unknown] == [None] * 6
+    assert found["by_source"] == {}
+
+
+def test_one_evaluation_in_the_last_quarter_shows_no_trend() -> None:
+    assert summarize_held_out(taken(9.0, 8.0), SHARES, UNIGRAM)["rising"] is None
+    assert summarize_held_out(taken(9.0, 8.0, 9.0), SHARES, UNIGRAM)["rising"] is None
+
+
+def test_a_loss_that_falls_to_the_end_is_not_rising() -> None:
+    found = summarize_held_out(taken(9.0, 8.0, 7.0, 6.5, 6.2), SHARES, UNIGRAM)
+    assert found["rising"] is False
+    assert found["slope_last_quarter"] < 0
+
+
+def test_a_loss_that_turns_in_the_last_quarter_is_rising() -> None:
+    assert summarize_held_out(taken(9.0, 7.0, 6.0, 6.1, 6.4), SHARES, UNIGRAM)["rising"]
+
+
+def test_an_early_rise_does_not_count() -> None:
+    found = summarize_held_out(taken(6.0, 9.0, 8.0, 7.5, 7.0), SHARES, UNIGRAM)
+    assert found["rising"] is False
+
+
+def test_the_trend_is_that_of_the_mixture_not_of_the_plain_mean() -> None:
+    losses = [{"a": 3.0, "b": 8.0}, {"a": 3.5, "b": 5.0}]
+    evaluations = [Evaluation(at, at, one) for at, one in enumerate(losses, 9)]
+    assert summarize_held_out(evaluations, {"a": 0.9, "b": 0.1}, UNIGRAM)["rising"]
+
+
+def test_a_run_without_evaluations_has_no_figures() -> None:
+    assert summarize_held_out([], SHARES, UNIGRAM) == {}
+
+
+def test_data_without_a_unigram_model_have_none() -> None:
+    found = summarize_held_out(taken(9.0, 8.0), SHARES, {})
+    assert (found["unigram"], found["unigram_unweighted"]) == (None, None)
+
+
+def test_where_the_last_losses_are_not_finite_nobody_knows_whether_they_rise() -> None:
+    found = summarize_held_out(taken(9.0, 8.0, 7.0, math.nan, math.nan), SHARES, UNIGRAM)
+    assert found["rising"] is None
+    early = taken(math.inf, 8.0, 7.0, 6.5, 6.2)
+    assert summarize_held_out(early, SHARES, UNIGRAM)["rising"] is False
