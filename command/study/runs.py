@@ -20,6 +20,7 @@ from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.planner.plan import plan_recipe
 from components.planner.result import plan_result
+from components.report.pages import share_script
 from components.run.ownership import check_links
 from components.run.records import HeldOutRecord, StatedResults, read_checked
 from components.terminal import say
@@ -62,6 +63,7 @@ def _train(asked: StudyRequest, point: Point) -> Look:
     """Train a point, or go on with it; who interrupts a run interrupts the study."""
     if result_in(asked, point) is None:
         arguments = asked.arguments_of(point)
+        share_script(asked.folder)
         if arguments.run is not None and arguments.run.exists():
             arguments = read_point([f"resume={arguments.run}"])
         with redirect_stdout(sys.stderr):  # standard output is the study's

@@ -12,7 +12,7 @@ from components.report import numbers
 from components.report.figures import colour, empty_figure
 from components.report.outcome import ReportEntry, Tree
 from components.report.pages import check_destination, embedded, set_page, write_page
-from components.report.tables import Card, Grid, grid_by_name
+from components.report.tables import Card, Grid, grid_by_name, together
 from components.run.ownership import is_own
 from components.run.records import DataRecord, read_checked, read_record
 from components.run.reported import DataCard
@@ -142,35 +142,59 @@ _DRAWN = {
 
 
 def mixture_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out a row a source; no rows where no run has written its results."""
+    """Lay out a row a source; no rows where no run has written its results.
+
+    Of several runs, what each drew: a column for those that drew the same.
+    """
     drawn: list[Tree] = [(entry.run.results or {}).get("mixture", {}) for entry in entries]
-    labels = [f"{entry.label}: " if len(entries) > 1 else "" for entry in entries]
-    heads = (f"{label}{measure}" for label in labels for measure in _DRAWN)
-    cells = [(one, key, form) for one in drawn for key, form in _DRAWN.values()]
-    rows = [
-        (name, *(numbers.written(one.get(name, {}).get(key), form) for one, key, form in cells))
-        for name in dict.fromkeys(name for one in drawn for name in one)
-    ]
-    return Grid(columns=("source", *heads), rows=rows)
+    names = list(dict.fromkeys(name for one in drawn for name in one))
+
+    def column(one: Tree, key: str, form: str) -> tuple[str, ...]:
+        return tuple(numbers.written(one.get(name, {}).get(key), form) for name in names)
+
+    if len(entries) == 1:
+        columns = {head: column(drawn[0], *how) for head, how in _DRAWN.items()}
+    else:
+        holders: dict[tuple[str, ...], list[str]] = {}
+        for entry, one in zip(entries, drawn, strict=True):
+            holders.setdefault(column(one, *_DRAWN["drawn"]), []).append(entry.label)
+        columns = {together(labels, entries): cells for cells, labels in holders.items()}
+    rows = list(zip(names, *columns.values(), strict=True))
+    return Grid(columns=("source", *columns), rows=rows)
+
+
+def data_grid(sections: Sequence[Mapping[str, Any]]) -> Grid:
+    """Lay out a row a prepared folder: who read it, and the figures of its card."""
+    heads = dict.fromkeys(card.title for section in sections for card in section["cards"])
+    rows = []
+    for section in sections:
+        figures = {card.title: card.value for card in section["cards"]}
+        cells = (figures.get(head, numbers.ABSENT) for head in heads)
+        rows.append((section["folder"], section["runs"], section["key"][:12], *cells))
+    return Grid(columns=("prepared in", "runs", "key", *heads), rows=rows, text_columns=3)
 
 
 def data_sections(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
     """Summarize each prepared folder once, with the figures of its card where there is one."""
+    holders: dict[str, list[str]] = {}
     sections: dict[str, dict[str, Any]] = {}
     for entry in entries:
         file = entry.run.folder / "data.json"
         if file.exists():
             said = read_record(file, DataRecord)
+            holders.setdefault(said.key, []).append(entry.label)
+            if said.key in sections:
+                continue
             card = _card(file, said)
-            section = {
-                "label": entry.label,
+            sections[said.key] = {
                 "folder": Path(said.folder).name,  # not its whole path, which names people
                 "key": said.key,
                 "cards": _key_figures(card) if card else (),
                 "sources": _sources(card["sources"]) if card else Grid(),
             }
-            sections.setdefault(said.key, section)
-    return list(sections.values())
+    return [
+        section | {"runs": together(holders[key], entries)} for key, section in sections.items()
+    ]
 
 
 def _card(file: Path, said: DataRecord) -> Tree | None:

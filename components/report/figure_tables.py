@@ -17,7 +17,7 @@ from components.planner.result import planned_time
 from components.planner.search_result import GIB
 from components.report import numbers
 from components.report.outcome import ReportEntry, Tree, flat
-from components.report.tables import Grid, column_labels, labelled
+from components.report.tables import Grid, column_labels, labelled, together
 
 NOT_MEASURED, UNKNOWN = "not measured", "unknown"
 Number = float | None
@@ -182,10 +182,7 @@ def assumed_grid(entries: Sequence[ReportEntry]) -> Grid:
             holders.setdefault(key, []).append(entry.label)
     if len(entries) == 1:
         return Grid(columns=("key", "value", "reason"), rows=list(holders))
-    rows = [
-        (*key, "all runs" if len(labels) == len(entries) else ", ".join(labels))
-        for key, labels in holders.items()
-    ]
+    rows = [(*key, together(labels, entries)) for key, labels in holders.items()]
     return Grid(columns=("key", "value", "reason", "assumed by"), rows=rows)
 
 

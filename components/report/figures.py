@@ -15,13 +15,39 @@ from components.report.outcome import ReportEntry
 from components.run.records import HeldOutEvaluation, StepMetrics
 
 _COLOURS = ("#3b7dc4", "#d9652b", "#2f9e78", "#b05cae", "#b8912a", "#5aa9cf", "#c4506b")
+# Of several runs each has, beside its colour, a mark (plotly's name, a character) and a dash.
+_MARKS = (
+    *(("circle", "●"), ("square", "■"), ("diamond", "◆"), ("triangle-up", "▲")),
+    *(("triangle-down", "▼"), ("cross", "✚"), ("x", "✖"), ("star", "★")),
+)
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _NEUTRAL = "#8b929c"
+_TRAINING = ", training"  # after a run's name
 _MOST_POINTS = 2000  # more than a screen has columns only make the file large
 
 
 def colour(index: int) -> str:
     """Give the run at this place in the report its colour."""
     return _COLOURS[index % len(_COLOURS)]
+
+
+def mark(index: int) -> str:
+    """Give the run at this place in the report its mark, as a character."""
+    return _MARKS[index % len(_MARKS)][1]
+
+
+def tell_apart(figure: go.Figure, entries: Sequence[ReportEntry]) -> None:
+    """Give the curves of each of several runs its mark and dash: not all see colours."""
+    places = {html.escape(entry.label): place for place, entry in enumerate(entries)}
+    for trace in figure.data:
+        place = places.get(str(trace.name).removesuffix(_TRAINING))
+        if place is None or len(entries) == 1:
+            continue
+        if "lines" in trace.mode:
+            trace.line.dash = _DASHES[place % len(_DASHES)]
+        if "markers" in trace.mode:
+            is_open = str(trace.marker.symbol).endswith("-open")
+            trace.marker.symbol = _MARKS[place % len(_MARKS)][0] + "-open" * is_open
 
 
 def loss_figure(entries: Sequence[ReportEntry]) -> go.Figure:
@@ -49,7 +75,7 @@ def _add_losses(figure: go.Figure, entry: ReportEntry, index: int, *, alone: boo
     tokens, losses = _series(journal.steps, "loss")
     figure.add_scatter(
         x=tokens, y=losses, mode="lines", legendgroup="" if alone else name, showlegend=alone,
-        name="training" if alone else f"{name}, training",
+        name="training" if alone else f"{name}{_TRAINING}",
         line={"color": colour(index), "width": 1.3}, opacity=0.8 if alone else 0.4,
     )  # fmt: skip
     for place, (mean, points) in enumerate(_means(entry, alone=alone).items()):

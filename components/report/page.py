@@ -1,20 +1,21 @@
-"""One self-contained HTML file from one or more run folders."""
+"""The report of a run, and the comparison of several: what belongs together in one table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from components.config import key_groups
 from components.config.key_groups import TITLES, KeyGroup
 from components.config.recipe_text import recipe_lines
 from components.report import figure_tables, figures, numbers, tables
-from components.report.data_card import data_sections, mixture_grid
+from components.report.data_card import data_grid, data_sections, mixture_grid
 from components.report.held_out import held_out_card, held_out_grid
 from components.report.measurements import evaluation_grids, profile_grids
 from components.report.outcome import ReportEntry, load_entries
 from components.report.pages import check_destination, embedded, set_page, write_page
 from components.report.sweep import RESULTS, Sweep, named_by_values, sweep_figure, sweep_of
-from components.report.tables import Cells, Grid, grid_by_quantity
+from components.report.tables import Grid, grid_by_quantity
 
 
 def differences_by_group(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
@@ -47,18 +48,11 @@ def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
 MOST_NAMED = 8  # of a list in one cell of the table
 
 
-def story_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out one row an event, run after run, in the order of time."""
-    run, labelled = tables.labelled(entries)
-    rows = [(*label, *cells) for entry, label in labelled for cells in _story(entry)]
-    columns = (*run, "after", "step", "event", "cause", "took", "evidence")
-    return Grid(columns=columns, rows=rows)
-
-
-def _story(entry: ReportEntry) -> list[Cells]:
+def story_grid(entry: ReportEntry) -> Grid:
+    """Lay out one row an event of a run, in the order of time."""
     events = entry.run.journal.events
     begin = events[0].time - events[0].seconds if events else 0.0
-    return [
+    rows = [
         (
             numbers.duration(event.time - begin),
             f"{event.step:,}",
@@ -71,6 +65,7 @@ def _story(entry: ReportEntry) -> list[Cells]:
         # There may be thousands of these, and they say nothing that the goodput does not.
         if event.kind != "checkpoint"
     ]
+    return Grid(columns=("after", "step", "event", "cause", "took", "evidence"), rows=rows)
 
 
 def _brief(value: object) -> str:
@@ -91,20 +86,36 @@ def _goodput(entry: ReportEntry) -> dict[str, str]:
     }
 
 
-def write_report(runs: Sequence[Path], destination: Path) -> Path:
-    """Write the report whole or not at all, and return its path.
+def write_report(runs: Sequence[Path], destination: Path, *, script: str | None = None) -> Path:
+    """Write the report whole or not at all, and return its path; ``script`` as `set_page`.
 
     Raises:
         RecipeError: no run is given, a folder is no run, or the destination is a folder.
     """
     check_destination(destination)
-    return write_page(render(load_entries(runs)), destination)
+    entries = load_entries(runs)
+    return write_page(render(entries, own_pages(entries, destination), script), destination)
 
 
-def render(entries: Sequence[ReportEntry]) -> str:
+def own_pages(entries: Sequence[ReportEntry], destination: Path) -> dict[str, str]:
+    """Link each run's own page, by the run's label, where it lies below the comparison."""
+    found = {}
+    for entry in entries:
+        page, here = entry.run.folder.absolute() / "report.html", destination.absolute().parent
+        if page.is_file() and here in page.parent.parents:
+            # A colon, which would make a scheme of it, is quoted.
+            found[entry.label] = quote(page.relative_to(here).as_posix())
+    return found
+
+
+def render(
+    entries: Sequence[ReportEntry],
+    links: Mapping[str, str] | None = None,
+    script: str | None = None,
+) -> str:
     """Set the page; all text is escaped, whatever a recipe or a source is called."""
     differences, sweep = differences_by_group(entries), sweep_of(entries)
-    differing = frozenset(tables.differing_keys(entries))
+    differing, data = frozenset(tables.differing_keys(entries)), data_sections(entries)
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
@@ -112,17 +123,18 @@ def render(entries: Sequence[ReportEntry]) -> str:
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
         "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
         "cards": (held_out_card(entries[0].outcome), *tables.key_figures(entries[0])),
-        "colours": [figures.colour(index) for index in range(len(entries))],
+        "links": links or {},
+        "marks": [(figures.colour(i), figures.mark(i)) for i in range(len(entries))],
         "charts": _charts(entries, sweep),
         "sweep": sweep,
         "differences": differences,
         "verdict": verdict(differences),
-        "most_open_rows": 12,  # of the mixture: more push the charts below out of sight
-        "data": data_sections(entries),
-        "tables": _tables(entries),
-        "recipes": [(e.label, recipe_lines(e.run.recipe, differing)) for e in entries],
+        "data": data,
+        "tables": {"data": data_grid(data), **_tables(entries)},
+        # Of several the first, with marks: what differs has its table.
+        "recipe": recipe_lines(entries[0].run.recipe, differing),
     }
-    return set_page("page.html.j2", parts)
+    return set_page("page.html.j2", parts, script)
 
 
 def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, str | None]:
@@ -134,6 +146,8 @@ def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, st
         "gradient": figures.step_figure(named, "gradient_norm"),
         "throughput": figures.step_figure(named, "tokens_per_second", exponents="B"),
     }
+    for figure in filter(None, drawn.values()):
+        figures.tell_apart(figure, named)
     if sweep is not None:
         drawn |= {n: sweep_figure(entries, sweep, result) for n, result in RESULTS.items()}
     return {name: embedded(name, figure) for name, figure in drawn.items()}
@@ -154,7 +168,8 @@ def _tables(entries: Sequence[ReportEntry]) -> dict[str, Grid]:
         "environment": tables.environment_grid(entries),
         "incidents": grid_by_quantity(entries, tables.incidents),
         "goodput": grid_by_quantity(entries, _goodput),
-        "story": story_grid(entries),
+        # Of several runs each has its own on its page.
+        "story": story_grid(entries[0]) if len(entries) == 1 else Grid(),
         **evaluation_grids(entries),
         **profile_grids(entries),
     }

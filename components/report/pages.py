@@ -1,7 +1,9 @@
-"""Self-contained HTML pages: setting one, and writing it whole or not at all.
+"""HTML pages: setting one, and writing it whole or not at all.
 
-Nothing in a file is fetched: scripts and styles are inlined, and the page's security policy
-forbids it. Without plotly, which draws, a page beside a result is left out, and that is said.
+A page is one file: scripts and styles are inlined, and its security policy forbids to fetch
+anything. Only the pages that the runs of a sweep or a study leave share plotly's script, which
+is megabytes, in their common folder. Without plotly, which draws, a page beside a result is
+left out, and that is said.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.files import replace_atomically
 from components.errors import RecipeError
+from components.report.contents import with_contents
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 _HERE = Path(__file__).parent
 # A chart can be saved as an image; a double click undoes a zoom.
-_PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]]}
+_PLOTLY_CONFIG = {"displaylogo": False, "modeBarButtons": [["toImage"]], "responsive": True}
 _LACKS = "plotly, which draws it, is not installed"
 
 
@@ -40,7 +43,7 @@ def leave_report(runs: Sequence[Path], destination: Path, say: Say) -> Path | No
         return None
     from components.report.page import write_report
 
-    return write_report(runs, destination)
+    return write_report(runs, destination, script=_shared_script(destination.parent))
 
 
 def leave_card(card: Mapping[str, Any], destination: Path, say: Say) -> Path | None:
@@ -53,8 +56,38 @@ def leave_card(card: Mapping[str, Any], destination: Path, say: Say) -> Path | N
     return write_card(card, destination)
 
 
-def set_page(template: str, parts: Mapping[str, Any]) -> str:
-    """Fill a template beside this file; all text is escaped, whatever it says."""
+def share_script(folder: Path) -> None:
+    """Put plotly's script into a folder of runs, for the pages that these leave there.
+
+    Raises:
+        RecipeError: it cannot be written there.
+    """
+    if find_spec("plotly") is not None and _shared_script(folder / "run") is None:
+        from plotly.offline import get_plotlyjs
+
+        write_page(get_plotlyjs(), folder / _script_name())
+
+
+def _shared_script(run: Path) -> str | None:
+    """Name, from a run's folder, the script of the folder above, if that is plotly's own."""
+    from plotly.offline import get_plotlyjs
+
+    file, own = run.absolute().parent / _script_name(), get_plotlyjs().encode("utf-8")
+    is_own = file.is_file() and file.stat().st_size == len(own) and file.read_bytes() == own
+    return f"../{file.name}" if is_own else None
+
+
+def _script_name() -> str:
+    from plotly.offline import get_plotlyjs_version
+
+    return f"plotly-{get_plotlyjs_version()}.min.js"
+
+
+def set_page(template: str, parts: Mapping[str, Any], script: str | None = None) -> str:
+    """Fill a template beside this file; all text is escaped, whatever it says.
+
+    ``script`` says where the page finds plotly's; without it, it has its own.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -65,8 +98,13 @@ def set_page(template: str, parts: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    inlined = {"style": (_HERE / "page.css").read_text("utf-8"), "plotly": get_plotlyjs()}
-    return environment.get_template(template).render({**parts, **inlined})
+    own = {
+        "style": (_HERE / "page.css").read_text("utf-8"),
+        "plotly": "" if script else get_plotlyjs(),
+        "script": script,
+        "with_contents": with_contents,
+    }
+    return environment.get_template(template).render({**parts, **own})
 
 
 def embedded(name: str, figure: "go.Figure | None") -> str | None:

@@ -2,8 +2,9 @@
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from rich.table import Table
@@ -19,6 +20,7 @@ _SUMMARY_COLUMNS = (
     *("training loss", "held-out loss, weighted", "held-out loss, plain mean"),
     *("tokens/s", "goodput", "status"),
 )
+_MOST_KEYS = 4  # of those that differ, in one cell
 Cells = tuple[str, ...]
 
 
@@ -29,7 +31,7 @@ class Grid:
     columns: Cells = ()
     rows: Sequence[Cells] = ()
     text_columns: int = 1  # so many at the left are no numbers
-    differing: Collection[int] = ()  # the places of rows whose runs do not agree
+    alike: Sequence[tuple[str, str]] = ()  # what all runs agree in, and so is said once
     title: str = ""
 
 
@@ -56,12 +58,11 @@ def terminal_table(grid: Grid) -> Table:
 
 def summary_grid(entries: Sequence[ReportEntry]) -> Grid:
     """Lay out one row a run: what differs in its recipe, and what came out."""
-    differing = differing_keys(entries)
-    shown = without_profile(differing)
+    differing = _differing_words(entries)
     rows = [
         (
             entry.label,
-            ", ".join(f"{key}={differing[key][place]}" for key in shown) or numbers.ABSENT,
+            differing[place],
             numbers.exact(entry.outcome.steps),
             numbers.loss(entry.outcome.training_loss),
             _last(entry.outcome, entry.outcome.held_out.final),
@@ -80,6 +81,19 @@ def _last(out: RunOutcome, loss: float | None) -> str:
     step = out.held_out.step
     behind = loss is not None and step is not None and step != out.steps
     return f"{numbers.loss(loss)} at step {step:,}" if behind else numbers.loss(loss)
+
+
+def _differing_words(entries: Sequence[ReportEntry]) -> list[str]:
+    """Say of each run in what it differs, first the keys that the runs' commands name."""
+    differing = differing_keys(entries)
+    commands = (entry.run.environment.get("command", []) for entry in entries)
+    named = {str(word).partition("=")[0] for command in commands for word in command}
+    keys = sorted(without_profile(differing), key=lambda key: key not in named)
+    shown = keys if len(keys) <= _MOST_KEYS else keys[: _MOST_KEYS - 1]
+    rest = [f"and {len(keys) - len(shown)} more keys"] if shown != keys else []
+    places = range(len(entries))
+    words = ([*(f"{key}={differing[key][place]}" for key in shown), *rest] for place in places)
+    return [", ".join(one) or numbers.ABSENT for one in words]
 
 
 def differing_keys(entries: Sequence[ReportEntry]) -> dict[str, Cells]:
@@ -104,26 +118,34 @@ def environment_grid(entries: Sequence[ReportEntry]) -> Grid:
     prints = [{"recipe fingerprint": entry.run.derived.get("fingerprint")} for entry in entries]
     trees = [flat(one.run.environment) | own for one, own in zip(entries, prints, strict=True)]
     titled = ((key.replace("_", " "), cells) for key, cells in _side_by_side(trees).items())
-    rows = [(title.removeprefix("versions."), *cells) for title, cells in titled]
-    differing = [place for place, row in enumerate(rows) if len(set(row[1:])) > 1]
-    return Grid(columns=("", *column_labels(entries)), rows=rows, differing=differing)
+    return _by_run(entries, {title.removeprefix("versions."): cells for title, cells in titled})
 
 
 def flops_grid(entries: Sequence[ReportEntry]) -> Grid:
-    """Lay out the FLOP of a token and the rates, each under every convention of attention."""
+    """Lay out the FLOP of a token and the rates, each under every convention of attention.
+
+    A run alone has a row for each of them; of several, each is a row.
+    """
     conventions = dict.fromkeys(c for e in entries for c in e.run.derived["flops_per_token"])
-    rows = []
+    heads = tuple(f"{c} attention" for c in conventions)
+    every = []
     for entry in entries:
-        name = f"{entry.label}: " if len(entries) > 1 else ""
         rates, ranks = entry.outcome.flops_per_second, entry.run.derived["ranks"]
-        for title, values, unit in (
+        titled = (
             ("one token", entry.run.derived["flops_per_token"], "FLOP"),
             ("all devices", rates, "FLOP/s"),
             ("one device", {c: value / ranks for c, value in rates.items()}, "FLOP/s"),
-        ):
-            cells = (numbers.rate(values.get(c), unit) for c in conventions)
-            rows.append((f"{name}{title}", *cells))
-    return Grid(columns=("", *(f"{c} attention" for c in conventions)), rows=rows)
+        )
+        every.append({
+            title: tuple(numbers.rate(values.get(c), unit) for c in conventions)
+            for title, values, unit in titled
+        })
+    if len(entries) == 1:
+        return Grid(columns=("", *heads), rows=[(t, *cells) for t, cells in every[0].items()])
+    columns = ("run", *(f"{title}, {head}" for title in every[0] for head in heads))
+    cells = (chain.from_iterable(one.values()) for one in every)
+    rows = [(entry.label, *each) for entry, each in zip(entries, cells, strict=True)]
+    return Grid(columns=columns, rows=rows)
 
 
 def grid_by_quantity(
@@ -131,8 +153,15 @@ def grid_by_quantity(
 ) -> Grid:
     """Lay out a row a quantity, a column a run; all runs have the same quantities."""
     columns = [quantities(entry) for entry in entries]
-    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
-    return Grid(columns=("", *column_labels(entries)), rows=rows)
+    return _by_run(entries, {n: tuple(one[n] for one in columns) for n in columns[0]})
+
+
+def _by_run(entries: Sequence[ReportEntry], cells: Mapping[str, Cells]) -> Grid:
+    """Give what differs a row, with a column a run; what all runs agree in is said once."""
+    agreed = {n for n, values in cells.items() if len(entries) > 1 and len(set(values)) == 1}
+    alike = [(name, cells[name][0]) for name in cells if name in agreed]
+    rows = [(name, *values) for name, values in cells.items() if name not in agreed]
+    return Grid(columns=("", *column_labels(entries)), rows=rows, alike=alike)
 
 
 def grid_by_name(
@@ -165,6 +194,11 @@ def incidents(entry: ReportEntry) -> dict[str, str]:
 def column_labels(entries: Sequence[ReportEntry]) -> Cells:
     """Head the column of each run; one run alone needs no name."""
     return tuple(e.label for e in entries) if len(entries) > 1 else ("this run",)
+
+
+def together(labels: Sequence[str], entries: Sequence[ReportEntry]) -> str:
+    """Name those runs of a report that have something in common."""
+    return "all runs" if len(labels) == len(entries) else ", ".join(labels)
 
 
 def labelled(entries: Sequence[ReportEntry]) -> tuple[Cells, list[tuple[ReportEntry, Cells]]]:

@@ -15,6 +15,7 @@ from command.main import main
 from components.data.manifest import Manifest
 from components.errors import RecipeError
 from components.report.data_card import write_card
+from tests.components.report.outline import check_outline
 from tests.components.report.test_plan_page import Reader
 from tests.data_prep.corpora import paragraphs
 from tests.life.conftest import TINY
@@ -98,7 +99,8 @@ def test_the_page_says_it_all_and_fetches_nothing(prepared: Path, card: Any) -> 
     html = (prepared / "card.html").read_text()
     page = Reader(html)
     assert json.loads(page.code[page.code.index("{") :]) == card
-    assert not page.links
+    assert all(str(link).startswith("#") for link in page.links)  # its own contents
+    check_outline(html)
     assert "<script>alert" not in html
     assert MARKUP in page.code
     for figure in ("A & B", "the house", f"{card['sources']['fr']['train_tokens']:,}"):

@@ -142,6 +142,8 @@ def test_a_listed_study_runs_each_point_once_and_its_report_measures_them(
     assert uneven["measured"] is None
     assert "5 sequences a step" in uneven["why"]
     assert len(begun) == 3  # 256; 320, which is interrupted; 320, which is refused
+    (script,) = (folder / "runs").glob("plotly-*.min.js")
+    assert f'<script src="../{script.name}">' in (run / "report.html").read_text("utf-8")
     assert main(["action=report", *words, "file=page.html"]) == 0
     assert capfd.readouterr().out == "page.html\n"
     assert f"{first['measured']:.4g}" in (folder / "page.html").read_text()

@@ -12,6 +12,7 @@ from command.study.listed import PointResult, median_deviation, relative, study_
 from command.study.page import study_figure, write_study
 from command.study.schema import ListedStudy
 from command.study.study_file import check_study
+from tests.components.report.outline import check_outline
 
 TREE: dict[str, Any] = {
     "name": "weak",
@@ -160,7 +161,8 @@ def test_the_page_loads_nothing_and_a_strangers_text_is_text(tmp_path: Path) -> 
     page = file.read_text("utf-8")
     body = page[page.index("<body>") :]
     assert "default-src 'none'" in page
-    assert not re.findall(r"(?:src|href)=[\"']", body)
+    assert not re.findall(r"(?:src|href)=[\"'](?!#)", body)
+    check_outline(page)
     assert "<b>a</b>" not in body.replace(json.dumps("<b>a</b>"), "")
     assert "<script>alert" not in body
     for text in ("What is left &amp; why?", "cluster=local", "all devices", "30.0%", "table 2"):

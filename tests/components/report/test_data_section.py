@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.report.data_card import data_sections
+from components.report.data_card import data_grid, data_sections
 from components.report.outcome import load_entries
 from components.report.page import write_report
 from components.run.ownership import seal_of, sign
@@ -69,7 +69,12 @@ def test_the_page_has_the_card_s_figures_and_sources(
 def test_runs_on_the_same_data_share_a_section(write_run: WriteRun, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "prepared")
     runs = [trained_on(write_run(name), folder) for name in ("a", "b")]
-    assert len(data_sections(load_entries(runs))) == 1
+    sections = data_sections(load_entries([*runs, write_run("c")]))
+    grid = data_grid(sections)
+    assert grid.columns[:4] == ("prepared in", "runs", "key", "tokens to train on")
+    assert [row[:4] for row in grid.rows] == [("prepared", "a, b", KEY[:12], "4.32 k")]
+    gone = data_grid([*sections, sections[0] | {"cards": ()}]).rows[1]
+    assert set(gone[3:]) == {"—"}
 
 
 def test_data_that_moved_or_changed_leave_their_key_alone(

@@ -15,7 +15,7 @@ def test_a_long_list_of_nodes_is_cut_and_counted(write_run: WriteRun) -> None:
             mark_line("job_end", 1, nodes=nodes[:MOST_NAMED]),
         ],
     )
-    start, over = story_grid(load_entries([run])).rows
+    start, over = story_grid(load_entries([run])[0]).rows
     assert start[2:4] == ("start", "due")
     assert start[-1] == (
         "ranks 9,600; nodes n0, n1, n2, n3, n4, n5, n6, n7 and 1,192 more; job 77_1"

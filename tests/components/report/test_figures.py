@@ -74,6 +74,30 @@ def test_runs_keep_their_colour_in_every_chart(write_run):
     ]  # fmt: skip
 
 
+def test_runs_are_told_apart_without_colours_too(write_run):
+    entries = load_entries([write_run(name) for name in ("a<b", "c", "d")])
+    for draw in (figures.loss_figure, partial(figures.step_figure, field="lr")):
+        chart = draw(entries)
+        figures.tell_apart(chart, entries)
+        dashes = {
+            trace.name.removesuffix(", training"): trace.line.dash for trace in chart.data
+        }
+        assert dashes == {"a&lt;b": "solid", "c": "dash", "d": "dot"}
+    chart = figures.sources_figure(entries)
+    assert chart is not None
+    figures.tell_apart(chart, entries)
+    assert [trace.marker.symbol for trace in chart.data[-3:]] == ["circle", "square", "diamond"]
+    assert [figures.mark(place) for place in range(3)] == ["●", "■", "◆"]
+
+
+def test_a_run_alone_keeps_its_lines(write_run):
+    entries = load_entries([write_run("training")])
+    chart = figures.loss_figure(entries)
+    before = chart.to_dict()
+    figures.tell_apart(chart, entries)
+    assert chart.to_dict() == before
+
+
 def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run):
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)

@@ -20,14 +20,15 @@ def test_shares_and_epochs_of_every_source_stand_in_a_row(write_run):
     ]
 
 
-def test_runs_of_other_sources_stand_side_by_side(write_run):
+def test_runs_that_drew_the_same_share_a_column(write_run):
     runs = [
-        write_run(name, results=results_tree(60) | {"mixture": {name: drawn(1, 1, 1)}})
-        for name in ("a", "b")
+        write_run(name, results=results_tree(60) | {"mixture": {source: drawn(1, 1, 1)}})
+        for name, source in {"a": "de", "b": "fr", "c": "de"}.items()
     ]
     grid = mixture_grid(load_entries(runs))
-    assert grid.columns[1:4] == ("a: promised", "a: drawn", "a: times read")
-    assert grid.rows[1] == ("b", "—", "—", "—", "100.000%", "100.000%", "1.00")
+    assert grid.columns == ("source", "a, c", "b")
+    assert grid.rows == [("de", "100.000%", "—"), ("fr", "—", "100.000%")]
+    assert mixture_grid(load_entries(runs[::2])).columns == ("source", "all runs")
 
 
 def test_a_run_without_results_has_no_row(write_run):

@@ -105,7 +105,7 @@ def test_the_main_figures_can_be_read_without_opening_anything(tmp_path: Path) -
 
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
     page = read(*planned("teuken7b"), tmp_path)
-    assert page.links == []
+    assert all(str(link).startswith("#") for link in page.links)  # its own contents
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
     assert (tmp_path / "plan.html").stat().st_size < 6_000_000
 

@@ -72,6 +72,28 @@ def test_the_summary_says_where_a_run_went_on_after_its_last_evaluation(write_ru
     assert columns["held-out loss, weighted"] == ["8.314 at step 1"]
 
 
+def test_many_differing_keys_are_counted_and_those_that_the_user_named_come_first(write_run):
+    runs = []
+    for place, name in enumerate(("a", "b")):
+        model = {f"key_{number}": place for number in range(9)}
+        run = write_run(name, recipe=recipe_tree() | {"model": model})
+        command = {"command": ["python", "run.py", f"model.key_7={place}"]}
+        (run / "environment.json").write_text(json.dumps(command))
+        runs.append(run)
+    grid = tables.summary_grid(load_entries(runs))
+    assert grid.rows[1][1] == ("model.key_7=1, model.key_0=1, model.key_1=1, and 6 more keys")
+
+
+def test_of_several_runs_each_has_a_row_of_flop(two_runs):
+    grid = tables.flops_grid(load_entries(two_runs))
+    assert grid.columns[:3] == (
+        *("run", "one token, full attention", "one token, causal attention"),
+    )
+    assert [row[:3] for row in grid.rows] == [
+        ("a", "8.00 MFLOP", "7.60 MFLOP"), ("b", "8.00 MFLOP", "7.60 MFLOP"),
+    ]  # fmt: skip
+
+
 def test_summary_shows_brackets_as_they_are(write_run):
     table = tables.terminal_table(tables.summary_grid(load_entries([write_run("[red]run")])))
     out = console(width=200)
@@ -157,11 +179,12 @@ def test_flop_rates_are_given_under_both_conventions(write_run):
     assert rows["one device"] == ("32.8 GFLOP/s", "31.1 GFLOP/s")
 
 
-def test_environment_rows_that_differ_are_marked(two_runs):
+def test_of_the_environment_what_is_the_same_is_said_once(two_runs):
     (two_runs[1] / "environment.json").write_text('{"python": "3.12.1", "commit": "0123abc"}')
     grid = tables.environment_grid(load_entries(two_runs))
-    marked = {row[0]: place in grid.differing for place, row in enumerate(grid.rows)}
-    assert (marked["python"], marked["commit"]) == (True, False)
+    assert ("commit", "0123abc") in grid.alike
+    assert _rows(grid)["python"] == ("3.11.9", "3.12.1")
+    assert "commit" not in _rows(grid)
     assert _rows(grid)["command"][0] == "python run.py recipe=walnut7b 'name=two words'"
 
 

@@ -1,0 +1,233 @@
+"""Pages hold on a phone; of several runs what belongs together is one table, and short."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.report import pages
+from components.report.contents import with_contents
+from components.report.data_card import write_card
+from components.report.page import write_report
+from components.report.pages import leave_report, share_script
+from tests.components.report.conftest import (
+    WriteRun,
+    environment_tree,
+    mark_line,
+    results_tree,
+)
+from tests.components.report.outline import Outline, check_outline
+from tests.components.report.test_plan_page import planned
+from tests.recipes.test_plans import at_home
+
+RECIPES = ("teuken7b", "bloom7b1", "mula7b_a1b", "gpt20b")
+LONG = "0123456789abcdef" * 4
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture
+def four(write_run: WriteRun) -> list[Path]:
+    """Write a run of each of four recipes that differ in all that recipes can differ in."""
+    mixture = {
+        f"source_{place}": {"promised_share": 0.05, "share": 0.05, "samples": 9, "epochs": 1.0}
+        for place in range(20)
+    }
+    results = results_tree(60) | {"mixture": mixture}
+    return [
+        write_run(f"{place}_{name}", recipe=tree, results=results)
+        for place, name in enumerate(RECIPES)
+        if (tree := at_home(name).model_dump(mode="json"))
+    ]
+
+
+def write_a_card(destination: Path) -> Path:
+    """Write the card of data with long names, hashes and words, as there are."""
+    counts = {"documents_in": 9, "documents_out": 8, "bytes_in": 900, "bytes_out": 800}
+    changed = {"removed": {"too short": 1}, "replaced": {}}
+    source = {
+        "language": "de", "licence": "CC0-1.0", "origin": f"https://example.org/{LONG}",
+        "documents": 12, "train_tokens": 4321, "held_out_tokens": 77,
+        "languages": {"de": 12}, "samples": [LONG * 9],
+        "inputs": [{"name": f"{LONG}.jsonl", "bytes": 9000, "sha256": LONG}],
+        "mixture": {"promised_share": 1.0, "share": 1.0, "samples": 12, "epochs": 1.5},
+    }  # fmt: skip
+    stage = {
+        "sources": {"village": counts | changed},
+        "examples": {"village": [{"why": "too short", "text": LONG}]},
+    }
+    figures = {"tokens_per_word": 1.5, "bytes_per_token": 4.5, "documents": 12}
+    totals = {
+        "train_tokens": 4321, "held_out_tokens": 77, "documents": 12, "input_bytes": 9000,
+    }  # fmt: skip
+    tree = {
+        "name": "walnut-mini", "key": LONG, "totals": totals, "sources": {"village": source},
+        "tokenizer": {"settings": {"_target_": "components.x.Unigram"}, "vocab_size": 4064},
+        "stages": {"filter": stage}, "fertility": {"de": figures},
+    }  # fmt: skip
+    return write_card(tree, destination)
+
+
+def write_a_plan(destination: Path) -> Path:
+    from components.report.plan_page import write_plan
+
+    result, picture = planned("teuken7b")
+    return write_plan(result, picture, why="why not?", destination=destination)
+
+
+def test_every_page_keeps_to_the_outline(
+    write_run: WriteRun, four: list[Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    for written in (
+        write_report([write_run()], page),
+        write_report(four, page),
+        write_a_card(page),
+        write_a_plan(page),
+    ):
+        assert check_outline(written.read_text("utf-8")).all("nav")
+
+
+def test_a_comparison_of_four_recipes_is_short(four: list[Path], tmp_path: Path) -> None:
+    html = write_report(four, tmp_path / "report.html").read_text("utf-8")
+    page = Outline(html)
+    assert page.unfolded("tr") <= 80  # of more than 600
+    assert len(html) - max(map(len, html.split("<script>"))) < 1_000_000
+    assert [one["aria-label"] for one in page.all("figure")] == [
+        "Training and held-out loss over tokens",
+        *[one["aria-label"] for one in page.all("figure")][1:2],
+        "Learning rate over tokens",
+        "Norm of the gradient over tokens",
+        "Tokens per second over tokens",
+    ]
+
+
+def test_what_all_runs_agree_in_is_said_once(write_run: WriteRun, tmp_path: Path) -> None:
+    runs = [write_run(name) for name in ("a", "b", "c")]
+    other = environment_tree() | {"python": "3.13.1"}
+    (runs[2] / "environment.json").write_text(json.dumps(other))
+    text = Outline(write_report(runs, tmp_path / "report.html").read_text("utf-8")).text
+    assert text.count("0123abc") == 1
+    assert text.count("3.11.9") == 2
+    assert text.count("not measured") == 2  # energy of the devices, and of the hosts
+
+
+def test_a_comparison_leaves_events_to_the_page_of_each_run_and_links_it(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    runs = [write_run(f"all/{name}", lines=[mark_line("skip", 1)]) for name in ("a", "b:c")]
+    for run in runs:
+        assert "<h2>Story</h2>" in write_report([run], run / "report.html").read_text("utf-8")
+    html = write_report(runs, tmp_path / "all" / "report.html").read_text("utf-8")
+    assert "<h2>Story</h2>" not in html
+    links = [one["href"] for one in Outline(html).all("a")]
+    assert [link for link in links if "#" not in link] == ["a/report.html", "b%3Ac/report.html"]
+    elsewhere = write_report(runs, tmp_path / "other" / "report.html").read_text("utf-8")
+    assert "b%3Ac" not in elsewhere
+
+
+def test_a_run_s_name_of_another_alphabet_has_its_place_in_the_contents() -> None:
+    titles = ("A &amp; b", "A &amp; b", "Значит", "three", "four")
+    body = "".join(f"<section>\n<h2>{title}</h2></section>" for title in titles)
+    page = Outline(with_contents(f"<header></header>{body}"))
+    names = ["a-amp-b", "a-amp-b-again", "section", "three", "four"]
+    assert [one["href"] for one in page.all("a")] == [f"#{name}" for name in names]
+    assert [one["id"] for one in page.all("section")] == names
+
+
+def test_runs_of_a_folder_share_the_script_that_lies_there(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    runs = [write_run(f"sweep/{name}") for name in ("a", "b")]
+    share_script(tmp_path / "sweep")
+    (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
+    for run in runs:
+        page = leave_report([run], run / "report.html", print)
+        assert page is not None
+        html = page.read_text("utf-8")
+        assert len(html) < 500_000
+        sources = [one["src"] for one in Outline(html).all("script") if "src" in one]
+        assert sources == [f"../{script.name}"]
+        assert "script-src 'unsafe-inline' 'self' file:;" in html
+    alone = write_report([runs[0]], tmp_path / "to_mail.html").read_text("utf-8")
+    assert len(alone) > 4_000_000
+    assert not [one for one in Outline(alone).all("script") if "src" in one]
+
+
+@pytest.mark.parametrize("planted", ["alert(1)", "same length"])
+def test_a_script_that_somebody_else_put_there_is_not_run(
+    write_run: WriteRun, tmp_path: Path, planted: str
+) -> None:
+    run = write_run("sweep/a")
+    share_script(tmp_path / "sweep")
+    (script,) = (tmp_path / "sweep").glob("plotly-*.min.js")
+    own = script.read_text("utf-8")
+    script.write_text(planted if planted == "alert(1)" else f"{own[:-1]} ", "utf-8")
+    page = leave_report([run], run / "report.html", print)
+    assert page is not None
+    assert len(page.read_text("utf-8")) > 4_000_000
+    share_script(tmp_path / "sweep")
+    assert script.read_text("utf-8") == own
+
+
+def test_the_script_is_not_written_twice(tmp_path: Path) -> None:
+    share_script(tmp_path)
+    (script,) = tmp_path.iterdir()
+    before = script.stat().st_ino
+    share_script(tmp_path)
+    assert script.stat().st_ino == before
+
+
+def test_without_plotly_no_script_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "find_spec", lambda name: None)
+    share_script(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def measured(page: Path, width: int) -> dict[str, int]:
+    """Ask a browser how wide and high a page is in a window of this width."""
+    probe = page.with_name("probe.html")
+    said = "JSON.stringify([document.documentElement.scrollWidth, document.body.scrollHeight])"
+    script = f'<script>addEventListener("load", () => parent.postMessage({said}, "*"))</script>'
+    probe.write_text(page.read_text("utf-8").replace("</body>", f"{script}</body>"), "utf-8")
+    frame = page.with_name("frame.html")
+    frame.write_text(
+        f'<iframe src="probe.html" width="{width}" height="844" style="border:0"></iframe>'
+        "<script>addEventListener('message', e => { document.title = e.data })</script>"
+    )
+    done = subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--virtual-time-budget=20000", f"file://{frame}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    title = done.stdout.partition("<title>")[2].partition("</title>")[0]
+    wide, high = json.loads(title)
+    return {"width": wide, "height": high}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="a browser measures")
+def test_no_page_is_wider_than_a_phone(
+    write_run: WriteRun, four: list[Path], tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {}
+    for name, page in {
+        "report": write_report([write_run()], tmp_path / "report.html"),
+        "comparison": write_report(four, tmp_path / "compared.html"),
+        "card": write_a_card(tmp_path / "card.html"),
+        "plan": write_a_plan(tmp_path / "plan.html"),
+    }.items():
+        for width in (390, 1_400):
+            sizes[name, width] = measured(page, width)
+            assert sizes[name, width]["width"] <= width, (name, sizes)
+    assert sizes["comparison", 390]["height"] < 12_000
+    assert sizes["comparison", 1_400]["height"] < 9_000
