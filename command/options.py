@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 Reader = Callable[[str, Any], Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from command.options import OPTIONS, SITE
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 ANY = "*"  # every key and group of a recipe

@@ -12,7 +12,7 @@ from command.outcome import print_result
 from command.plan_text import mixture_lines
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 from components.terminal import console, say, tell
 
