@@ -79,6 +79,12 @@ def compose_group(group: str, option: str) -> Tree:
         return _plain(compose(option), resolve=True)
 
 
+def compose_defaults() -> Tree:
+    """Compose what holds where no recipe says otherwise; of a model what all have."""
+    words = ("~recipe", "~tokenizer", "model=parts/decoder")
+    return deepcopy(_compose(ROOT / "conf", words))
+
+
 @contextmanager
 def _composed(
     arguments: Arguments, *, anywhere: bool = False
