@@ -28,10 +28,11 @@ FORMS = {
     "greater_than_equal": "write {where}={ge} or more",
     "less_than": "write a number below {lt}",
     "less_than_equal": "write {where}={le} or less",
-    "literal_error": "write one of {expected}",
+    "literal_error": "write {expected}",
     "int_type": "write a whole number, as {where}=8",
     "float_type": "write a number, as {where}=0.5",
     "bool_type": "write {where}=true or {where}=false",
+    "tuple_type": "write a list, as {where}=[...]",
     "string_type": "write a text; one that looks like a number in quotes",
 }
 
@@ -155,11 +156,10 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
         found = [_told(error, kind, path) for error in failure.errors()]
-    (where, problem, way), *others = found
-    if others:  # each with its own way out
-        rest = "\n".join(f"{place}: {what}; {out}" for place, what, out in others)
-        raise RecipeError(where, f"{problem}; {way}\n{rest}")
-    raise RecipeError(where, problem, way)
+    where, problem, _ = found[0]
+    others = [f"{place}: {what}" for place, what, _ in found[1:]]
+    ways = dict.fromkeys(way for _, _, way in found)
+    raise RecipeError(where, "\n".join([problem, *others]), "; ".join(ways))
 
 
 def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
