@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import InstanceOf, TypeAdapter, ValidationError
 
 from components import ranges
-from components.config.suggestions import suggest, written_number
+from components.config.suggestions import nearest, suggest, written_number
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,11 +198,13 @@ def _check_type(choices: tuple[str, ...], value: object, path: str) -> None:
 
 def _example(kinds: list[str], value: object, path: str) -> str:
     """Show what a value of one of these types looks like."""
-    if (number := written_number(value, whole="float" not in kinds)) is not None:
-        return f"write {path}={number:_}"
+    if numeric := {"int", "float"}.intersection(kinds):
+        number = written_number(value, whole="float" not in numeric)
+        if number is not None:
+            return f"write {path}={number:_}"
     kind = kinds[0].partition("[")
     if kind[0].endswith("Literal"):
-        return f"write one of {kind[2].removesuffix(']')}"
+        return nearest(str(value), list(map(str, ast.literal_eval(f"({kind[2][:-1]},)"))))
     written = EXAMPLES.get(kinds[0])
     return f"write {written.format(path)}" if written else f"give {path} a value of that type"
 

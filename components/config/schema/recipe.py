@@ -1,6 +1,7 @@
 """The frozen, checked recipe: what ``run.py`` hands down and what the ranks load."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,22 +17,23 @@ from components.config.schema.data import DataSection
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
-from components.config.suggestions import suggest, written_number
+from components.config.suggestions import nearest, suggest, written_number
 from components.config.targets import check_nodes
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
 S = TypeVar("S", bound=BaseModel)
+QUOTED = re.compile(r"'([^']*)'")
 # Ways out by pydantic's name of what is wrong.
 FORMS = {
     "greater_than": "write a number above {gt}, as {where}=1",
     "greater_than_equal": "write {where}={ge} or more",
     "less_than": "write a number below {lt}",
     "less_than_equal": "write {where}={le} or less",
-    "literal_error": "write {expected}",
     "int_type": "write a whole number, as {where}=8",
     "float_type": "write a number, as {where}=0.5",
     "bool_type": "write {where}=true or {where}=false",
+    "string_pattern_mismatch": "write a text of the form {pattern}",
     "tuple_type": "write a list, as {where}=[...]",
     "string_type": "write a text; one that looks like a number in quotes",
 }
@@ -179,6 +181,10 @@ def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
 
 def _way(kind: str, rule: Mapping[str, Any], given: object, where: str) -> str:
     """Offer a value that would have been taken, or say of what form one is."""
+    if kind == "literal_error":
+        listed = rule["expected"]  # 'a', 'b' or 'c'; or 1, 2 or 3
+        choices = QUOTED.findall(listed) or listed.replace(" or ", ", ").split(", ")
+        return nearest(str(given), choices)
     whole = kind.startswith("int")
     if whole or kind.startswith("float"):
         number = written_number(given, whole=whole)
