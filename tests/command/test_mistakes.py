@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from command.arguments import COMMAND_KEYS, ROOT, groups, read_point
+from command.arguments import COMMAND_KEYS, ROOT, Arguments, groups, read_point
 from command.compose import compose_recipe
 from command.main import main
 from command.words import check_words, keys_of
@@ -64,7 +64,19 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
+@pytest.fixture
+def _train_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End what is no mistake, and would train for minutes, where its recipe is composed."""
+
+    def stop(arguments: Arguments) -> None:
+        compose_recipe(arguments)
+        pytest.fail(f"it is accepted: {' '.join(arguments.words)}")
+
+    monkeypatch.setattr("command.actions.auto.run", stop)
+
+
 @each
+@pytest.mark.usefixtures("_train_nothing")
 def test_a_mistake_is_answered_as_the_page_says(
     mistake: Mistake, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
         (None, "null"),
         (1e-5, "1e-05"),
         ({}, "{}"),
-        ("", "{}"),
+        ("", "''"),
         ([1, "a"], "[1,a]"),
         ([], "[]"),
         ([[0, 1]], "[1 items]"),
