@@ -15,10 +15,11 @@ Tree = Mapping[str, Any]
 WIDTH = 100  # of a file or a pipe
 # Elsewhere a part with more keys than FEW is counted, and what is beyond MOST words.
 WRITTEN_OUT = {"model", "schedule", "parallelism"}
-FEW, MOST = 3, 8
+FEW, MOST = 3, 6
+DIGITS = 16  # of the fingerprint, enough to compare
 SOURCES = 6  # of a mixture, the largest
 SAID = {"name", "why", "home", "works", "published", "assumed", "scale", "data.shares"}
-LONGEST_UNIT = 16
+LONGEST_UNIT, LONGEST_TEXT = 16, 30
 UNKNOWN = object()
 MORE = "all of it: full=true, output=json; what it costs: action=plan; help: action=show --help"
 
@@ -39,7 +40,7 @@ def print_summary(recipe: Recipe, defaults: Tree) -> None:
     table.add_column()
     for title, rows in (
         ("DERIVED", _figures(recipe)),
-        ("NOT THE DEFAULT", differing),
+        ("NOT DEFAULT", differing),
         ("BEHIND IT", {"published": _published(tree), "assumed": _assumed(tree)}),
     ):
         table.add_row(title)
@@ -74,7 +75,7 @@ def _figures(recipe: Recipe) -> dict[str, str]:
         f"layers of each stage: {layers_text(derived)}",
         "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
         "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
-        "fingerprint": recipe.fingerprint(),
+        "fingerprint": recipe.fingerprint()[:DIGITS],
     }
 
 
@@ -109,7 +110,7 @@ def _counted(part: Tree) -> str:
 
 
 def written_value(value: Any) -> str:
-    """Write a value as YAML has it, long numbers with their groups of digits."""
+    """Write a value as YAML has it, a number with its groups of digits, a long text cut."""
     if isinstance(value, list):
         inner = any(isinstance(item, list | dict) for item in value)
         return f"[{len(value)} items]" if inner else f"[{','.join(map(written_value, value))}]"
@@ -119,7 +120,9 @@ def written_value(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, int):
         return f"{value:_}"
-    return {"": "''"}.get(value, value) if isinstance(value, str) else "{}"
+    if not isinstance(value, str):
+        return "{}"
+    return (value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}...") or "''"
 
 
 def _published(tree: Tree) -> str:

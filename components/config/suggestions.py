@@ -45,6 +45,7 @@ def meaning_of(key: str) -> Meaning | None:
 def nearest(word: str, known: Collection[str]) -> str:
     """Offer the known words that look like ``word``, or list all of them if none does."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=LIKE)
+    close = close or [one for one in sorted(known) if word and one.startswith(word)]
     return offered(close) if close else "known: " + (", ".join(sorted(known)) or "none")
 
 
