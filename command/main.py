@@ -1,4 +1,4 @@
-"""The command line's main: from words to an exit status, and the list of recipes."""
+"""The command line's main: from words to an exit status."""
 
 import os
 import select
@@ -7,23 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from command.arguments import perform, read_point
-from command.options import OPTIONS
+from command.help import answer
 from command.outcome import ActionResult, Status, attempt, tell_error
-from command.own_places import RECIPE, option_names
-from command.recipe_chain import read_named
 from command.sweep import split_sweep, study_words, submit_all, submits
-from command.words import ACTIONS, WAYS
-from components.errors import RecipeError
 from components.terminal import console, prepare_streams, tell
-
-USAGE = """\
-python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
-Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
-  {actions}
-Options, and the actions that use them:
-{options}
-The recipes, each with its home cluster:
-"""
 
 
 def main(words: Sequence[str]) -> Status:
@@ -50,8 +37,9 @@ def main(words: Sequence[str]) -> Status:
 def _run(words: Sequence[str]) -> ActionResult:
     """Run every point and return the highest exit status."""
     prepare_streams()
-    if set(words) <= {"-h", "--help", "action=help"}:
-        status = _print_usage()
+    if (said := answer(words)) is not None:
+        tell(said)
+        status = Status.DONE
     elif (asked := study_words(words)) is not None:
         from command.study.request import run_study
 
@@ -84,23 +72,3 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
 def _act(words: Sequence[str]) -> ActionResult:
     arguments = read_point(words)
     return perform(arguments.action, arguments)
-
-
-def _print_usage() -> Status:
-    lines = []
-    for name, explained in OPTIONS.items():
-        users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
-        lines.append(f"  {name + '=':<14}{explained} ({' '.join(users)})")
-    tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
-    for name in option_names(RECIPE):
-        tell(f"{name:<16} {_line_of(name)}")
-    return Status.DONE
-
-
-def _line_of(name: str) -> str:
-    """Return a recipe's home and reason; one that is wrong keeps nobody from the others."""
-    try:
-        tree = read_named(name).merged
-    except RecipeError as error:
-        return f"cannot be read: {error.path}: {error.problem}"
-    return f"{tree.get('home', '?')!s:<14} {tree.get('why', '?')}"

@@ -16,7 +16,7 @@ from command.own_places import (
 )
 from command.recipe_file import check_content
 from command.yaml_file import ReceivedYaml, read_data
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 PART = re.compile(r"([a-z0-9_]+/[a-z0-9_]+)@_here_")

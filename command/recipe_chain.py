@@ -15,7 +15,7 @@ from command import replacement
 from command.own_places import RECIPE, find_option, lies_in_own_place, option_names
 from command.recipe_file import OVERRIDE, check_recipe_file, is_beside
 from command.yaml_file import ReceivedYaml, read_data
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 MOST_FILES = 30
@@ -57,7 +57,7 @@ def read_named(name: str | None) -> RecipeChain:
     if name is None:
         raise RecipeError(RECIPE, "no recipe is named", f"recipe=NAME; {nearest('', known)}")
     if name not in known:
-        remedy = nearest(name, known) + "; a file's path ends in .yaml"
+        remedy = f"{nearest(name, known)} (the path of a file ends in .yaml)"
         if FILE_NAME.fullmatch(name) and (file := find_option(RECIPE, name)).is_file():
             remedy = f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
         raise RecipeError(RECIPE, f"there is no recipe {name!r}", remedy)

@@ -15,7 +15,8 @@ from command.own_places import NAME
 from command.replacement import without_marks
 from command.yaml_file import ReceivedYaml
 from components.config.schema.recipe import Recipe
-from components.config.targets import NODE_KEYS, nearest, read_signature
+from components.config.suggestions import nearest, suggest
+from components.config.targets import NODE_KEYS, read_signature
 from components.errors import RecipeError
 
 OVERRIDE = "override /"
@@ -42,10 +43,12 @@ def check_recipe_file(sent: ReceivedYaml) -> None:
 
 def _check_sections(tree: Mapping[str, Any]) -> None:
     for key in (one for one in tree if one not in SECTIONS):
-        problem = "a recipe has no such section"
         if key in {"cluster", "scale"}:
             problem = "a recipe never sets its machine or its scale; it names its home"
-        raise RecipeError(str(key), problem, nearest(str(key), sorted(SECTIONS)))
+            way = f"leave it out here, and write {key}=NAME on the command line"
+            raise RecipeError(str(key), problem, way)
+        problem = "a recipe has no such section"
+        raise RecipeError(str(key), problem, suggest(str(key), sorted(SECTIONS)))
 
 
 def _check_defaults(entries: object, file: Path) -> None:

@@ -1,6 +1,7 @@
 """Sweeps (``-m``): the points of a command, their labels and folders, and their submission."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice, product
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 STUDY = "study="
 MOST_POINTS = 10_000
 SWEEPS = frozenset({"-m", "--multirun"})
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 
@@ -74,7 +76,9 @@ def _values_of(word: str, sweeping: bool) -> list[str]:
     if is_raw or not (override := parse_word(word)).is_sweep_override():
         return [word]
     if not sweeping:
-        raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
+        one = f"; one number is written {key}={text.replace(',', '_')}"
+        way = "a sweep over values needs -m" + (one if THOUSANDS.fullmatch(text) else "")
+        raise RecipeError(key, f"several values in {word!r}", way)
     kind, sweep = getattr(override.value_type, "name", ""), override.value()
     if kind == "INTERVAL_SWEEP":
         remedy = "a study searches it (docs/studies.md); here write values, or range(...)"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from components.config.batch_ramp import check_microbatches, neighbours
+from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
 from components.config.schema.data import DataSection, Source
 from components.config.shape import check_shape
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NORMS = ("norm", "embedding_norm", "attention.qk_norm")
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
+MOST_WRITTEN = 8  # shares that a line holds
 PEAKS = ("start", "value")  # where a warm-up ends
 
 
@@ -47,29 +48,27 @@ def check_rules(recipe: "Recipe") -> None:
 def _check_budget(recipe: "Recipe") -> None:
     budget, degrees = recipe.budget, recipe.parallelism
     length, batch, ramp = budget.sequence_length, budget.global_batch_tokens, budget.ramp_up
-    _check_multiple("global_batch_tokens", batch, length, f"sequence_length {length:,}")
+    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
+    if batch % length:
+        problem = f"{batch:,} is no multiple of sequence_length {length:,}"
+        raise RecipeError("budget.global_batch_tokens", problem, nearest_multiples(batch, unit))
     if budget.total_tokens < batch:
         problem = f"{budget.total_tokens:,} is less than one global batch of {batch:,} tokens"
         remedy = f"give at least {batch:,}, or a smaller global_batch_tokens"
         raise RecipeError("budget.total_tokens", problem, remedy)
     if isinstance(ramp, str):
         return
-    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
     for key in ("start_tokens", "increment_tokens"):
-        what = f"{unit:,}, one microbatch of every data rank"
-        _check_multiple(f"ramp_up.{key}", getattr(ramp, key), unit, what)
+        if (tokens := getattr(ramp, key)) % unit:
+            problem = (
+                f"{tokens:,} is no multiple of {unit:,}, one microbatch of every data rank"
+            )
+            raise RecipeError(f"budget.ramp_up.{key}", problem, nearest_multiples(tokens, unit))
     grown, increment = batch - ramp.start_tokens, ramp.increment_tokens
     if grown <= 0 or grown % increment:
         problem = f"{increment:,} does not lead from {ramp.start_tokens:,} to {batch:,}"
         remedy = "give a positive divisor of their difference"
         raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
-
-
-def _check_multiple(key: str, value: int, unit: int, what: str) -> None:
-    if value % unit:
-        below, above = neighbours(value, unit)
-        remedy = f"the nearest that are: {below:,} and {above:,}"
-        raise RecipeError(f"budget.{key}", f"{value:,} is no multiple of {what}", remedy)
 
 
 def _check_precision(precision: "Precision") -> None:
@@ -162,8 +161,22 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
 def _check_sum(path: str, shares: Mapping[str, float]) -> None:
     total = sum(shares.values())
     if abs(total - 1) > SHARES_TOLERANCE:
-        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
-        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
+        problem = f"{len(shares)} shares add up to {total:.6f}, not to 1"
+        raise RecipeError(path, problem, _even_out(path, shares, total))
+
+
+def _even_out(path: str, shares: Mapping[str, float], total: float) -> str:
+    """Offer the same proportions as shares, where they are few enough to be read."""
+    change = f"change one by {1 - total:+.6f}"
+    if total <= 0:
+        return "give at least one source a share"
+    if len(shares) > MOST_WRITTEN:
+        return f"{change}; or, if they are proportions, divide each by {total:.6f}"
+    parts = {name: round(share / total, 6) for name, share in shares.items()}
+    largest = max(parts, key=lambda name: parts[name])
+    parts[largest] = round(parts[largest] + 1 - sum(parts.values()), 6)
+    written = ", ".join(f"{name}: {part}" for name, part in parts.items())
+    return f"{change}; or, if they are proportions, write '{path}={{{written}}}'"
 
 
 def _check_source(path: str, source: Source, *, document_mask: bool) -> None:

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from components.config.targets import check_nodes, nearest, read_signature
+from components.config.suggestions import nearest
+from components.config.targets import check_nodes, read_signature
 from components.errors import RecipeError
 
 CHAIN = "components.optim.schedules.Chain"
@@ -114,7 +115,9 @@ def test_a_literal_argument_takes_its_choices_only() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
     node["padding_row"] = None
     check_nodes({"model": {"initialization": node | {"residual": "plain"}}})
-    with pytest.raises(RecipeError, match=r"initialization\.residual: 'none' is not Literal"):
+    with pytest.raises(
+        RecipeError, match=r"initialization\.residual: 'none' is not one of 'scaled'"
+    ):
         check_nodes({"model": {"initialization": node | {"residual": "none"}}})
 
 
