@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
 from command.words import ACTIONS, check_words, keys_of
@@ -61,11 +62,7 @@ def parse_word(word: str) -> Override:
         RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
     """
     key = _check_form(word)
-    if key[:1] in {"+", "~"}:
-        plain = key.lstrip("+~")
-        raise RecipeError(word, "keys are neither added nor removed", f"write {plain}=...")
-    if key.partition(".")[0] == "hydra":
-        raise RecipeError(key, "Hydra's own settings are not a recipe's", "leave it out")
+    refuse_hydra(word)
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:

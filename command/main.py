@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from command.arguments import ROOT, perform, read_point
+from command.hydra_words import plain_words
 from command.options import OPTIONS
 from command.outcome import ActionResult, Status, attempt, tell_error
 from command.recipe_file import read_recipe_file
-from command.sweep import split_sweep, study_words, submit_all, submits
+from command.sweep import split_sweep, study_words, submits, trains
+from command.sweep_runs import submit_all, train_all
 from command.words import ACTIONS, WAYS
-from components.terminal import console, prepare_streams, tell
+from components.terminal import prepare_streams, tell
 
 USAGE = """\
 python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
@@ -48,35 +50,37 @@ def main(words: Sequence[str]) -> Status:
 def _run(words: Sequence[str]) -> ActionResult:
     """Run every point and return the highest exit status."""
     prepare_streams()
-    if set(words) <= {"-h", "--help", "action=help"}:
+    status = Status.DONE
+    if (plain := plain_words(words)) is None:
+        pass  # a word of Hydra's has been answered
+    elif set(plain) <= {"--help", "action=help"}:
         status = _print_usage()
-    elif (asked := study_words(words)) is not None:
+    elif (asked := study_words(plain)) is not None:
         from command.study.request import run_study
 
         status = run_study(asked)
     else:
-        sweeping, points = split_sweep(words)
-        if not sweeping:
-            status = _act(points[0]).status
-        else:
-            status = submit_all(points) if submits(points) else _sweep(points)
+        status = _run_points(*split_sweep(plain))
     sys.stdout.flush()
     return ActionResult(status)
 
 
-def _sweep(points: Sequence[Sequence[str]]) -> Status:
-    """Run one point after the other, whatever becomes of those before, until interrupted."""
-    outcomes: list[ActionResult] = []
-    for point in points:
-        outcomes.append(attempt(partial(_act, point), point, " ".join(point)))
-        if outcomes[-1].status >= Status.INTERRUPTED:
-            break
-    if runs := [outcome.run for outcome in outcomes if outcome.run is not None]:
-        from components.report.outcome import load_entries
-        from components.report.tables import summary_grid, terminal_table
+def _run_points(sweeping: bool, points: Sequence[Sequence[str]]) -> Status:
+    if not sweeping:
+        return _act(points[0]).status
+    if submits(points):
+        return submit_all(points)
+    return train_all(points) if trains(points) else _sweep(points)
 
-        console(width=160).print(terminal_table(summary_grid(load_entries(runs))))
-    return max(outcome.status for outcome in outcomes)
+
+def _sweep(points: Sequence[Sequence[str]]) -> Status:
+    """Act on one point after the other, whatever becomes of those before, until interrupted."""
+    statuses: list[Status] = []
+    for point in points:
+        statuses.append(attempt(partial(_act, point), point, " ".join(point)).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            break
+    return max(statuses)
 
 
 def _act(words: Sequence[str]) -> ActionResult:

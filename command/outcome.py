@@ -146,13 +146,14 @@ def _details(error: Exception, asked: str) -> str:
         f"in: {folder}",
         f"at: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"python: {sys.version.split()[0]} on {platform.platform()}",
-        f"packages: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}",
+        f"packages: {', '.join(f'{package} {version_of(package)}' for package in PACKAGES)}",
         "",
         "".join(traceback.format_exception(error)),
     ])
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version that is installed, without importing it."""
     try:
         return version(package)
     except (PackageNotFoundError, OSError):
