@@ -61,7 +61,7 @@ fix: setup ## mend what the tools can mend
 	$(PY) -m ruff format .
 
 golden: setup ## rewrite the golden files; read the diff before you commit it
-	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes -q
+	UPDATE_GOLDEN=1 $(PY) -m pytest tests/recipes tests/command/test_mistakes.py tests/command/test_show.py -q
 
 recipes: setup ## train a hundred steps of every recipe's miniature, print the table and keep it for the ledger (20 minutes)
 	$(PY) -m benchmarks.ledger.miniatures

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 # What the shell and both schedulers take as it stands, without quotes.

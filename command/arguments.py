@@ -14,7 +14,7 @@ from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
 from command.words import ACTIONS, check_words, keys_of
-from components.config.targets import nearest
+from components.config.suggestions import meaning_of, nearest
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,17 +75,26 @@ def _check_form(word: str) -> str:
     key, equals, text = word.partition("=")
     if equals and not word.startswith("-"):
         return key
-    plain, known = key.lstrip("-"), groups()
+    raise RecipeError(word, "an argument is key=value", _as_argument(key.lstrip("-"), text))
+
+
+def _as_argument(plain: str, text: str) -> str:
+    """Say how a word is written that is no ``key=value``."""
+    known = groups()
     keys = [*{*COMMAND_KEYS, *known}]
-    if plain in keys or "." in plain:
-        way = f"write {plain}={text or '...'}"
-    elif plain in known["recipe"]:
-        way = f"write recipe={plain}"
-    elif plain in ACTIONS:
-        way = f"write action={plain}"
-    else:
-        way = nearest(plain, keys)
-    raise RecipeError(word, "an argument is key=value", way)
+    meant = None if plain in keys else meaning_of(plain)
+    stem = plain.removesuffix(".yaml")
+    if meant is not None:
+        because = f" ({meant.because})" if meant.because else ""
+        return f"write {meant.here}={'...' if because else text or '...'}{because}"
+    if plain in keys or ("." in plain and stem == plain):
+        return f"write {plain}={text or '...'}"
+    for key, names in (("recipe", known["recipe"]), ("action", ACTIONS)):
+        if stem in names:
+            return f"write {key}={stem}"
+    if stem != plain:
+        return f"write recipe={plain}"
+    return nearest(plain, [*keys, *ACTIONS])
 
 
 def read_point(words: Sequence[str]) -> Arguments:
@@ -133,7 +142,8 @@ def check_option(group: str, value: object, options: list[str], path: str = "") 
     """
     if value not in options and not (group == "parallelism" and value == AUTO):
         problem = f"there is no {group} {value!r}"
-        raise RecipeError(path or group, problem, nearest(str(value), options))
+        meant = meaning_of(f"{group}={value}")
+        raise RecipeError(path or group, problem, str(meant or nearest(str(value), options)))
     return str(value)
 
 

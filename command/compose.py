@@ -23,7 +23,8 @@ from command.recipe_file import SECTIONS
 from command.yaml_file import ReceivedYaml
 from components.config.resolve import resolve
 from components.config.schema.recipe import Recipe
-from components.config.targets import nearest, read_signature
+from components.config.suggestions import nearest, suggest
+from components.config.targets import read_signature
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError
 from components.sharing.lock import Lock
@@ -76,6 +77,12 @@ def compose_group(group: str, option: str) -> Tree:
     """Compose one option of a group by itself, as a recipe that chooses it has it."""
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf" / group)):
         return _plain(compose(option), resolve=True)
+
+
+def compose_defaults() -> Tree:
+    """Compose what holds where no recipe says otherwise; of a model what all have."""
+    words = ("~recipe", "~tokenizer", "model=parts/decoder")
+    return deepcopy(_compose(ROOT / "conf", words))
 
 
 @contextmanager
@@ -171,7 +178,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
         path = ".".join(parents[: depth + 1])
         if step not in here and _is_open(path):
             here[step] = {}
-        _check_known(here, step, path)
+        _check_known(here, path, key, tree)
         if isinstance(text := here[step], str) and WHOLE.fullmatch(text):
             # A copy of the mapping that it refers to, so that one key of it can be set.
             meant = recipe_file.find_target(tree, text[2:-1])
@@ -180,7 +187,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
         if not isinstance(here, dict):
             raise RecipeError(key, f"{path} is a value, it has no keys", f"write {path}=...")
     if not _is_open(key):
-        _check_known(here, last, key)
+        _check_known(here, key, key, tree)
     here[last] = value
 
 
@@ -188,15 +195,16 @@ def _is_open(path: str) -> bool:
     return any(path == root or path.startswith(root + ".") for root in OPEN)
 
 
-def _check_known(here: Tree, step: str, path: str) -> None:
-    """A key is known if the tree has it, or if the class of its node takes it."""
+def _check_known(here: Tree, path: str, key: str, tree: Tree) -> None:
+    """A step of ``key`` is known if the tree has it, or the class of its node takes it."""
+    parent, _, step = path.rpartition(".")
     known = list(here)
     if "_target_" in here:
-        parent = path.rpartition(".")[0]
         known += read_signature(here["_target_"], f"{parent}._target_").arguments
     if step not in known:
-        top = [*COMMAND_KEYS] if "." not in path else []
-        raise RecipeError(path, "unknown key", nearest(step, sorted({*known, *top})))
+        top = [*COMMAND_KEYS] if not parent else []
+        way = suggest(key, sorted({*known, *top}), tree, step=step)
+        raise RecipeError(path, "unknown key", way)
 
 
 def _check_text(value: Any, path: str) -> None:

@@ -15,7 +15,7 @@ from command.arguments import Arguments
 from command.yaml_file import read_data
 from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.data.token_file import encode
 from components.errors import RecipeError
 from components.evaluate import text_loss

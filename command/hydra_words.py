@@ -59,12 +59,6 @@ def _filled(text: str, found: re.Match[str]) -> str:
     return PLACEHOLDER.sub(lambda one: named.get(one[0]) or one[0], text)
 
 
-def _tell_versions(value: str, others: Sequence[str]) -> None:
-    from command.hydra_answers import tell_versions
-
-    tell_versions()
-
-
 def _tell_rows(value: str, others: Sequence[str]) -> None:
     for row in ROWS:
         tell(f"{row.word:<40} {outcome_of(row)}")
@@ -77,7 +71,7 @@ def _complete(value: str, others: Sequence[str]) -> None:
 
 
 def _refuse_removal(key: str, others: Sequence[str]) -> NoReturn:
-    from command.hydra_answers import removal_of
+    from command.removal import removal_of
 
     raise removal_of(key, others)
 
@@ -87,7 +81,7 @@ _OWN = "write recipe=FOLDER/NAME.yaml; options of groups lie in ~/.config/kochbu
 ROWS = (
     HydraWord("--help", ("--help",)),
     HydraWord("--hydra-help", answer=_tell_rows),
-    HydraWord("--version", answer=_tell_versions),
+    HydraWord("--version", ("--version",)),
     HydraWord("--run", ()),
     HydraWord("--multirun", (SWEEP,)),
     HydraWord("--cfg job", SHOWN),

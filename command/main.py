@@ -1,4 +1,4 @@
-"""The command line's main: from words to an exit status, and the list of recipes."""
+"""The command line's main: from words to an exit status."""
 
 import os
 import select
@@ -6,24 +6,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from command.arguments import ROOT, perform, read_point
+from command.arguments import perform, read_point
+from command.help import answer
 from command.hydra_words import plain_words
-from command.options import OPTIONS
 from command.outcome import ActionResult, Status, attempt, tell_error
-from command.recipe_file import read_recipe_file
 from command.sweep import split_sweep, study_words, submits, trains
 from command.sweep_runs import submit_all, train_all
-from command.words import ACTIONS, WAYS
 from components.terminal import prepare_streams, tell
-
-USAGE = """\
-python run.py recipe=NAME [cluster=NAME] [scale=NAME] [action=NAME] [any.key=value ...]
-Without cluster= a miniature of the recipe trains here. Actions (docs/actions.md):
-  {actions}
-Options, and the actions that use them:
-{options}
-The recipes, each with its home cluster:
-"""
 
 
 def main(words: Sequence[str]) -> Status:
@@ -53,8 +42,8 @@ def _run(words: Sequence[str]) -> ActionResult:
     status = Status.DONE
     if (plain := plain_words(words)) is None:
         pass  # a word of Hydra's has been answered
-    elif set(plain) <= {"--help", "action=help"}:
-        status = _print_usage()
+    elif (said := answer(plain)) is not None:
+        tell(said)
     elif (asked := study_words(plain)) is not None:
         from command.study.request import run_study
 
@@ -86,15 +75,3 @@ def _sweep(points: Sequence[Sequence[str]]) -> Status:
 def _act(words: Sequence[str]) -> ActionResult:
     arguments = read_point(words)
     return perform(arguments.action, arguments)
-
-
-def _print_usage() -> Status:
-    lines = []
-    for name, explained in OPTIONS.items():
-        users = dict.fromkeys(way.action for way in WAYS if name in way.options.split())
-        lines.append(f"  {name + '=':<14}{explained} ({' '.join(users)})")
-    tell(USAGE.format(actions=" ".join(ACTIONS), options="\n".join(lines)))
-    for file in sorted((ROOT / "recipes").glob("*.yaml")):
-        tree = read_recipe_file(file).tree
-        tell(f"{file.stem:<16} {tree['home']:<14} {tree['why']}")
-    return Status.DONE

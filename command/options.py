@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 Reader = Callable[[str, Any], Any]
@@ -123,6 +123,7 @@ class Options:
     to: Annotated[Text, "the URL of a server of MLflow"] = None
     calibrate: Annotated[Files, "runs, or tables of steps"] = ()
     layouts: Annotated[Layouts, "layouts to prove: [{data: 2, tensor: 2},...]"] = ()
+    full: Annotated[Flag, "print the whole recipe, every key"] = False
     cite: Annotated[Flag, "print the BibTeX of the works alone"] = False
     again: Annotated[Flag, "submit a run again whose chain has ended"] = False
     force: Annotated[Flag, "submit what does not fit; cancel: end jobs unsaved"] = False

@@ -153,7 +153,7 @@ def _details(error: Exception, asked: str) -> str:
 
 
 def version_of(package: str) -> str:
-    """Return the version that is installed, without importing it."""
+    """Ask which release of a package is installed; nothing is imported."""
     try:
         return version(package)
     except (PackageNotFoundError, OSError):

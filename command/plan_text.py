@@ -98,8 +98,11 @@ def _cut(drawn: str, room: int) -> str:
     return drawn[:half] + _CUT + drawn[-half:]
 
 
-def mixture_lines(recipe: Recipe) -> Iterator[str]:
-    """Describe what is drawn from which token on, and what no source may exceed."""
+def mixture_lines(recipe: Recipe, most: int | None = None) -> Iterator[str]:
+    """Describe what is drawn from which token on, and what no source may exceed.
+
+    Of many sources the ``most`` largest are named.
+    """
     length, mixture = recipe.budget.sequence_length, recipe.data.mixture
     rule = "in natural proportions"
     if not isinstance(mixture, str):
@@ -108,7 +111,9 @@ def mixture_lines(recipe: Recipe) -> Iterator[str]:
     ends = pairwise([*starts, recipe.total_samples])
     for (_, _, shares), (start, end) in zip(recipe.data_phases, ends, strict=True):
         largest_first = sorted(shares.items(), key=lambda one: -one[1])
-        said = ", ".join(f"{name} {share:.4%}" for name, share in largest_first)
+        said = ", ".join(f"{name} {share:.4%}" for name, share in largest_first[:most])
+        if most is not None and shares.keys() - dict(largest_first[:most]):
+            said += f" and {len(shares) - most} more"
         said = said or f"{rule}; action=prepare finds the tokens and prints the shares"
         yield f"mixture, tokens {start * length:,} to {end * length:,}: {said}"
     limits = [

@@ -13,7 +13,8 @@ from typing import Any
 from command.arguments import groups
 from command.yaml_file import ReceivedYaml, read_data
 from components.config.schema.recipe import Recipe
-from components.config.targets import NODE_KEYS, nearest, read_signature
+from components.config.suggestions import nearest, suggest
+from components.config.targets import NODE_KEYS, read_signature
 from components.errors import RecipeError
 
 STEM = re.compile(r"[a-z0-9][a-z0-9_]*")
@@ -54,7 +55,7 @@ def _check_sections(tree: Mapping[str, Any]) -> None:
         problem = "a recipe has no such section"
         if key in {"cluster", "scale"}:
             problem = "a recipe never sets its machine or its scale; it names its home"
-        raise RecipeError(str(key), problem, nearest(str(key), sorted(SECTIONS)))
+        raise RecipeError(str(key), problem, suggest(str(key), sorted(SECTIONS)))
 
 
 def _check_defaults(entries: object, file: Path) -> None:

@@ -8,15 +8,15 @@ from itertools import islice, product
 from math import prod
 from pathlib import Path
 
-import yaml
-
 from cluster.user import PLAIN, read_user
 from command.arguments import ROOT, Arguments, groups, parse_word
+from command.compose import compose_group
 from command.words import SWEEP
 from components.errors import RecipeError
 
 STUDY = "study="
 MOST_POINTS = 10_000
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
 GLOB = "GLOB_CHOICE_SWEEP"
@@ -74,10 +74,8 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
 
 def _queues(cluster: str) -> bool:
     """Return whether a cluster has a scheduler; one that is not known has none."""
-    if cluster not in groups()["cluster"]:
-        return False
-    profile = ROOT / "conf" / "cluster" / f"{cluster}.yaml"
-    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
+    known = cluster in groups()["cluster"]
+    return known and str(compose_group("cluster", cluster)["scheduler"]) != "none"
 
 
 def trains(points: Sequence[Sequence[str]]) -> bool:
@@ -95,7 +93,9 @@ def _values_of(word: str, sweeping: bool) -> list[str]:
     kind, sweep = getattr(override.value_type, "name", ""), override.value()
     _check_listed(key, text, kind, shuffled=getattr(sweep, "shuffle", False))
     if not sweeping:
-        raise RecipeError(key, f"several values in {word!r}", "a sweep over values needs -m")
+        one = f"; one number is written {key}={text.replace(',', '_')}"
+        way = "a sweep over values needs -m" + (one if THOUSANDS.fullmatch(text) else "")
+        raise RecipeError(key, f"several values in {word!r}", way)
     try:
         if kind == GLOB:
             found = list(sweep.filter(groups()[key]))  # type: ignore[union-attr]

@@ -3,24 +3,26 @@
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
 from components.report import numbers
-from components.report.outcome import RunOutcome, load_run, outcome_of
+from components.report.outcome import load_run, outcome_of
 from components.report.tables import Grid, terminal_table
 from components.run.folder import RunFolder
+from components.run.records import Results
 from components.terminal import console, say
 
 TABLE = "sweep.csv"
 # The figures of a run, each with how a terminal shows it.
-FIGURES: Mapping[str, tuple[Callable[[RunOutcome], object], Callable[[Any], str]]] = {
-    "steps": (lambda outcome: outcome.steps, numbers.exact),
-    "tokens": (lambda outcome: outcome.tokens, numbers.exact),
-    "training_loss": (lambda outcome: outcome.training_loss, numbers.loss),
-    "held_out_loss": (lambda outcome: outcome.held_out_final, numbers.loss),
-    "tokens_per_second": (lambda outcome: outcome.tokens_per_second, numbers.count),
+FIGURES: Mapping[str, Callable[[Any], str]] = {
+    "steps": numbers.exact,
+    "tokens": numbers.exact,
+    "training_loss": numbers.loss,
+    "held_out_loss": numbers.loss,
+    "tokens_per_second": numbers.count,
 }
 REFUSED, NOT_BEGUN, UNFINISHED = "refused", "not begun", "unfinished"
 Row = dict[str, Any]
@@ -46,11 +48,8 @@ class SweepTable:
         if not folder.recipe.exists():
             return
         row["state"] = folder.ended or UNFINISHED
-        try:
-            outcome = outcome_of(load_run(run))
-        except RecipeError:  # killed before it had written what its report needs
-            return
-        row |= {name: read(outcome) for name, (read, _) in FIGURES.items()}
+        with suppress(RecipeError):  # killed before it had written what its report needs
+            row |= zip(FIGURES, _figures(folder), strict=True)
 
     def write(self, folder: Path) -> None:
         """Write beside, then rename: a reader never sees half a table."""
@@ -70,7 +69,7 @@ class SweepTable:
             (
                 *(str(row.get(key, "")) for key in self._keys),
                 str(row["state"]),
-                *(shown(row.get(name)) for name, (_, shown) in FIGURES.items()),
+                *(shown(row.get(name)) for name, shown in FIGURES.items()),
             )
             for row in self._rows.values()
         ]
@@ -81,3 +80,15 @@ class SweepTable:
             f"table: {folder / TABLE}; all runs in one page: "
             f"python run.py action=report run={folder}"
         )
+
+
+def _figures(folder: RunFolder) -> tuple[object, ...]:
+    outcome = outcome_of(load_run(folder.path))
+    held_out = folder.ended and folder.read("results.json", Results, finite=False).held_out
+    return (
+        outcome.steps,
+        outcome.tokens,
+        outcome.training_loss,
+        held_out.final if held_out else None,
+        outcome.tokens_per_second,
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from command.options import OPTIONS, SITE
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 ANY = "*"  # every key and group of a recipe
@@ -54,7 +54,8 @@ _SENT = "a run that is sent takes its recipe from its folder"
 _RECIPE = "recipe within_days"  # where one is composed
 # Of the ways to ask an action, the first whose ``given`` is there is meant; the last has none.
 WAYS = (
-    Way("show", f"{_RECIPE} cite output"),
+    Way("show", f"{_RECIPE} cite output", "cite"),
+    Way("show", f"{_RECIPE} full output"),
     Way("plan", f"{_RECIPE} at_most output study", OF_STUDY),
     Way("plan", f"{_RECIPE} calibrate output", "calibrate"),
     Way("plan", f"{_RECIPE} file output"),

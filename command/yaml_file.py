@@ -13,7 +13,7 @@ from unicodedata import category
 import yaml
 from yaml.constructor import ConstructorError
 
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 MAX_BYTES = 1_000_000

@@ -1,18 +1,18 @@
 """Print the composed, checked recipe and what follows from it, or the works that it repeats."""
 
-from itertools import groupby
 from pathlib import Path
 
 import yaml
 from rich.table import Table
 
 from command.arguments import ROOT, Arguments
-from command.compose import compose_recipe
+from command.compose import compose_defaults, compose_recipe
 from command.outcome import print_result
 from command.plan_text import mixture_lines
+from command.recipe_summary import layers_text, print_summary
 from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 from components.terminal import console, say, tell
 
@@ -37,7 +37,7 @@ def citations(recipe: Recipe, folder: Path = WORKS) -> dict[str, str]:
 
 
 def run(arguments: Arguments) -> None:
-    """Print YAML and tables, or one JSON object; with ``cite=true`` the BibTeX alone."""
+    """Print one screen, with ``full=true`` all, or one JSON object; or the BibTeX alone."""
     recipe = compose_recipe(arguments)
     if arguments.cite:
         works = citations(recipe)
@@ -46,7 +46,14 @@ def run(arguments: Arguments) -> None:
         return
     for warning in warnings_of(recipe):
         say(f"warning: {warning}")
-    print_result(arguments.output, as_json(recipe), lambda: print_recipe(recipe))
+
+    def show() -> None:
+        if arguments.full:
+            print_recipe(recipe)
+        else:
+            print_summary(recipe, compose_defaults())
+
+    print_result(arguments.output, as_json(recipe), show)
 
 
 def as_json(recipe: Recipe) -> dict[str, object]:
@@ -83,9 +90,6 @@ def print_recipe(recipe: Recipe) -> None:
 
 def _derived_table(recipe: Recipe) -> Table:
     derived = recipe.derived
-    # Equal neighbours are written once: 5, 10 x 6, 5.
-    runs = [(count, len(list(equal))) for count, equal in groupby(derived.layers_by_stage)]
-    layers = ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
     parameters = derived.parameters.model_dump().items()
     rows: dict[str, object] = {
         **{f"{name} parameters": count for name, count in parameters},
@@ -94,7 +98,7 @@ def _derived_table(recipe: Recipe) -> Table:
         "steps": derived.steps,
         "ranks": derived.ranks,
         "microbatches a step and rank": derived.microbatches_per_step,
-        "layers of each pipeline stage": layers,
+        "layers of each pipeline stage": layers_text(derived),
         "FLOPs a token, full attention": derived.flops_per_token.full,
         "FLOPs a token, causal attention": derived.flops_per_token.causal,
         "fingerprint": recipe.fingerprint(),

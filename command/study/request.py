@@ -13,7 +13,7 @@ from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.yaml_file import read_data
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 OVER = "study."  # keys of the study's own file

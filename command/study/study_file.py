@@ -13,7 +13,7 @@ from command.arguments import ROOT
 from command.study import schema
 from command.study.schema import CitedRows, Column, Interval, ListedStudy, SearchStudy, Value
 from components.config.schema.recipe import Recipe, read_section
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 SECTIONS = frozenset(Recipe.model_fields)

@@ -122,7 +122,7 @@ def check_microbatches(recipe: "Recipe") -> None:
     samples = recipe.budget.global_batch_tokens // length
     group = degrees.data * degrees.expert * degrees.microbatch_sequences
     if samples % group:
-        key, batches = "budget.global_batch_tokens", sorted(set(neighbours(samples, group)))
+        key, batches = "budget.global_batch_tokens", neighbours(samples, group)
         parts = f"microbatches of {degrees.microbatch_sequences}"
         ranks = f"{degrees.data * degrees.expert} data ranks"
         nearest = " or ".join(f"{key}={number * length:_}" for number in batches)
@@ -134,10 +134,16 @@ def check_microbatches(recipe: "Recipe") -> None:
             raise _refusal(recipe, plateau.samples, plateau.samples // group)
 
 
-def neighbours(value: int, divisor: int) -> tuple[int, int]:
-    """Nearest positive multiples of ``divisor`` below and above ``value``."""
+def neighbours(value: int, divisor: int) -> list[int]:
+    """Nearest positive multiples of ``divisor``: above ``value``, and below if there is one."""
     below = value // divisor * divisor
-    return max(below, divisor), below + divisor
+    return [number for number in (below, below + divisor) if number > 0]
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    """Say which multiples are near, as a way out."""
+    found = [f"{number:_}" for number in neighbours(value, divisor)]
+    return f"the nearest that {'are' if found[1:] else 'is'}: {' and '.join(found)}"
 
 
 def _fits(microbatches: int, degrees: Parallelism) -> bool:

@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from components.config.batch_ramp import fits_schedule, neighbours
+from components.config.batch_ramp import fits_schedule, nearest_multiples
 from components.config.rules.layout import sequence_divisor, tensor_fits
 from components.config.schema.recipe import read_section
 from components.config.shape import ModelShape
@@ -117,10 +117,9 @@ def settle_layout(tree: Tree, named: UserOverrides) -> None:
     ranks = _given_ranks(cluster)
     if ranks is not None and not named.covers("parallelism.data"):
         if ranks % others:
-            below, above = neighbours(ranks, others)
             product = f"tensor x pipeline x expert x context = {others}"
-            remedy = f"the nearest that are: {below} and {above}"
-            raise RecipeError("cluster.ranks", f"{ranks} are no multiple of {product}", remedy)
+            problem = f"{ranks} are no multiple of {product}"
+            raise RecipeError("cluster.ranks", problem, nearest_multiples(ranks, others))
         degrees["data"] = ranks // others
     elif degrees["data"] == "auto":
         degrees["data"] = 1

@@ -15,7 +15,8 @@ from components.config.scale_down import scale_down
 from components.config.schema.recipe import Recipe, check_recipe, read_section
 from components.config.schema.sections import Cluster, Parallelism, ScaleSection
 from components.config.shape import ModelShape
-from components.config.targets import check_nodes, nearest
+from components.config.suggestions import nearest
+from components.config.targets import check_nodes
 from components.config.user_overrides import Tree, UserOverrides, leaves
 from components.errors import RecipeError
 

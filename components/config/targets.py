@@ -5,7 +5,6 @@ source is parsed, never run: a hostile recipe is refused before anything it name
 """
 
 import ast
-import difflib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import InstanceOf, TypeAdapter, ValidationError
 
 from components import ranges
+from components.config.suggestions import nearest, suggest, written_number
 from components.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +42,12 @@ TYPES: Mapping[str, Any] = {
         ("list", "tuple", "Sequence"), InstanceOf[list[Any]] | InstanceOf[tuple[Any, ...]]
     ),
 }
+EXAMPLES = {
+    "int": "a whole number, as {}=8",
+    "float": "a number, as {}=3e-4",
+    "bool": "{0}=true or {0}=false",
+    "str": "a text, in quotes where it looks like a number",
+}
 OUT_OF_RANGE = re.compile(r"(greater|less)_than(_equal)?|finite_number")
 
 
@@ -54,14 +60,6 @@ class Signature(NamedTuple):
     arguments: Mapping[str, tuple[str, ...]]
     required: frozenset[str]
     marks: tuple[str, ...]
-
-
-def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Offer the known words that look like ``word``, or list all of them if none does."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(close) + "?"
-    return "known: " + (", ".join(sorted(known)) or "none")
 
 
 def check_nodes(value: object, path: str = "") -> None:
@@ -100,7 +98,7 @@ def _check_node(node: Mapping[str, Any], path: str) -> None:
             raise RecipeError(f"{path}._target_", problem, remedy)
     for key in [key for key in node if key not in NODE_KEYS]:
         if key not in signature.arguments:
-            hint = nearest(key, list(signature.arguments))
+            hint = suggest(f"{path}.{key}", list(signature.arguments))
             raise RecipeError(f"{path}.{key}", f"{node['_target_']} takes no such key", hint)
         choices = signature.arguments[key]
         _check_type(choices, node[key], f"{path}.{key}")
@@ -195,7 +193,20 @@ def _check_type(choices: tuple[str, ...], value: object, path: str) -> None:
                 raise RecipeError(path, problem, f"it has to be {rule}") from None
         plain = [get_args(RANGES[one])[0].__name__ if one in RANGES else one for one in choices]
         problem = f"{value!r} is not {' or '.join(plain)}"
-        raise RecipeError(path, problem, f"give {path} a value of that type") from None
+        raise RecipeError(path, problem, _example(plain, value, path)) from None
+
+
+def _example(kinds: list[str], value: object, path: str) -> str:
+    """Show what a value of one of these types looks like."""
+    if numeric := {"int", "float"}.intersection(kinds):
+        number = written_number(value, whole="float" not in numeric)
+        if number is not None:
+            return f"write {path}={number:_}"
+    kind = kinds[0].partition("[")
+    if kind[0].endswith("Literal"):
+        return nearest(str(value), list(map(str, ast.literal_eval(f"({kind[2][:-1]},)"))))
+    written = EXAMPLES.get(kinds[0])
+    return f"write {written.format(path)}" if written else f"give {path} a value of that type"
 
 
 @cache

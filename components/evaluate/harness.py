@@ -18,7 +18,7 @@ import torch
 from jinja2 import TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.data.files import record_file
 from components.distributed.devices import compute_dtype, device_type
 from components.errors import RecipeError

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from components.config.schema.recipe import Recipe, read_recipe
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from components.json_file import read_mapping

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from components.config.batch_ramp import check_microbatches, neighbours
+from components.config.batch_ramp import check_microbatches, nearest_multiples
 from components.config.rules import engine
 from components.config.rules.layout import check_degrees
 from components.config.schema.data import DataSection, Source
 from components.config.shape import check_shape
-from components.config.targets import nearest
+from components.config.suggestions import nearest
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NORMS = ("norm", "embedding_norm", "attention.qk_norm")
 SHARES_TOLERANCE = 1e-6  # shares are written with six decimals
+MOST_WRITTEN = 8  # shares that a line holds
 PEAKS = ("start", "value")  # where a warm-up ends
 
 
@@ -67,9 +68,8 @@ def _check_budget(recipe: "Recipe") -> None:
 
 def _check_multiple(key: str, value: int, unit: int, what: str) -> None:
     if value % unit:
-        below, above = neighbours(value, unit)
-        remedy = f"the nearest that are: {below:,} and {above:,}"
-        raise RecipeError(f"budget.{key}", f"{value:,} is no multiple of {what}", remedy)
+        problem = f"{value:,} is no multiple of {what}"
+        raise RecipeError(f"budget.{key}", problem, nearest_multiples(value, unit))
 
 
 def _check_precision(precision: "Precision") -> None:
@@ -162,8 +162,22 @@ def check_data(data: DataSection, *, total_tokens: int) -> None:
 def _check_sum(path: str, shares: Mapping[str, float]) -> None:
     total = sum(shares.values())
     if abs(total - 1) > SHARES_TOLERANCE:
-        remedy = f"divide each by {total:.6f}, or change one by {1 - total:+.6f}"
-        raise RecipeError(path, f"{len(shares)} shares add up to {total:.6f}, not to 1", remedy)
+        problem = f"{len(shares)} shares add up to {total:.6f}, not to 1"
+        raise RecipeError(path, problem, _even_out(path, shares, total))
+
+
+def _even_out(path: str, shares: Mapping[str, float], total: float) -> str:
+    """Offer the same proportions as shares, where they are few enough to be read."""
+    change = f"change one by {1 - total:+.6f}"
+    if total <= 0:
+        return "give at least one source a share"
+    if len(shares) > MOST_WRITTEN:
+        return f"{change}; or, if they are proportions, divide each by {total:.6f}"
+    parts = {name: round(share / total, 6) for name, share in shares.items()}
+    largest = max(parts, key=lambda name: parts[name])
+    parts[largest] = round(parts[largest] + 1 - sum(parts.values()), 6)
+    written = ", ".join(f"{name}: {part}" for name, part in parts.items())
+    return f"{change}; or, if they are proportions, write '{path}={{{written}}}'"
 
 
 def _check_source(path: str, source: Source, *, document_mask: bool) -> None:

@@ -1,6 +1,7 @@
 """The frozen, checked recipe: what ``run.py`` hands down and what the ranks load."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +17,26 @@ from components.config.schema.data import DataSection
 from components.config.schema.sections import Stem
 from components.config.schema.types import FrozenMapping, Node
 from components.config.shape import ModelShape, stage_layers
-from components.config.targets import check_nodes, nearest
+from components.config.suggestions import nearest, suggest, written_number
+from components.config.targets import check_nodes
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
 S = TypeVar("S", bound=BaseModel)
+QUOTED = re.compile(r"'([^']*)'")
+# Ways out by pydantic's name of what is wrong.
+FORMS = {
+    "greater_than": "write a number above {gt}, as {where}=1",
+    "greater_than_equal": "write {where}={ge} or more",
+    "less_than": "write a number below {lt}",
+    "less_than_equal": "write {where}={le} or less",
+    "int_type": "write a whole number, as {where}=8",
+    "float_type": "write a number, as {where}=0.5",
+    "bool_type": "write {where}=true or {where}=false",
+    "string_pattern_mismatch": "write a text of the form {pattern}",
+    "tuple_type": "write a list, as {where}=[...]",
+    "string_type": "write a text; one that looks like a number in quotes",
+}
 
 
 class Recipe(types.Section):
@@ -141,21 +157,37 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
-        lines = [_sentence(error, kind, path) for error in failure.errors()]
-    first, _, rest = lines[0].partition(": ")
-    raise RecipeError(first, "\n".join([rest, *lines[1:]]))
+        found = [_told(error, kind, path) for error in failure.errors()]
+    where, problem, _ = found[0]
+    others = [f"{place}: {what}" for place, what, _ in found[1:]]
+    ways = dict.fromkeys(way for _, _, way in found)
+    raise RecipeError(where, "\n".join([problem, *others]), "; ".join(ways))
 
 
-def _sentence(error: Any, kind: type[BaseModel], path: str) -> str:
+def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
+    """Say where something is wrong, what, and the way out."""
     steps = [step for step in error["loc"] if step not in {types.SECTION.tag, types.WORD.tag}]
     where = ".".join(map(str, [path, *steps] if path else steps))
     if error["type"] == "extra_forbidden":
         there = types.sections_at(kind, steps[:-1])
         known = [name for section in there for name in section.model_fields]
-        return f"{where}: unknown key; {nearest(str(steps[-1]), known)}"
+        return where, "unknown key", suggest(where, known)
     if error["type"] == "missing":
-        return f"{where}: missing; set {where}=..."
+        return where, "missing", f"set {where}=..."
     given = error["input"]
-    whole = error["type"] == "int_type" and isinstance(given, float) and given.is_integer()
-    way = f"; write {int(given):_}" if whole else ""
-    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}{way}"
+    problem = f"{error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}"
+    return where, problem, _way(error["type"], error.get("ctx", {}), given, where)
+
+
+def _way(kind: str, rule: Mapping[str, Any], given: object, where: str) -> str:
+    """Offer a value that would have been taken, or say of what form one is."""
+    if kind == "literal_error":
+        listed = rule["expected"]  # 'a', 'b' or 'c'; or 1, 2 or 3
+        choices = QUOTED.findall(listed) or listed.replace(" or ", ", ").split(", ")
+        return nearest(str(given), choices)
+    whole = kind.startswith("int")
+    if whole or kind.startswith("float"):
+        number = written_number(given, whole=whole)
+        if number is not None:
+            return f"write {where}={number:_}"
+    return FORMS.get(kind, "see docs/recipes.md").format(**rule, where=where)

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from components.config.batch_ramp import fits_schedule, neighbours
+from components.config.batch_ramp import fits_schedule, nearest_multiples, neighbours
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
@@ -140,6 +140,11 @@ def test_rounds_that_are_not_equal_are_refused_with_batches_on_both_sides() -> N
 
 
 def test_neighbours_are_the_positive_multiples_around() -> None:
-    assert neighbours(10, 4) == (8, 12)
-    assert neighbours(8, 4) == (8, 12)
-    assert neighbours(3, 4) == (4, 4)
+    assert neighbours(10, 4) == [8, 12]
+    assert neighbours(8, 4) == [8, 12]
+    assert neighbours(3, 4) == [4]
+
+
+def test_only_one_multiple_is_near_what_is_less_than_all() -> None:
+    assert nearest_multiples(3, 4) == "the nearest that is: 4"
+    assert nearest_multiples(1_030, 4) == "the nearest that are: 1_028 and 1_032"

@@ -32,8 +32,8 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             r"budget\.total_tokens: input should be greater than 0, got 0",
         ),
         ("budget.total_tokens", "6T", r"budget\.total_tokens: input should be a valid integer"),
-        ("budget.warmup", 1, r"budget\.warmup: unknown key; "),
-        ("budgets", {}, r"budgets: unknown key; did you mean budget"),
+        ("budget.warmup", 1, r"budget\.warmup: unknown key\n  "),
+        ("budgets", {}, r"budgets: unknown key\n  did you mean budget"),
         ("parallelism.zero", 4, r"parallelism\.zero: input should be 0, 1, 2 or 3, got 4"),
         ("precision.compute", "bf17", r"precision\.compute: .*got 'bf17'"),
         ("precision.reduce", "float16", r"precision\.reduce: .*'float64', got 'float16'"),
@@ -90,7 +90,7 @@ def test_files_and_embedded_text_exclude_each_other(full_tree: dict[str, Any]) -
 def test_a_missing_key_is_named(full_tree: dict[str, Any]) -> None:
     tree = copy.deepcopy(full_tree)
     del tree["budget"]["seed"]
-    with pytest.raises(RecipeError, match=r"budget\.seed: missing; set budget\.seed="):
+    with pytest.raises(RecipeError, match=r"budget\.seed: missing\n  set budget\.seed="):
         check_recipe(tree)
 
 

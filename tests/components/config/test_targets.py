@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from components.config.targets import check_nodes, nearest, read_signature
+from components.config.suggestions import nearest
+from components.config.targets import check_nodes, read_signature
 from components.errors import RecipeError
 
 CHAIN = "components.optim.schedules.Chain"

@@ -39,7 +39,7 @@ GOOD = {"part": "none", "amount": 1, "words": "none"}
                 "outer.part.label: input should be a valid string, got 3",
             ],
         ),
-        ({"part": {"size": 1}}, ["outer.part.label: missing; set outer.part.label=..."]),
+        ({"part": {"size": 1}}, ["outer.part.label: missing"]),
     ],
 )
 def test_only_the_member_that_was_meant_is_spoken_of(
@@ -47,9 +47,11 @@ def test_only_the_member_that_was_meant_is_spoken_of(
 ) -> None:
     with pytest.raises(RecipeError) as raised:
         read_section(Outer, GOOD | wrong, "outer")
-    assert str(raised.value).splitlines() == lines
+    *said, way = str(raised.value).splitlines()
+    assert said == lines
+    assert way.startswith("  ")
 
 
 def test_a_number_or_a_word_keeps_both_messages() -> None:
-    with pytest.raises(RecipeError, match=r"greater than 0, got -1\n.*should be 'all'"):
+    with pytest.raises(RecipeError, match=r"greater than 0, got -1\n.*should be 'all'.*\n  "):
         read_section(Outer, GOOD | {"amount": -1}, "outer")

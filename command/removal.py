@@ -1,18 +1,14 @@
-"""Answers to words of Hydra's that take more than a line: versions, and `~key`."""
+"""The answer to `~key`, which is tried on the recipe first."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from command.arguments import ROOT, groups, read_point
+from command.arguments import groups, read_point
 from command.compose import OPEN, compose_recipe
 from command.hydra_words import plain_words
-from command.outcome import PACKAGES, version_of
 from command.recipe_file import find_target
 from command.sweep import split_sweep
 from components.errors import RecipeError
-from components.run.provenance import git
-from components.terminal import tell
 
 # What switches a value of a type off, if anything does.
 NEUTRAL: Mapping[type, tuple[str, ...]] = {
@@ -22,15 +18,6 @@ NEUTRAL: Mapping[type, tuple[str, ...]] = {
     list: ("[]",),
 }
 NONE = "none"
-
-
-def tell_versions() -> None:
-    """Print the versions of this program and of what it stands on, without importing that."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    commit = git("rev-parse", "--short", "HEAD").strip()
-    tell(f"{project['name']} {project['version']}" + (f" ({commit})" if commit else ""))
-    for package in PACKAGES:
-        tell(f"{package} {version_of(package)}")
 
 
 def removal_of(key: str, words: Sequence[str]) -> RecipeError:

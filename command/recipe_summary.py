@@ -1,0 +1,130 @@
+"""A recipe in one screen: what follows from it, and what is not the default of ``conf/``."""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+
+from command.plan_text import mixture_lines
+from components.config.batch_ramp import DerivedNumbers
+from components.config.schema.recipe import Recipe
+from components.terminal import console
+
+Tree = Mapping[str, Any]
+WIDTH = 100  # of a file or a pipe
+WRITTEN_OUT = ("model", "schedule")  # elsewhere a part with more keys than FEW is counted
+FEW = 3
+SAID = {"name", "why", "home", "works", "published", "assumed", "scale"}  # not as a section
+LONGEST_UNIT = 16
+UNKNOWN = object()
+MORE = "all of it: full=true, output=json; what it costs: action=plan; help: action=show --help"
+
+
+def print_summary(recipe: Recipe, defaults: Tree) -> None:
+    """Print the derived figures, what differs from ``defaults``, and how to see more."""
+    out, tree = console(width=WIDTH), recipe.model_dump(mode="json")
+    out.print(f"{recipe.name}: {recipe.why}")
+    chosen = f"scale={recipe.scale.name} cluster={recipe.cluster.name}"
+    out.print(f"{chosen} (its home is {recipe.home})\n")
+    out.print(_table("what follows", _figures(recipe)))
+    differing = {
+        section: "  ".join(differences(value, defaults.get(section, {}), section))
+        for section, value in tree.items()
+        if section not in SAID
+    }
+    out.print(_table("not as in conf/", {key: said for key, said in differing.items() if said}))
+    behind = {"published": _published(tree), "assumed": _assumed(tree)}
+    out.print(_table("from sources", {key: said for key, said in behind.items() if said}))
+    out.print(MORE)
+
+
+def _table(title: str, rows: Mapping[str, str]) -> Table:
+    table = Table(title, "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = len("FLOPs a token")
+    for name, said in rows.items():
+        table.add_row(name, said)
+    return table
+
+
+def _figures(recipe: Recipe) -> dict[str, str]:
+    derived, degrees = recipe.derived, recipe.parallelism
+    counts = derived.parameters.model_dump()
+    named = [f"{count:,} {name}" for name, count in counts.items() if count]
+    if counts["active"] == counts["total"]:
+        named.remove(f"{counts['active']:,} active")
+    step = f"{derived.tokens_per_step:,} tokens, {derived.samples_per_step:,} samples"
+    axes = ("data", "expert", "context", "tensor", "pipeline")
+    layout = [f"{axis} {size}" for axis in axes if (size := getattr(degrees, axis)) > 1]
+    ranks = f"{' x '.join(layout)} = {derived.ranks:,} ranks" if layout else "1 rank"
+    per_token = derived.flops_per_token
+    return {
+        "parameters": ", ".join(named),
+        "tokens": f"{recipe.budget.total_tokens:,} in {derived.steps:,} steps of {step}",
+        "layout": f"{ranks}, {derived.microbatches_per_step} microbatches a step and rank, "
+        f"layers of each stage: {layers_text(derived)}",
+        "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
+        "mixture": "\n".join(mixture_lines(recipe, most=FEW)),
+        "fingerprint": recipe.fingerprint(),
+    }
+
+
+def layers_text(derived: DerivedNumbers) -> str:
+    """Write equal neighbours once: 5, 10 x 6, 5."""
+    runs = [(count, len(list(equal))) for count, equal in groupby(derived.layers_by_stage)]
+    return ", ".join(f"{n} x {count}" if n > 1 else f"{count}" for count, n in runs)
+
+
+def differences(here: Tree, defaults: Tree, section: str, path: str = "") -> Iterator[str]:
+    """Write each value that is not the default, as the command line takes it."""
+    for key, value in here.items():
+        default, name = defaults.get(key, UNKNOWN), f"{path}{key}"
+        if isinstance(value, Mapping) and value:
+            below = default if isinstance(default, Mapping) else {}
+            inner = list(differences(value, below, section, f"{name}."))
+            written = section in WRITTEN_OUT or len(inner) <= FEW
+            yield from inner if written else [f"{name}: {_counted(value)}"]
+        elif key == "_target_" and value != default:
+            kind = str(value).rpartition(".")[2]
+            yield f"{path.removesuffix('.')}: {kind}" if path else kind
+        elif key not in {"_target_", "_partial_"} and value != default:
+            yield f"{name}={written_value(value)}"
+
+
+def _counted(part: Tree) -> str:
+    names = list(part)
+    more = f" and {len(names) - FEW:,} more" if names[FEW:] else ""
+    return ", ".join(names[:FEW]) + more
+
+
+def written_value(value: Any) -> str:
+    """Write a value as YAML has it, long numbers with their groups of digits."""
+    if isinstance(value, list):
+        inner = any(isinstance(item, list | dict) for item in value)
+        return f"[{len(value)} items]" if inner else f"[{','.join(map(written_value, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:_}" if isinstance(value, int) else str(value or "{}")
+
+
+def _published(tree: Tree) -> str:
+    return ", ".join(
+        f"{name} {_figure(item['value'])}"
+        + (f" {item['unit']}" if len(item["unit"]) <= LONGEST_UNIT else "")
+        for name, item in tree["published"].items()
+    )
+
+
+def _assumed(tree: Tree) -> str:
+    figures = (f"{name} {_figure(item['value'])}" for name, item in tree["assumed"].items())
+    said = ", ".join(figures)
+    return f"(never published) {said}" if said else ""
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"of {len(value)} values"
+    return f"{value:,}" if isinstance(value, int) else str(value)

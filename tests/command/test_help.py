@@ -1,0 +1,94 @@
+"""Help of an action, and the versions: asked in every way that people try."""
+
+import re
+
+import pytest
+
+from command.arguments import ROOT, read_point
+from command.help import answer, explain
+from command.main import main
+from command.options import OPTIONS
+from command.words import ACTIONS, WAYS, check_words, keys_of
+from components.errors import RecipeError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan=help"],
+        ["help=plan"],
+        ["action=plan", "--help"],
+        ["--help", "action=plan"],
+        ["plan", "--help"],
+        ["help", "plan"],
+        ["recipe=teuken7b", "action=plan", "-h"],
+    ],
+)
+def test_an_action_is_explained_however_it_is_asked(
+    words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    said = capfd.readouterr()
+    assert said.out == explain("plan") + "\n"
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["action=help"]])
+def test_the_command_is_explained_where_no_action_is_named(words: list[str]) -> None:
+    said = answer(words)
+    assert said is not None
+    assert said.startswith("python run.py recipe=NAME")
+    assert "  full=         print the whole recipe, every key (show)\n" in said
+
+
+def test_help_that_nobody_asked_for_is_not_given() -> None:
+    assert answer(["recipe=help", "action=plan"]) is None
+    assert answer(["recipe=teuken7b", "run=help"]) is None
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(action: str) -> None:
+    text = explain(action)
+    assert text.startswith(f"{action}: ")
+    assert f"\ndocs/actions.md#{action}" in text
+    assert "](" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    for way in WAYS:
+        if way.action == action:
+            assert all(f"  {name}=" in text for name in way.options.split())
+    for page in re.findall(r"^(docs/[\w/]+\.md)", text, re.M):
+        assert (ROOT / page).is_file()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_example_of_an_action_is_taken(action: str) -> None:
+    """Read as far as words go; the tests of the actions run them."""
+    (example, *_) = re.findall(r"^  python run\.py (.*?)(?: +#.*)?$", explain(action), re.M)
+    words = example.split()
+    arguments = read_point(words)
+    assert action in {arguments.action, "auto", "train"}
+    check_words(arguments.action, keys_of(words))
+
+
+def test_a_word_of_some_ways_says_of_which() -> None:
+    text = explain("plan")
+    assert f"  calibrate=    {OPTIONS['calibrate']}\n" in text
+    assert f"  study=        {OPTIONS['study']}\n" in text
+    assert f"  at_most=      {OPTIONS['at_most']} (of a study)\n" in text
+
+
+def test_help_for_an_action_that_does_not_exist_offers_one() -> None:
+    with pytest.raises(
+        RecipeError, match=r"help: there is no action 'plans'\n  did you mean plan"
+    ):
+        answer(["help=plans"])
+
+
+def test_the_versions_are_those_of_this_code_and_of_what_it_runs_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--version"]) == 0
+    said = capfd.readouterr().out
+    assert re.match(r"kochbuch \d+\.\d+\.\d+", said)
+    for name in ("python", "torch", "lightning", "hydra-core"):
+        assert re.search(rf"^{name} \S+$", said, re.M)

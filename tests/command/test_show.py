@@ -1,0 +1,102 @@
+"""`show` in one screen: what follows from a recipe first, then what is not the default."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from command.arguments import read_point
+from command.compose import compose_defaults, compose_recipe
+from command.main import main
+from command.recipe_summary import differences, written_value
+
+SCREEN = 40
+TEXT = Path(__file__).with_name("shown.txt")
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
+    def show(*words: str, columns: int = 100) -> str:
+        monkeypatch.setattr("command.recipe_summary.WIDTH", columns)
+        assert main([*words, "action=show"]) == 0
+        return "".join(f"{line.rstrip()}\n" for line in capfd.readouterr().out.splitlines())
+
+    return show
+
+
+@pytest.mark.parametrize("name", ["teuken7b", "mula220b_a10b"])
+@pytest.mark.parametrize("scale", ["mini", "full"])
+def test_a_recipe_is_one_screen(name: str, scale: str, shown: Shown) -> None:
+    text = shown(f"recipe={name}", f"scale={scale}")
+    assert text.count("\n") <= SCREEN
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_it_is_the_golden_text(shown: Shown) -> None:
+    text = shown("recipe=teuken7b", "scale=full")
+    if os.environ.get("UPDATE_GOLDEN"):
+        TEXT.write_text(text, "utf-8")
+    assert TEXT.read_text("utf-8") == text, "read the difference, then `make golden`"
+
+
+def test_what_follows_comes_before_what_was_set(shown: Shown) -> None:
+    text = shown("recipe=teuken7b", "scale=full")
+    places = [text.index(part) for part in ("7,452,725,248 total", "lr=0.0003", "full=true")]
+    assert places == sorted(places)
+
+
+def test_a_narrow_screen_breaks_between_words_alone(shown: Shown) -> None:
+    wide, narrow = (shown("recipe=teuken7b", columns=columns) for columns in (1_000, 80))
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.split() == wide.split()
+
+
+def test_a_key_of_the_user_is_there_and_a_default_is_not(shown: Shown) -> None:
+    assert "beta2=" not in shown("recipe=teuken7b")
+    assert re.search(
+        r"^optimizer +.*beta2=0.9\b", shown("recipe=teuken7b", "optimizer.beta2=0.9"), re.M
+    )
+
+
+def test_all_of_it_is_a_word_away(shown: Shown) -> None:
+    text = shown("recipe=teuken7b", "full=true")
+    assert yaml.safe_load(text.partition("mixture, tokens")[0])["optimizer"]["beta2"] == 0.95
+    assert "assumed (never published)" in text
+
+
+def test_works_are_printed_alone_or_the_whole_recipe(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe=teuken7b", "action=show", "cite=true", "full=true"]) == 2
+    assert "full: not used by action=show with cite=" in capfd.readouterr().err
+
+
+def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
+    """Each value of a model that is written there composes the same recipe."""
+    recipe = compose_recipe(read_point(["recipe=mula1b"]))
+    tree = recipe.model_dump(mode="json")
+    found = differences(tree["model"], compose_defaults()["model"], "model")
+    words = [f"model.{word}" for word in found if "=" in word]
+    assert len(words) > 10
+    again = compose_recipe(read_point(["recipe=mula1b", *words]))
+    assert again.model == recipe.model
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (4_096, "4_096"),
+        (True, "true"),
+        (None, "null"),
+        (1e-5, "1e-05"),
+        ({}, "{}"),
+        ("", "{}"),
+        ([1, "a"], "[1,a]"),
+        ([], "[]"),
+        ([[0, 1]], "[1 items]"),
+    ],
+)
+def test_a_value_is_written_as_yaml_has_it(value: object, text: str) -> None:
+    assert written_value(value) == text

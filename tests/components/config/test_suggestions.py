@@ -1,0 +1,129 @@
+"""Names that other programs use, and keys in another place: what they are called here."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command.arguments import COMMAND_KEYS, groups, read_point
+from command.compose import compose_recipe
+from components.config.suggestions import (
+    NAMES,
+    meaning_of,
+    nearest,
+    other_names,
+    places,
+    suggest,
+    written_number,
+)
+from components.config.user_overrides import leaves
+
+ROOT = Path(__file__).resolve().parents[3]
+DENSE, EXPERTS, SINGLE = "teuken7b", "mula7b_a1b", "bloom1b1"
+KNOWN = ["model", "budget", "optimizer", "run", "runs"]
+
+
+def tree_of(recipe: str) -> Mapping[str, Any]:
+    return compose_recipe(read_point([f"recipe={recipe}"])).model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    """All that some recipe has, with the user's side of a cluster."""
+    found = {path for name in (DENSE, EXPERTS, SINGLE) for path, _ in leaves(tree_of(name))}
+    branches = {path.rpartition(".")[0] for path in found}
+    site = {"site.account", "site.queue"}
+    return {*found, *branches, *site, *COMMAND_KEYS, *groups(), "data.sources.NAME.files"}
+
+
+def test_every_meaning_is_a_key_of_some_recipe(keys: set[str]) -> None:
+    last = {path.rpartition(".")[2] for path in keys if path.startswith("schedule.")}
+    for name, meant in other_names().items():
+        section, _, step = meant.here.rpartition(".")
+        assert meant.here in keys or (section == "schedule" and step in last), name
+
+
+def test_every_name_has_one_meaning() -> None:
+    rows = yaml.safe_load(NAMES.read_text("utf-8"))
+    names = Counter(name for row in rows for name in row["for"])
+    assert [name for name, count in names.items() if count > 1] == []
+    assert len(other_names()) == len(names) > 200
+    assert all(name == name.lower() and "-" not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        ("seed", "here it is budget.seed"),
+        ("optimizer.learning_rate", "here it is optimizer.lr"),
+        ("Learning-Rate", "here it is optimizer.lr"),
+        ("trainer.max_steps", "here it is budget.total_tokens (tokens are the clock: steps x "),
+        ("budget.steps", "here it is budget.total_tokens (tokens are the clock"),
+        ("eps", "did you mean optimizer.eps or model.norm.eps?"),
+        ("norm.eps", "did you mean model.norm.eps?"),
+        ("modle.dim", "did you mean model?"),
+        ("clip_after_tokens", "did you mean optimizer.clip_after_tokens?"),
+        ("xyzzy", "known: budget, model, optimizer, run, runs"),
+    ],
+)
+def test_a_key_is_answered_by_meaning_by_spelling_or_by_place(key: str, way: str) -> None:
+    tree = {
+        "optimizer": {"lr": 1, "eps": 1, "clip_after_tokens": 0},
+        "model": {"norm": {"eps": 1}},
+    }
+    step = key.partition(".")[0]
+    assert suggest(key, KNOWN, tree, step=step).startswith(way)
+
+
+def test_a_misspelling_in_its_section_goes_before_a_meaning_in_another() -> None:
+    assert suggest("tokenizer.vocab_sizes", ["vocab_size"]) == "did you mean vocab_size?"
+
+
+def test_a_key_that_a_recipe_has_in_several_places_is_named_in_each() -> None:
+    phases = {"first": {"warmup_tokens": 1}, "second": {"warmup_tokens": 1}}
+    tree = {"schedule": {"phases": phases}}
+    first, second = (f"schedule.phases.{one}.warmup_tokens" for one in phases)
+    assert suggest("warmup_steps", [], tree).startswith(f"here it is {first} or {second} (")
+    assert suggest("warmup_steps", []).startswith("here it is schedule.warmup_tokens (")
+
+
+def test_a_name_in_many_places_is_none_that_is_worth_listing() -> None:
+    tree = {"sources": {f"s{number}": {"files": []} for number in range(9)}}
+    assert places("files", tree) == []
+
+
+def test_the_choice_of_a_group_has_no_meaning_by_its_last_step() -> None:
+    assert meaning_of("recipe=./my.lr") is None
+    assert meaning_of("precision=fp32") is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ("1M", 1_000_000),
+        ("1.5B", 1_500_000_000),
+        ("2 k", 2_000),
+        ("1,000,000", 1_000_000),
+        (1e9, 1_000_000_000),
+        ("6e-4", 6e-4),
+        ("1.2.3", None),
+        ("many", None),
+        (None, None),
+        (True, None),
+    ],
+)
+def test_a_number_is_read_as_people_write_it(given: object, number: float | None) -> None:
+    assert written_number(given, whole=False) == number
+
+
+def test_a_fraction_is_no_whole_number() -> None:
+    assert written_number(12.5, whole=True) is None
+
+
+def test_what_looks_like_a_word_is_offered_and_else_all() -> None:
+    assert nearest("lr", ["lr2", "x"]) == "did you mean lr2?"
+    assert nearest("q", ["lr", "x"]) == "known: lr, x"
+    assert nearest("q", []) == "known: none"
