@@ -28,6 +28,7 @@ PATHS = frozenset({"runs", "calibrate"})  # beside the options that are one path
 LINE = "COMP_LINE"  # where a shell's script leaves the line, up to the cursor
 # The equals sign ends a word of bash: of what is offered it wants what stands behind.
 BASH = """\
+declare -F _kochbuch >/dev/null || _kochbuch_before=$(complete -p python python3 2>/dev/null)
 _kochbuch() {{
     local word kept=""
     COMPREPLY=()
@@ -43,11 +44,10 @@ _kochbuch() {{
         {python} {entry} --shell-completion query=bash 2>/dev/null
     )
 }}
-_kochbuch_before=$(complete -p python python3 2>/dev/null)
 complete -o bashdefault -o default -F _kochbuch python python3
 """
 UNDONE = """\
-complete -r python python3
+complete -r python python3 2>/dev/null
 unset -f _kochbuch
 eval "$_kochbuch_before"
 """

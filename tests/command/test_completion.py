@@ -127,7 +127,9 @@ def test_bash_runs_no_other_script(tmp_path: Path) -> None:
 
 def test_what_is_installed_is_taken_back(tmp_path: Path) -> None:
     gone = INSTALL.replace("install=", "uninstall=")
-    script = f"complete -W walnut python3\n{INSTALL}\n{gone}\ncomplete -p; type _kochbuch"
+    script = (
+        f"complete -W walnut python3\n{INSTALL}\n{INSTALL}\n{gone}\ncomplete -p; type _kochbuch"
+    )
     done = subprocess.run(
         ["bash", "--norc", "-c", script], capture_output=True, text=True, check=False
     )
