@@ -242,7 +242,7 @@ def plain_words(words: Sequence[str]) -> list[str] | None:
                 return None
             case row, found if row.becomes is not None:
                 own = (_filled(one, found) for one in row.becomes)
-                plain += [one for one in own if one not in plain and one not in words]
+                plain += [one for one in own if one == word or one not in [*plain, *joined]]
             case row, found:
                 raise _refusal(row, found)
     return plain

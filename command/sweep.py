@@ -11,6 +11,7 @@ from pathlib import Path
 from cluster.user import PLAIN, read_user
 from command.arguments import ROOT, Arguments, groups, parse_word
 from command.compose import compose_group
+from command.options import RAW_KEYS
 from command.words import SWEEP
 from components.errors import RecipeError
 

@@ -63,8 +63,8 @@ def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
     )
     first = program(*short, *words, status=2)
     (folder,) = (home / "runs").glob("teuken7b-sweep-*")
-    assert "[optimizer.beta1=1.5] optimizer.beta1: " in first.err
-    assert f"sweep: {folder}  (the same command goes on with it)" in first.err
+    assert "[optimizer.beta1=1.5] optimizer.beta1: " in first.stderr
+    assert f"sweep: {folder}  (the same command goes on with it)" in first.stderr
     assert {one.name for one in folder.iterdir()} == {
         *("optimizer.beta1=0.9", "optimizer.beta1=0.8", "sweep.csv")
     }
@@ -73,10 +73,10 @@ def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
     assert [row["optimizer.beta1"] for row in found] == ["0.9", "0.8", "1.5"]
     assert [row["steps"] for row in found] == ["2", "2", ""]
     assert all(float(row["held_out_loss"]) > 5 for row in found[:2])
-    assert re.search(r"^0.9 +finished +2 +1,024 ", first.out, re.M)
+    assert re.search(r"^0.9 +finished +2 +1,024 ", first.stdout, re.M)
     before = [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))]
     again = program(*short, *words, "action=train", status=2)
-    assert again.err.count("left as it is: it has finished") == 2
+    assert again.stderr.count("left as it is: it has finished") == 2
     assert [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))] == before
     assert program("action=report", f"run={folder}", f"file={home / 'page.html'}")
 
@@ -87,7 +87,7 @@ def test_another_recipe_in_the_folder_of_a_point_is_left_alone(
     point = home / "mine" / "optimizer.beta1=0.9"
     point.mkdir(parents=True)
     (point / "recipe.json").write_text("{}")
-    said = program(*WORDS, "optimizer.beta1=0.9,1.5", f"run={home / 'mine'}", status=2).err
+    said = program(*WORDS, "optimizer.beta1=0.9,1.5", f"run={home / 'mine'}", status=2).stderr
     assert "[optimizer.beta1=0.9] " in said
     assert [one.name for one in point.iterdir()] == ["recipe.json"]
 
