@@ -106,7 +106,7 @@ ROWS = (
     HydraWord(
         "--experimental-rerun FILE",
         why="nothing is pickled",
-        way="write action=lock run=RUN file=again.lock.yaml, then recipe=again.lock.yaml",
+        way="write action=pack run=RUN file=again.recipe.yaml, then recipe=again.recipe.yaml",
     ),
     HydraWord("--shell-completion ASKED", answer=_complete),
     HydraWord("hydra.run.dir=FOLDER", why="it has another name", way="write run=FOLDER"),
@@ -152,7 +152,7 @@ ROWS = (
         "hydra.job.env_set.VARIABLE=VALUE",
         why="ranks here have the environment of the shell",
         way="write VARIABLE=VALUE before python; for jobs "
-        "cluster.site.environment.VARIABLE=VALUE",
+        "'cluster.site.environment.VARIABLE={value: VALUE, reason: a try}'",
     ),
     HydraWord(
         "hydra.verbose=VALUE",

@@ -8,9 +8,10 @@ from itertools import islice, product
 from math import prod
 from pathlib import Path
 
+import yaml
+
 from cluster.user import PLAIN, read_user
 from command.arguments import ROOT, Arguments, groups, parse_word
-from command.compose import compose_group
 from command.options import RAW_KEYS
 from command.words import SWEEP
 from components.errors import RecipeError
@@ -75,8 +76,10 @@ def submits(points: Sequence[Sequence[str]]) -> bool:
 
 def _queues(cluster: str) -> bool:
     """Return whether a cluster has a scheduler; one that is not known has none."""
-    known = cluster in groups()["cluster"]
-    return known and str(compose_group("cluster", cluster)["scheduler"]) != "none"
+    if cluster not in groups()["cluster"]:
+        return False
+    profile = ROOT / "conf" / "cluster" / f"{cluster}.yaml"
+    return str(yaml.safe_load(profile.read_text("utf-8"))["scheduler"]) != "none"
 
 
 def trains(points: Sequence[Sequence[str]]) -> bool:

@@ -37,7 +37,8 @@ INSTALL = f'eval "$({sys.executable} {ROOT}/run.py --shell-completion install=ba
         ("recipe=teuken7b optimizer.wei", ["optimizer.weight_decay="]),
         ("recipe=teuken7b optimizer.weight_decay=", ["optimizer.weight_decay=0.1"]),
         ("recipe=teuken7b budg", ["budget."]),
-        ("recipe=teuken7b model.attention.qk", []),
+        ("recipe=teuken7b model.attention.qk", ["model.attention.qk_norm="]),
+        ("recipe=teuken7b model.walnut", []),
         ("recipe=teuken7b parallelism.rec", ["parallelism.recompute="]),
         (
             "-m recipe=teuken7b,mula1",

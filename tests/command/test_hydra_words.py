@@ -98,7 +98,7 @@ def test_the_way_out_has_the_words_that_were_given(capfd: pytest.CaptureFixture[
         (["-cn", "teuken7b"], "write recipe=teuken7b"),
         (["--config-name=teuken7b"], "write recipe=teuken7b"),
         (["-p", "optimizer.lr"], ".recipe.optimizer.lr, for jq"),
-        (["hydra.job.env_set.A=b"], "cluster.site.environment.A=b"),
+        (["hydra.job.env_set.A=b"], "cluster.site.environment.A={value: b, reason: a try}"),
         (["precision@model=fp8"], "write precision=fp8"),
         (["override /precision=fp8"], "write precision=fp8"),
     ):
@@ -113,11 +113,11 @@ def test_the_way_out_has_the_words_that_were_given(capfd: pytest.CaptureFixture[
         ("recipe=mula1b", "precision=fp8", "tracking=none", "action=show"),
         ("recipe=./mine/x.yaml", "action=show"),
         ("-m", "recipe=teuken7b", "optimizer.lr=1e-4,3e-4", "action=show"),
-        ("recipe=mula1b", "action=lock", "file=again.lock.yaml"),
-        ("recipe=again.lock.yaml", "action=show"),
+        ("recipe=mula1b", "action=pack", "file=again.recipe.yaml"),
+        ("recipe=again.recipe.yaml", "action=show"),
         (
             *("recipe=teuken7b", "cluster=juwels", "action=render", "run=mine"),
-            *("site.account=me", "cluster.site.environment.A=b"),
+            *("site.account=me", "cluster.site.environment.A={value: b, reason: a try}"),
         ),
     ],
 )
@@ -131,8 +131,8 @@ def test_the_ways_out_are_ways(
     (home / "mine").mkdir(parents=True, exist_ok=True)
     (home / "mine" / "x.yaml").write_text("defaults: [mula1b]\nname: x\nwhy: a try\n")
     monkeypatch.chdir(home)
-    if words[0] == "recipe=again.lock.yaml":
-        assert main(["recipe=mula1b", "action=lock", "file=again.lock.yaml"]) in {0, 2}
+    if words[0] == "recipe=again.recipe.yaml":
+        assert main(["recipe=mula1b", "action=pack", "file=again.recipe.yaml"]) in {0, 2}
         capfd.readouterr()
     assert main(words) == 0, capfd.readouterr().err
 
