@@ -4,11 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any
 
 from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
@@ -16,6 +12,9 @@ from command.outcome import ActionResult
 from command.words import ACTIONS, check_words, keys_of
 from components.config.suggestions import meaning_of, nearest
 from components.errors import RecipeError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
@@ -55,12 +54,15 @@ def groups() -> dict[str, list[str]]:
     }
 
 
-def parse_word(word: str) -> Override:
+def parse_word(word: str) -> "Override":
     """Read one ``key=value`` by Hydra's grammar.
 
     Raises:
         RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time
+    from hydra.errors import HydraException
+
     key = _check_form(word)
     refuse_hydra(word)
     try:

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, groups, read_point
-from command.compose import compose_recipe
 from command.options import OPTIONS, RAW_KEYS, choices_of
-from command.recipe_file import find_target
-from command.sweep import STUDY, split_sweep
-from command.words import ACTIONS, SWEEP, WAYS, is_own
+from command.words import ACTIONS, OF_STUDY, SWEEP, WAYS, is_own
 from components.errors import RecipeError
 from components.terminal import tell
 
@@ -25,6 +22,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_./@%+=:,~-]+")
 LAST = re.compile(r"\S*$")
 FLAGS = (SWEEP, "--cfg", "--help", "--hydra-help", "--version")
 PATHS = frozenset({"runs", "calibrate"})  # beside the options that are one path
+PATH = re.compile(r"^[.~]|/")  # of a recipe that is no name
 LINE = "COMP_LINE"  # where a shell's script leaves the line, up to the cursor
 # The equals sign ends a word of bash: of what is offered it wants what stands behind.
 BASH = """\
@@ -96,10 +94,10 @@ def _first_words(given: Mapping[str, str]) -> Iterator[str]:
     known = ["action", *groups(), *(key for key in OPTIONS if not key.endswith("*"))]
     for key in known:
         taken = key == "action" or any(way.takes(key) for way in ways)
-        if taken and key not in given and f"{key}=" != STUDY:
+        if taken and key not in given and key != OF_STUDY:
             yield f"{key}="
     if SWEEP in given:
-        yield STUDY
+        yield f"{OF_STUDY}="
 
 
 def _with_key(key: str, text: str, words: Sequence[str]) -> Iterator[str]:
@@ -114,19 +112,19 @@ def _values(key: str, text: str, words: Sequence[str]) -> Iterator[str]:
     known = groups()
     if key == "action":
         yield from ACTIONS
-    elif key == "study":
+    elif key == OF_STUDY:
         yield from (file.stem for file in (ROOT / "studies").glob("*.yaml"))
         yield from _files(text)
     elif key in {"recipe", "a", "b"}:
         yield from known["recipe"]
-        yield from _files(text)
+        yield from _files(text) if key != "recipe" or PATH.search(text) else ()
     elif key in known:
         yield from known[key]
     elif is_own(key):
         yield from choices_of(key)
         yield from _files(text) if key in RAW_KEYS | PATHS else ()
     else:
-        yield from _choices(find_target(_tree(words), key))
+        yield from _choices(_found(key, words))
 
 
 def _choices(value: Any) -> Iterator[str]:
@@ -139,20 +137,26 @@ def _choices(value: Any) -> Iterator[str]:
 def _keys(word: str, words: Sequence[str]) -> Iterator[str]:
     """List the keys of the recipe so far, one level below what is written."""
     above, dot, _ = word.rpartition(".")
-    here = find_target(tree, above) if (tree := _tree(words)) and above else tree
+    here = _found(above, words)
     for key, value in here.items() if isinstance(here, Mapping) else ():
         ends = "." if isinstance(value, Mapping) and value else "="
         yield f"{above}{dot}{key}{ends}"
 
 
-def _tree(words: Sequence[str]) -> Mapping[str, Any]:
-    """Compose what the words choose and set; nothing where they are not enough or are wrong."""
+def _found(key: str, words: Sequence[str]) -> Any:
+    """Compose what the words choose and set, and find a key; nothing where they are wrong."""
+    from command.compose import compose_recipe  # takes its time, and many words do without
+    from command.recipe_file import find_target
+    from command.sweep import split_sweep
+
     keys = [word for word in words if not word.startswith("-") and not _is_other(word)]
     try:
         first = split_sweep([SWEEP, *keys])[1][0]
-        return compose_recipe(read_point(first), anywhere=True).model_dump(mode="json")
+        recipe = compose_recipe(read_point(first), anywhere=True)
     except RecipeError:
-        return {}
+        return None
+    tree = recipe.model_dump(mode="json")
+    return find_target(tree, key) if key else tree
 
 
 def _is_other(word: str) -> bool:

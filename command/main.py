@@ -4,15 +4,10 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from functools import partial
 
-from command.arguments import perform, read_point
-from command.help import answer
 from command.hydra_words import plain_words
 from command.outcome import ActionResult, Status, attempt, tell_error
-from command.sweep import split_sweep, study_words, submits, trains
-from command.sweep_runs import submit_all, train_all
-from components.terminal import prepare_streams, tell
+from components.terminal import prepare_streams
 
 
 def main(words: Sequence[str]) -> Status:
@@ -37,41 +32,14 @@ def main(words: Sequence[str]) -> Status:
 
 
 def _run(words: Sequence[str]) -> ActionResult:
-    """Run every point and return the highest exit status."""
+    """Do what is asked, in the words of this command, and return the highest exit status."""
     prepare_streams()
     status = Status.DONE
-    if (plain := plain_words(words)) is None:
-        pass  # a word of Hydra's has been answered
-    elif (said := answer(plain)) is not None:
-        tell(said)
-    elif (asked := study_words(plain)) is not None:
-        from command.study.request import run_study
+    if (plain := plain_words(words)) is not None:  # else a word of Hydra's was answered
+        from command.dispatch import (
+            dispatch,
+        )  # takes its time: who presses Tab does not wait for it
 
-        status = run_study(asked)
-    else:
-        status = _run_points(*split_sweep(plain))
+        status = dispatch(plain)
     sys.stdout.flush()
     return ActionResult(status)
-
-
-def _run_points(sweeping: bool, points: Sequence[Sequence[str]]) -> Status:
-    if not sweeping:
-        return _act(points[0]).status
-    if submits(points):
-        return submit_all(points)
-    return train_all(points) if trains(points) else _sweep(points)
-
-
-def _sweep(points: Sequence[Sequence[str]]) -> Status:
-    """Act on one point after the other, whatever becomes of those before, until interrupted."""
-    statuses: list[Status] = []
-    for point in points:
-        statuses.append(attempt(partial(_act, point), point, " ".join(point)).status)
-        if statuses[-1] >= Status.INTERRUPTED:
-            break
-    return max(statuses)
-
-
-def _act(words: Sequence[str]) -> ActionResult:
-    arguments = read_point(words)
-    return perform(arguments.action, arguments)

@@ -80,6 +80,8 @@ def test_files_are_offered_if_a_shell_takes_their_names(
     ]
     assert completions(" recipe=./.h") == ["recipe=./.hidden"]
     assert completions(" recipe=/none/x") == []
+    assert completions(" recipe=mi") == []
+    assert completions(" action=diff a=mil") == ["a=mill/"]
 
 
 def test_another_shell_is_told(capfd: pytest.CaptureFixture[str]) -> None:
