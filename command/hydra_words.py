@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import NoReturn
 
 from command.words import SWEEP
@@ -60,8 +61,8 @@ def _filled(text: str, found: re.Match[str]) -> str:
 
 
 def _tell_rows(value: str, others: Sequence[str]) -> None:
-    for row in ROWS:
-        tell(f"{row.word:<40} {outcome_of(row)}")
+    for words, here, why in explained():
+        tell(f"{words.replace('`', '')}\n    {here}" + (f" ({why})" if why else ""))
 
 
 def _complete(value: str, others: Sequence[str]) -> None:
@@ -85,7 +86,7 @@ ROWS = (
     HydraWord("--run", ()),
     HydraWord("--multirun", (SWEEP,)),
     HydraWord("--cfg job", SHOWN),
-    HydraWord("--cfg WHAT", why=f"{_COMPOSES}: it has no settings", way="write --cfg job"),
+    HydraWord("--cfg WHAT", why=f"{_COMPOSES}, so it has no settings", way="write --cfg job"),
     HydraWord("--resolve", SHOWN),
     HydraWord(
         "--package PART",
@@ -95,13 +96,13 @@ ROWS = (
     HydraWord("--info config", SHOWN),
     HydraWord(
         "--info WHAT",
-        why=f"{_COMPOSES}: no plugins, no search path but conf/ and recipes/",
+        why=f"{_COMPOSES}, so there are no plugins",
         way="write --cfg job; what a recipe is made of is named by `defaults` in its file",
     ),
     HydraWord(
-        "--config-name NAME", why="conf/config.yaml is always there", way="write recipe=NAME"
+        "--config-name NAME", why="conf/config.yaml is the one config", way="write recipe=NAME"
     ),
-    HydraWord("--config-path FOLDER", why="conf/ is always there", way=_OWN),
+    HydraWord("--config-path FOLDER", why="conf/ is the one folder of groups", way=_OWN),
     HydraWord("--config-dir FOLDER", why="conf/ is the one folder of groups", way=_OWN),
     HydraWord(
         "--experimental-rerun FILE",
@@ -215,13 +216,16 @@ VALUED = frozenset(
 )
 
 
-def outcome_of(row: HydraWord) -> str:
-    """Describe in one line what is done about a word."""
-    if row.why:
-        return f"{row.why}: {row.way}"
-    if row.becomes is None or row.becomes == (row.word,):
-        return "works"
-    return f"works, as {' '.join(row.becomes)}" if row.becomes else "works, and changes nothing"
+def explained() -> Iterator[tuple[str, str, str]]:
+    """Give the words that have one answer, what is done about them, and why."""
+    long = {flag: short for short, flag in SHORT.items()}
+    for (becomes, way, why), rows in groupby(ROWS, lambda row: (row.becomes, row.way, row.why)):
+        words = [row.word for row in rows]
+        words += [short for word in words if (short := long.get(word.split()[0]))]
+        here = way or "works"
+        if becomes is not None and becomes != (words[0],):
+            here += f", as {' '.join(becomes)}" if becomes else ", and changes nothing"
+        yield ", ".join(f"`{word}`" for word in words), here, why
 
 
 def plain_words(words: Sequence[str]) -> list[str] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command.arguments import ROOT
-from command.hydra_words import PLACEHOLDER, ROWS, SHORT, HydraWord, outcome_of, plain_words
+from command.hydra_words import PLACEHOLDER, ROWS, SHORT, HydraWord, explained, plain_words
 from command.main import main
 
 PAGE = ROOT / "docs" / "hydra.md"
@@ -36,13 +36,9 @@ def sample(row: HydraWord) -> list[str]:
 
 
 def table() -> str:
-    lines = ["", "| Hydra | here |", "|---|---|"]
-    return "\n".join([
-        *lines,
-        *(f"| `{row.word}` | {outcome_of(row)} |" for row in ROWS),
-        "",
-        "",
-    ])
+    lines = ["", "| Hydra | here | why |", "|---|---|---|"]
+    rows = (f"| {words} | {here} | {why} |" for words, here, why in explained())
+    return "\n".join([*lines, *rows, "", ""])
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
