@@ -10,7 +10,7 @@ from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
 from command.words import ACTIONS, check_words, keys_of
-from components.config.suggestions import meaning_of, nearest
+from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -91,12 +91,13 @@ def _as_argument(plain: str, text: str) -> str:
         return f"write {meant.here}={'...' if because else text or '...'}{because}"
     if plain in keys or ("." in plain and stem == plain):
         return f"write {plain}={text or '...'}"
-    for key, names in (("recipe", known["recipe"]), ("action", ACTIONS)):
-        if stem in names:
-            return f"write {key}={stem}"
-    if stem != plain:
+    if stem != plain and stem not in known["recipe"]:
         return f"write recipe={plain}"
-    return nearest(plain, [*keys, *ACTIONS])
+    if misspelt(plain, keys) is None:
+        for key, names in (("recipe", known["recipe"]), ("action", ACTIONS)):
+            if (found := misspelt(stem, names)) is not None:
+                return f"write {key}={found}"
+    return nearest(plain, keys)
 
 
 def read_point(words: Sequence[str]) -> Arguments:

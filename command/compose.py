@@ -163,7 +163,7 @@ def _check_name(name: str | None) -> str:
     if name is None:
         raise RecipeError("recipe", "no recipe is named", f"recipe=NAME; {nearest('', known)}")
     if not recipe_file.STEM.fullmatch(name) or name not in known:
-        remedy = nearest(name, known) + "; a file's path ends in .yaml"
+        remedy = f"{nearest(name, known)} (the path of a file ends in .yaml)"
         raise RecipeError("recipe", f"there is no recipe {name!r}", remedy)
     recipe_file.read_recipe_file(ROOT / "recipes" / f"{name}.yaml")
     return name

@@ -52,9 +52,11 @@ def check_recipe_file(sent: ReceivedYaml) -> None:
 
 def _check_sections(tree: Mapping[str, Any]) -> None:
     for key in (one for one in tree if one not in SECTIONS):
-        problem = "a recipe has no such section"
         if key in {"cluster", "scale"}:
             problem = "a recipe never sets its machine or its scale; it names its home"
+            way = f"leave it out here, and write {key}=NAME on the command line"
+            raise RecipeError(str(key), problem, way)
+        problem = "a recipe has no such section"
         raise RecipeError(str(key), problem, suggest(str(key), sorted(SECTIONS)))
 
 

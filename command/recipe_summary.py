@@ -13,10 +13,13 @@ from components.terminal import console
 
 Tree = Mapping[str, Any]
 WIDTH = 100  # of a file or a pipe
-WRITTEN_OUT = ("model", "schedule")  # elsewhere a part with more keys than FEW is counted
-FEW = 3
-SAID = {"name", "why", "home", "works", "published", "assumed", "scale"}  # not as a section
-LONGEST_UNIT = 16
+# Elsewhere a part with more keys than FEW is counted, and what is beyond MOST words.
+WRITTEN_OUT = {"model", "schedule", "parallelism"}
+FEW, MOST = 3, 6
+DIGITS = 16  # of the fingerprint, enough to compare
+SOURCES = 6  # of a mixture, the largest
+SAID = {"name", "why", "home", "works", "published", "assumed", "scale", "data.shares"}
+LONGEST_UNIT, LONGEST_TEXT = 16, 30
 UNKNOWN = object()
 MORE = "all of it: full=true, output=json; what it costs: action=plan; help: action=show --help"
 
@@ -27,25 +30,31 @@ def print_summary(recipe: Recipe, defaults: Tree) -> None:
     out.print(f"{recipe.name}: {recipe.why}")
     chosen = f"scale={recipe.scale.name} cluster={recipe.cluster.name}"
     out.print(f"{chosen} (its home is {recipe.home})\n")
-    out.print(_table("what follows", _figures(recipe)))
     differing = {
-        section: "  ".join(differences(value, defaults.get(section, {}), section))
+        section: _cut(section, list(differences(value, defaults.get(section, {}), section)))
         for section, value in tree.items()
         if section not in SAID
     }
-    out.print(_table("not as in conf/", {key: said for key, said in differing.items() if said}))
-    behind = {"published": _published(tree), "assumed": _assumed(tree)}
-    out.print(_table("from sources", {key: said for key, said in behind.items() if said}))
-    out.print(MORE)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for title, rows in (
+        ("DERIVED", _figures(recipe)),
+        ("NOT DEFAULT", differing),
+        ("BEHIND IT", {"published": _published(tree), "assumed": _assumed(tree)}),
+    ):
+        table.add_row(title)
+        for name, said in rows.items():
+            if said:
+                table.add_row(name, said)
+    out.print(table)
+    out.print(f"\n{MORE}")
 
 
-def _table(title: str, rows: Mapping[str, str]) -> Table:
-    table = Table(title, "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
-    table.columns[0].min_width = len("FLOPs a token")
-    for name, said in rows.items():
-        table.add_row(name, said)
-    return table
+def _cut(section: str, words: list[str]) -> str:
+    if section in WRITTEN_OUT or len(words) <= MOST:
+        return "  ".join(words)
+    return "  ".join([*words[:MOST], f"and {len(words) - MOST} more"])
 
 
 def _figures(recipe: Recipe) -> dict[str, str]:
@@ -65,8 +74,8 @@ def _figures(recipe: Recipe) -> dict[str, str]:
         "layout": f"{ranks}, {derived.microbatches_per_step} microbatches a step and rank, "
         f"layers of each stage: {layers_text(derived)}",
         "FLOPs a token": f"{per_token.full:,} full attention, {per_token.causal:,} causal",
-        "mixture": "\n".join(mixture_lines(recipe, most=FEW)),
-        "fingerprint": recipe.fingerprint(),
+        "mixture": "\n".join(mixture_lines(recipe, most=SOURCES)).replace("mixture, ", ""),
+        "fingerprint": recipe.fingerprint()[:DIGITS],
     }
 
 
@@ -80,6 +89,8 @@ def differences(here: Tree, defaults: Tree, section: str, path: str = "") -> Ite
     """Write each value that is not the default, as the command line takes it."""
     for key, value in here.items():
         default, name = defaults.get(key, UNKNOWN), f"{path}{key}"
+        if f"{section}.{name}" in SAID:
+            continue
         if isinstance(value, Mapping) and value:
             below = default if isinstance(default, Mapping) else {}
             inner = list(differences(value, below, section, f"{name}."))
@@ -99,7 +110,7 @@ def _counted(part: Tree) -> str:
 
 
 def written_value(value: Any) -> str:
-    """Write a value as YAML has it, long numbers with their groups of digits."""
+    """Write a value as YAML has it, a number with its groups of digits, a long text cut."""
     if isinstance(value, list):
         inner = any(isinstance(item, list | dict) for item in value)
         return f"[{len(value)} items]" if inner else f"[{','.join(map(written_value, value))}]"
@@ -107,13 +118,21 @@ def written_value(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"{value:_}" if isinstance(value, int) else str(value or "{}")
+    if isinstance(value, int):
+        return f"{value:_}"
+    if not isinstance(value, str):
+        return "{}"
+    return (value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}...") or "''"
 
 
 def _published(tree: Tree) -> str:
     return ", ".join(
         f"{name} {_figure(item['value'])}"
-        + (f" {item['unit']}" if len(item["unit"]) <= LONGEST_UNIT else "")
+        + (
+            ""
+            if item["unit"] in name or len(item["unit"]) > LONGEST_UNIT
+            else f" {item['unit']}"
+        )
         for name, item in tree["published"].items()
     )
 

@@ -12,7 +12,8 @@ import yaml
 from components.config.user_overrides import leaves
 
 NAMES = Path(__file__).with_name("other_names.yaml")
-ALIKE = 0.75  # so much that a misspelling is surer than a key of that name elsewhere
+LIKE = 0.65  # less is another word
+ALIKE = 0.75  # a misspelling, and surely no key of that name elsewhere
 MOST = 4  # places of one name that are worth reading
 
 
@@ -43,7 +44,8 @@ def meaning_of(key: str) -> Meaning | None:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """Offer the known words that look like ``word``, or list all of them if none does."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=LIKE)
+    close = close or [one for one in sorted(known) if word and one.startswith(word)]
     return offered(close) if close else "known: " + (", ".join(sorted(known)) or "none")
 
 
@@ -65,6 +67,11 @@ def written_number(given: object, *, whole: bool) -> int | float | None:
     return None if whole else number
 
 
+def misspelt(word: str, known: Collection[str]) -> str | None:
+    """Return the word that this surely is, written otherwise."""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=ALIKE)), None)
+
+
 def offered(words: Iterable[str]) -> str:
     """Ask whether one of these was meant."""
     return "did you mean " + " or ".join(words) + "?"
@@ -79,7 +86,7 @@ def suggest(
     """
     step = step or key.rpartition(".")[2]
     section, dot, _ = key.partition(".")
-    alike = difflib.get_close_matches(step, known, n=1, cutoff=ALIKE)
+    alike = misspelt(step, known)
     meant = meaning_of(key)
     if meant and not (alike and dot and meant.here.partition(".")[0] != section):
         return str(_in_tree(meant, tree or {}))

@@ -43,11 +43,12 @@ TYPES: Mapping[str, Any] = {
     ),
 }
 EXAMPLES = {
-    "int": "a whole number, as {}=8",
-    "float": "a number, as {}=3e-4",
+    "int": "a whole number, as 8 or 1_000_000",
+    "float": "a number, as 0.5 or 3e-4",
     "bool": "{0}=true or {0}=false",
     "str": "a text, in quotes where it looks like a number",
 }
+LITERAL = re.compile(r"(?:\w+\.)?Literal\[(.*)\]")
 OUT_OF_RANGE = re.compile(r"(greater|less)_than(_equal)?|finite_number")
 
 
@@ -192,7 +193,8 @@ def _check_type(choices: tuple[str, ...], value: object, path: str) -> None:
                 problem = f"{value!r} is out of range"
                 raise RecipeError(path, problem, f"it has to be {rule}") from None
         plain = [get_args(RANGES[one])[0].__name__ if one in RANGES else one for one in choices]
-        problem = f"{value!r} is not {' or '.join(plain)}"
+        shown = [LITERAL.sub(r"one of \1", one) for one in plain]
+        problem = f"{value!r} is not {' or '.join(shown)}"
         raise RecipeError(path, problem, _example(plain, value, path)) from None
 
 

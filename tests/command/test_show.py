@@ -13,7 +13,7 @@ from command.compose import compose_defaults, compose_recipe
 from command.main import main
 from command.recipe_summary import differences, written_value
 
-SCREEN = 40
+SCREEN = {"teuken7b": 41, "mula220b_a10b": 46}  # of 100 columns; experts have more keys
 TEXT = Path(__file__).with_name("shown.txt")
 Shown = Callable[..., str]
 
@@ -28,11 +28,11 @@ def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return show
 
 
-@pytest.mark.parametrize("name", ["teuken7b", "mula220b_a10b"])
+@pytest.mark.parametrize("name", SCREEN)
 @pytest.mark.parametrize("scale", ["mini", "full"])
 def test_a_recipe_is_one_screen(name: str, scale: str, shown: Shown) -> None:
     text = shown(f"recipe={name}", f"scale={scale}")
-    assert text.count("\n") <= SCREEN
+    assert text.count("\n") <= SCREEN[name]
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -92,8 +92,9 @@ def test_a_word_of_the_screen_is_one_of_the_command_line() -> None:
         (None, "null"),
         (1e-5, "1e-05"),
         ({}, "{}"),
-        ("", "{}"),
+        ("", "''"),
         ([1, "a"], "[1,a]"),
+        ("x" * 31, "x" * 30 + "..."),
         ([], "[]"),
         ([[0, 1]], "[1 items]"),
     ],

@@ -48,28 +48,27 @@ def check_rules(recipe: "Recipe") -> None:
 def _check_budget(recipe: "Recipe") -> None:
     budget, degrees = recipe.budget, recipe.parallelism
     length, batch, ramp = budget.sequence_length, budget.global_batch_tokens, budget.ramp_up
-    _check_multiple("global_batch_tokens", batch, length, f"sequence_length {length:,}")
+    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
+    if batch % length:
+        problem = f"{batch:,} is no multiple of sequence_length {length:,}"
+        raise RecipeError("budget.global_batch_tokens", problem, nearest_multiples(batch, unit))
     if budget.total_tokens < batch:
         problem = f"{budget.total_tokens:,} is less than one global batch of {batch:,} tokens"
         remedy = f"give at least {batch:,}, or a smaller global_batch_tokens"
         raise RecipeError("budget.total_tokens", problem, remedy)
     if isinstance(ramp, str):
         return
-    unit = length * degrees.data * degrees.expert * degrees.microbatch_sequences
     for key in ("start_tokens", "increment_tokens"):
-        what = f"{unit:,}, one microbatch of every data rank"
-        _check_multiple(f"ramp_up.{key}", getattr(ramp, key), unit, what)
+        if (tokens := getattr(ramp, key)) % unit:
+            problem = (
+                f"{tokens:,} is no multiple of {unit:,}, one microbatch of every data rank"
+            )
+            raise RecipeError(f"budget.ramp_up.{key}", problem, nearest_multiples(tokens, unit))
     grown, increment = batch - ramp.start_tokens, ramp.increment_tokens
     if grown <= 0 or grown % increment:
         problem = f"{increment:,} does not lead from {ramp.start_tokens:,} to {batch:,}"
         remedy = "give a positive divisor of their difference"
         raise RecipeError("budget.ramp_up.increment_tokens", problem, remedy)
-
-
-def _check_multiple(key: str, value: int, unit: int, what: str) -> None:
-    if value % unit:
-        problem = f"{value:,} is no multiple of {what}"
-        raise RecipeError(f"budget.{key}", problem, nearest_multiples(value, unit))
 
 
 def _check_precision(precision: "Precision") -> None:

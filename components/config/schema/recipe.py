@@ -23,6 +23,11 @@ from components.errors import RecipeError
 from components.json_file import read_mapping
 
 S = TypeVar("S", bound=BaseModel)
+# A step of pydantic's that is no key: which member of a union was tried.
+TAGS = rf"{re.escape(types.SECTION.tag)}|{re.escape(types.WORD.tag)}"
+MEMBER = re.compile(
+    rf"{TAGS}|(constrained-)?(int|float|str|bool)|(literal|tuple|list|dict)\[.*"
+)
 QUOTED = re.compile(r"'([^']*)'")
 # Ways out by pydantic's name of what is wrong.
 FORMS = {
@@ -30,9 +35,12 @@ FORMS = {
     "greater_than_equal": "write {where}={ge} or more",
     "less_than": "write a number below {lt}",
     "less_than_equal": "write {where}={le} or less",
-    "int_type": "write a whole number, as {where}=8",
-    "float_type": "write a number, as {where}=0.5",
+    "int_type": "write a whole number, as 8 or 1_000_000",
+    "float_type": "write a number, as 0.5 or 3e-4",
     "bool_type": "write {where}=true or {where}=false",
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type"), "write keys and values below it"
+    ),
     "string_pattern_mismatch": "write a text of the form {pattern}",
     "tuple_type": "write a list, as {where}=[...]",
     "string_type": "write a text; one that looks like a number in quotes",
@@ -166,7 +174,7 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
 
 def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
     """Say where something is wrong, what, and the way out."""
-    steps = [step for step in error["loc"] if step not in {types.SECTION.tag, types.WORD.tag}]
+    steps = [step for step in error["loc"] if not MEMBER.fullmatch(str(step))]
     where = ".".join(map(str, [path, *steps] if path else steps))
     if error["type"] == "extra_forbidden":
         there = types.sections_at(kind, steps[:-1])

@@ -115,7 +115,9 @@ def test_a_literal_argument_takes_its_choices_only() -> None:
     node = {"_target_": "components.model.initialization.Normal", "std": 0.02}
     node["padding_row"] = None
     check_nodes({"model": {"initialization": node | {"residual": "plain"}}})
-    with pytest.raises(RecipeError, match=r"initialization\.residual: 'none' is not Literal"):
+    with pytest.raises(
+        RecipeError, match=r"initialization\.residual: 'none' is not one of 'scaled'"
+    ):
         check_nodes({"model": {"initialization": node | {"residual": "none"}}})
 
 
