@@ -4,18 +4,18 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-
+from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
 from command.own_places import group_names, option_names
 from command.words import ACTIONS, check_words, keys_of
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_KEYS = ("action", *READERS)
@@ -53,18 +53,17 @@ def groups() -> dict[str, list[str]]:
     return {group: option_names(group) for group in group_names()}
 
 
-def parse_word(word: str) -> Override:
+def parse_word(word: str) -> "Override":
     """Read one ``key=value`` by Hydra's grammar.
 
     Raises:
         RecipeError: it is none, changes the tree's form, or is a setting of Hydra's own.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # takes its time
+    from hydra.errors import HydraException
+
     key = _check_form(word)
-    if key[:1] in {"+", "~"}:
-        plain = key.lstrip("+~")
-        raise RecipeError(word, "keys are neither added nor removed", f"write {plain}=...")
-    if key.partition(".")[0] == "hydra":
-        raise RecipeError(key, "Hydra's own settings are not a recipe's", "leave it out")
+    refuse_hydra(word)
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:

@@ -4,13 +4,10 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from functools import partial
 
-from command.arguments import perform, read_point
-from command.help import answer
+from command.hydra_words import plain_words
 from command.outcome import ActionResult, Status, attempt, tell_error
-from command.sweep import split_sweep, study_words, submit_all, submits
-from components.terminal import console, prepare_streams, tell
+from components.terminal import prepare_streams
 
 
 def main(words: Sequence[str]) -> Status:
@@ -35,40 +32,14 @@ def main(words: Sequence[str]) -> Status:
 
 
 def _run(words: Sequence[str]) -> ActionResult:
-    """Run every point and return the highest exit status."""
+    """Do what is asked, in the words of this command, and return the highest exit status."""
     prepare_streams()
-    if (said := answer(words)) is not None:
-        tell(said)
-        status = Status.DONE
-    elif (asked := study_words(words)) is not None:
-        from command.study.request import run_study
+    status = Status.DONE
+    if (plain := plain_words(words)) is not None:  # else a word of Hydra's was answered
+        from command.dispatch import (
+            dispatch,
+        )  # takes its time: who presses Tab does not wait for it
 
-        status = run_study(asked)
-    else:
-        sweeping, points = split_sweep(words)
-        if not sweeping:
-            status = _act(points[0]).status
-        else:
-            status = submit_all(points) if submits(points) else _sweep(points)
+        status = dispatch(plain)
     sys.stdout.flush()
     return ActionResult(status)
-
-
-def _sweep(points: Sequence[Sequence[str]]) -> Status:
-    """Run one point after the other, whatever becomes of those before, until interrupted."""
-    outcomes: list[ActionResult] = []
-    for point in points:
-        outcomes.append(attempt(partial(_act, point), point, " ".join(point)))
-        if outcomes[-1].status >= Status.INTERRUPTED:
-            break
-    if runs := [outcome.run for outcome in outcomes if outcome.run is not None]:
-        from components.report.outcome import load_entries
-        from components.report.tables import summary_grid, terminal_table
-
-        console(width=160).print(terminal_table(summary_grid(load_entries(runs))))
-    return max(outcome.status for outcome in outcomes)
-
-
-def _act(words: Sequence[str]) -> ActionResult:
-    arguments = read_point(words)
-    return perform(arguments.action, arguments)

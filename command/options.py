@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 
@@ -150,6 +150,14 @@ class Options:
     force: Annotated[Flag, "submit what does not fit; cancel: end jobs unsaved"] = False
     at_most: Annotated[Limit, "runs queued at a time"] = None
     output: Annotated[Output, "text, or one JSON object: json"] = "text"
+
+
+def choices_of(option: str) -> tuple[str, ...]:
+    """List the words that an option takes, where it takes no others."""
+    hint = get_type_hints(Options).get(option)
+    if hint is bool:
+        return ("false", "true")
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 _DECLARED = {

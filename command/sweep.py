@@ -1,32 +1,29 @@
-"""Sweeps (``-m``): the points of a command, their labels and folders, and their submission."""
+"""Sweeps (``-m``): the points of a command, and the names of their folders."""
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import islice, product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cluster.user import PLAIN, read_user
-from command.arguments import ROOT, Arguments, groups, parse_word, read_point
-from command.compose import compose_group, compose_recipe
+from command.arguments import ROOT, Arguments, groups, parse_word
+from command.compose import compose_group
 from command.options import RAW_KEYS
-from command.outcome import ActionResult, Status, attempt
-from command.words import SWEEP, check_words, keys_of
+from command.words import SWEEP
 from components.errors import RecipeError
-from components.terminal import say
-
-if TYPE_CHECKING:
-    from command.actions.submit import Ready
 
 STUDY = "study="
 MOST_POINTS = 10_000
-SWEEPS = frozenset({"-m", "--multirun"})
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 LONGEST = 200  # a file system takes 255
 PASSING = ("action=", "again=", "force=", "at_most=", "output=")
+GLOB = "GLOB_CHOICE_SWEEP"
+LISTED = re.compile(r"[,(]")  # what no name of a recipe has
+HERE = "local"
+ONLY = "only"  # the point of a sweep that has one
 
 
 def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
@@ -35,8 +32,8 @@ def split_sweep(words: Sequence[str]) -> tuple[bool, list[list[str]]]:
     Raises:
         RecipeError: a word is no ``key=value``, or its values cannot be listed or are too many.
     """
-    sweeping = not SWEEPS.isdisjoint(words)
-    options = [_values_of(word, sweeping) for word in words if word not in SWEEPS]
+    sweeping = SWEEP in words
+    options = [_values_of(word, sweeping) for word in words if word != SWEEP]
     if prod(map(len, options)) > MOST_POINTS:
         longest = max(options, key=len)[0].partition("=")[0]
         problem = f"a sweep has {MOST_POINTS:,} points at most"
@@ -54,43 +51,55 @@ def study_words(words: Sequence[str]) -> list[str] | None:
     if not named:
         return None
     # A study's report is one page, not many runs.
-    if SWEEPS.isdisjoint(words) and "action=report" not in words:
+    if SWEEP not in words and "action=report" not in words:
         raise RecipeError("study", "a study is many runs", "write -m before it")
     if named > 1:
         raise RecipeError("study", "given twice", "keep one of them")
-    return [word for word in words if word not in SWEEPS]
+    return [word for word in words if word != SWEEP]
 
 
 def submits(points: Sequence[Sequence[str]]) -> bool:
-    """Return whether a sweep is for a scheduler: asked for, or by the cluster's nature."""
-    arguments = read_point(points[0])
-    if arguments.action != "auto" or "cluster" not in arguments.choices:
-        return arguments.action == "submit"
-    return str(compose_group("cluster", arguments.choices["cluster"])["scheduler"]) != "none"
+    """Return whether a sweep is for a scheduler: asked for, or by the nature of its clusters.
+
+    Raises:
+        RecipeError: some points are for a scheduler, and others are not.
+    """
+    given = [dict(word.partition("=")[::2] for word in words) for words in points]
+    asked = {(one.get("action", "auto"), one.get("cluster", HERE)) for one in given}
+    found = {one == "submit" or (one == "auto" and _queues(name)) for one, name in asked}
+    if len(found) > 1:
+        problem = "some points are for a scheduler, and others are not"
+        raise RecipeError("cluster", problem, "write a command for each kind")
+    return found.pop()
+
+
+def _queues(cluster: str) -> bool:
+    """Return whether a cluster has a scheduler; one that is not known has none."""
+    if cluster not in groups()["cluster"]:
+        return False
+    return str(compose_group("cluster", cluster)["scheduler"]) != "none"
+
+
+def trains(points: Sequence[Sequence[str]]) -> bool:
+    """Return whether every point of a sweep begins a run here, if it is for no scheduler."""
+    given = [dict(word.partition("=")[::2] for word in words) for words in points]
+    actions = {one.get("action", "auto") for one in given}
+    return actions <= {"auto", "train"} and not any("resume" in one for one in given)
 
 
 def _values_of(word: str, sweeping: bool) -> list[str]:
     """List what a word stands for, a sweep of Hydra's grammar in the order of its writing."""
     key, _, text = word.partition("=")
-    is_raw = key in RAW_KEYS and not (key == "recipe" and sweeping)
-    if is_raw or not (override := parse_word(word)).is_sweep_override():
+    if _is_raw(key, text, sweeping) or not (override := parse_word(word)).is_sweep_override():
         return [word]
+    kind, sweep = getattr(override.value_type, "name", ""), override.value()
+    _check_listed(key, text, kind, shuffled=getattr(sweep, "shuffle", False))
     if not sweeping:
         one = f"; one number is written {key}={text.replace(',', '_')}"
         way = "a sweep over values needs -m" + (one if THOUSANDS.fullmatch(text) else "")
         raise RecipeError(key, f"several values in {word!r}", way)
-    kind, sweep = getattr(override.value_type, "name", ""), override.value()
-    if kind == "INTERVAL_SWEEP":
-        remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
-        raise RecipeError(key, f"{text} is no list of values", remedy)
-    if getattr(sweep, "shuffle", False):
-        problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
-        raise RecipeError(key, problem, "leave shuffle out")
-    if kind == "GLOB_CHOICE_SWEEP" and key not in groups():
-        remedy = f"it chooses files of a group: {', '.join(groups())}"
-        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
     try:
-        if kind == "GLOB_CHOICE_SWEEP":
+        if kind == GLOB:
             found = list(sweep.filter(groups()[key]))  # type: ignore[union-attr]
         else:
             found = list(islice(override.sweep_string_iterator(), MOST_POINTS + 1))
@@ -99,13 +108,44 @@ def _values_of(word: str, sweeping: bool) -> list[str]:
         raise RecipeError(key, problem, "write the values, separated by commas") from None
     if not found:
         raise RecipeError(key, f"{text} stands for no value", "write those that you mean")
+    if twice := next((one for one, count in Counter(found).items() if count > 1), None):
+        raise RecipeError(key, f"{text} lists {twice} twice", "keep one of them")
     return [f"{key}={value}" for value in found]
+
+
+def _is_raw(key: str, text: str, sweeping: bool) -> bool:
+    """Tell a path or a URL, taken as it stands, from what may be a list of values."""
+    if key != "recipe":
+        return key in RAW_KEYS
+    return not sweeping and (text.endswith(".yaml") or not LISTED.search(text))
+
+
+def _check_listed(key: str, text: str, kind: str, *, shuffled: bool) -> None:
+    """Refuse what is no list of values, or is another one each time.
+
+    Raises:
+        RecipeError: it is an interval, is shuffled, or looks for files where there are none.
+    """
+    if kind == "INTERVAL_SWEEP":
+        remedy = "a study searches it (docs/studies.md); here write values, or range(...)"
+        raise RecipeError(key, f"{text} is no list of values", remedy)
+    if shuffled:
+        problem = f"{text}: the same command finds its folder again, so nothing is shuffled"
+        raise RecipeError(key, problem, "leave shuffle out")
+    if kind == GLOB and key not in groups():
+        remedy = f"it chooses files of a group: {', '.join(groups())}"
+        raise RecipeError(key, f"{text}, but the values of {key} are in no folder", remedy)
 
 
 def labels(points: Sequence[Sequence[str]]) -> list[str]:
     """Name each point by the words that not all points have, as a folder can be called."""
     common = set.intersection(*(set(words) for words in points))
-    return [as_folder(word for word in words if word not in common) for words in points]
+    named = [[word for word in words if word not in common] for words in points]
+    folders = [as_folder(words) or ONLY for words in named]
+    return [  # two words may be one to a folder
+        f"{folder}-{_digest(','.join(words))}" if folders.count(folder) > 1 else folder
+        for folder, words in zip(folders, named, strict=True)
+    ]
 
 
 def as_folder(words: Iterable[str]) -> str:
@@ -119,72 +159,22 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def folder_of_runs(arguments: Arguments, stem: str, said: str) -> Path:
-    """Return the folder that ``run=`` names, or one that the same words find again."""
+def folder_of_runs(arguments: Arguments, name: str, runs: Path = ROOT / "runs") -> Path:
+    """Return the folder that ``run=`` names, else ``name`` in the user's folder of runs."""
     if arguments.run is not None:
         return arguments.run.absolute()
-    user = read_user(arguments.choices.get("cluster", "local"), arguments.site)
-    return Path(user.runs or ROOT / "runs").absolute() / f"{stem}-{_digest(said)}"
+    user = read_user(arguments.choices.get("cluster", HERE), arguments.site)
+    return Path(user.runs or runs).absolute() / name
 
 
-def submit_all(points: Sequence[Sequence[str]]) -> Status:
-    """Submit to a batch cluster: all points are checked, then those that can run handed over.
-
-    Each point has a run folder below the sweep's, named after what it changes. Given again, the
-    same command submits what is not there; finished, queued and ended points are left alone.
-    """
-    from command.actions.status import print_runs
-
+def name_of(points: Sequence[Sequence[str]]) -> str:
+    """Name a sweep: its recipe, and a digest that is the same for the same points."""
     kept = [[word for word in words if not word.startswith(PASSING)] for words in points]
-    said = "\n".join(" ".join(words) for words in kept)  # the same points, the same folder
-    ready: list[Ready] = []
-    folders: list[Path] = []
-    statuses = []
-
-    def look(words: Sequence[str], label: str) -> ActionResult:
-        """Note a point's folder, and what can be handed over."""
-        arguments = read_point(words)
-        check_words("submit", [*keys_of(words), SWEEP])
-        stem = f"{Path(arguments.recipe or '').stem}-sweep"
-        folders.append(folder_of_runs(arguments, stem, said) / label)
-        if (one := _check(arguments, folders[-1])) is not None:
-            ready.append(one)
-        return ActionResult()
-
-    for words, label in zip(points, labels(points), strict=True):
-        statuses.append(attempt(partial(look, words, label), words, label).status)
-        if statuses[-1] >= Status.INTERRUPTED:
-            return statuses[-1]
-    first, chains = read_point(points[0]), list[str]()
-    for one in ready:
-        submit = partial(_hand_over, one, first.at_most, chains)
-        statuses.append(attempt(submit, one.arguments.words, one.path.name).status)
-    print_runs([path for path in folders if (path / "recipe.json").exists()], first.output)
-    return max(statuses)
+    recipes = {word for words in points for word in words if word.startswith("recipe=")}
+    alone = Path(recipes.pop().partition("=")[2]).stem + "-" if len(recipes) == 1 else ""
+    return named_after(f"{alone}sweep", "\n".join(map(" ".join, kept)))
 
 
-def _check(arguments: Arguments, path: Path) -> "Ready | None":
-    """Check one point; what was handed over before is not ready for it again."""
-    from command.actions.submit import check, submitted_before  # takes its time
-
-    recipe = compose_recipe(arguments)
-    if (standing := submitted_before(recipe, path, again=arguments.again)) is not None:
-        say(f"[{path.name}] left as it is: {standing.problem}")
-        return None
-    one = check(recipe, arguments, path)
-    if arguments.at_most is not None and one.settings.jobs > 1 and not one.scheduler.arrays:
-        problem = f"{one.settings.jobs} jobs a run, and {one.scheduler.name} would start the "
-        problem += "next run after the first of them"
-        raise RecipeError("at_most", problem, "set cluster.jobs=1, or leave at_most out")
-    return one
-
-
-def _hand_over(one: "Ready", at_most: int | None, chains: list[str]) -> ActionResult:
-    """Submit a run, to begin after the one ``at_most`` places before it."""
-    from command.actions.submit import hand_over
-
-    after = chains[-at_most] if at_most is not None and len(chains) >= at_most else None
-    chains.append(hand_over(one, after=after))
-    wait = f", after {after}" if after else ""
-    say(f"[{one.path.name}] submitted {chains[-1]}{wait}")
-    return ActionResult()
+def named_after(stem: str, said: str) -> str:
+    """Return a name that the same words give again."""
+    return f"{stem}-{_digest(said)}"

@@ -10,7 +10,7 @@ from command.lock_file import check_recipe_place
 from command.outcome import Status
 from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
 from command.study.study_file import check_study, varied
-from command.sweep import STUDY, as_folder, folder_of_runs, submits
+from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
 from command.yaml_file import read_data
 from components.config.suggestions import nearest
@@ -96,7 +96,7 @@ def _asked(
         remedy = "action=plan compares plans; without action= its points are run"
         raise RecipeError("action", f"{action!r} gives a study no figures", remedy)
     tried = study.model_dump(mode="json", exclude={"search", "queue", "figure", "why"})
-    folder = folder_of_runs(arguments, study.name, json.dumps([tried, own]))
+    folder = folder_of_runs(arguments, named_after(study.name, json.dumps([tried, own])))
     page = arguments.file or Path(f"{study.name}.html")
     return StudyRequest(study, tuple(own), changed, action, arguments.output, folder, page)
 

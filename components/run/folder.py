@@ -26,6 +26,7 @@ report.html        all of the above for a person
 
 import json
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from components.run.ownership import check_links, sign
 from components.run.records import DataRecord, Ending, R, read_record
 
 SEALED = frozenset({"recipe.json", "data.json"})
+BEGUN = re.compile(r"checkpoints|derived\.json|\.(derived|recipe)\.json\.\d+")
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -133,14 +135,21 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
         way = f"resume={folder.path} goes on with it" if same else "choose another run=FOLDER"
         raise RecipeError("run", f"{folder.path} holds {what}", way)
     try:
-        if folder.path.exists() and any(folder.path.iterdir()):
+        if folder.path.exists() and not all(map(_is_begun, folder.path.iterdir())):
             raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
-        folder.checkpoints.mkdir(parents=True)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot make {folder.path}: {error}"
         raise RecipeError("run", problem, "choose another") from None
     folder.write_recipe(recipe)
     return folder
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a kill may have left this before the recipe was written."""
+    return BEGUN.fullmatch(path.name) is not None and not (
+        path.is_dir() and any(path.iterdir())
+    )
 
 
 def existing_run_folder(path: Path, key: str = "run") -> RunFolder:

@@ -24,7 +24,13 @@ HEAVY = {
 }
 LIGHT = [
     *(f"command.actions.{one.name}" for one in iter_modules(actions.__path__)),
-    *("command.main", "command.study.request", "command.study.listed", "command.study.runs"),
+    *(
+        "command.main",
+        "command.dispatch",
+        "command.study.request",
+        "command.study.listed",
+        "command.study.runs",
+    ),
     *(
         "cluster.begin",
         "cluster.end",

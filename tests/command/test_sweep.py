@@ -9,7 +9,7 @@ import pytest
 
 from command.arguments import ROOT
 from command.main import main
-from command.sweep import LONGEST, labels, split_sweep
+from command.sweep import LONGEST, labels, name_of, split_sweep
 from tests.life.conftest import TINY
 
 HERE = (
@@ -81,6 +81,26 @@ def test_a_label_too_long_for_a_folder_is_cut_and_stays_its_own() -> None:
     assert len(set(found)) == 2
     assert all(len(label) == LONGEST + len("-12345678") for label in found)
     assert labels([[word] for word in words]) == found
+
+
+def test_two_words_that_are_one_to_a_folder_have_two() -> None:
+    first, second = named("data.folder=/a,_a")
+    assert first != second
+    assert {one.rpartition("-")[0] for one in (first, second)} == {"data.folder=_a"}
+
+
+def test_a_sweep_of_one_point_has_a_folder_for_it() -> None:
+    assert named("recipe=teuken7b") == ["only"]
+
+
+def test_a_sweep_is_named_after_its_recipe_and_its_points() -> None:
+    words = ["-m", "recipe=teuken7b", "budget.seed=1,2"]
+    name = name_of(split_sweep(words)[1])
+    assert name.startswith("teuken7b-sweep-")
+    assert name_of(split_sweep([*words, "action=train", "again=true"])[1]) == name
+    assert name_of(split_sweep([*words[:2], "budget.seed=1,3"])[1]) != name
+    several = name_of(split_sweep(["-m", "recipe=teuken7b,mula1b"])[1])
+    assert several.startswith("sweep-")
 
 
 @pytest.mark.long

@@ -1,7 +1,10 @@
 """What values a sweep stands for, and which words are no list of values."""
 
+import re
+
 import pytest
 
+from command.arguments import ROOT
 from command.main import main
 from command.sweep import split_sweep
 from components.errors import RecipeError
@@ -13,20 +16,36 @@ def points_of(*words: str) -> list[str]:
     return [point[-1].partition("=")[2] for point in split_sweep(words)[1]]
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("1,2", ["1", "2"]),
-        ("choice(1,2)", ["1", "2"]),
-        ("range(1,4)", ["1", "2", "3"]),
-        ("range(0,1,0.5)", ["0.0", "0.5"]),
-        ("float(range(1,3))", ["1.0", "2.0"]),
-        ("tag(walnut,choice(1,2))", ["1", "2"]),
-        ("sort(3,1,2,reverse=true)", ["3", "2", "1"]),
-    ],
+CELLS = re.findall(
+    r"^\| `(\S[^`]*=[^`]*)` \| (`.*|refused: .*) \|$",
+    (ROOT / "docs" / "hydra.md").read_text("utf-8").partition("## Values of a sweep")[2],
+    re.M,
 )
-def test_functions_of_hydras_grammar_list_their_values(text: str, values: list[str]) -> None:
-    assert points_of(*RECIPE, f"model.dim={text}") == values
+
+
+def test_the_page_lists_the_functions_of_hydras_grammar() -> None:
+    functions = ["choice", "range", "float", "sort", "tag", "glob", "interval", "shuffle"]
+    written = " ".join(word for word, _ in CELLS)
+    assert [name for name in functions if f"{name}(" not in written] == []
+
+
+@pytest.mark.parametrize(("word", "stands_for"), CELLS)
+def test_what_the_page_says_of_a_value_holds_under_m_and_without(
+    word: str, stands_for: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    beside = () if word.startswith("recipe=") else RECIPE[1:]
+    refused = stands_for.removeprefix("refused: ")
+    if refused == stands_for:
+        assert points_of("-m", *beside, word) == re.findall("`([^`]*)`", stands_for)
+        assert main([*beside, word, "action=show"]) == 2
+        assert "a sweep over values needs -m" in capfd.readouterr().err
+        return
+    said = []
+    for words in (["-m", *beside, word], [*beside, word]):
+        assert main([*words, "action=show"]) == 2
+        said.append(capfd.readouterr().err)
+    assert refused in said[0]
+    assert said[0] == said[1] or "needs -m" in said[1]
 
 
 def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
@@ -54,6 +73,7 @@ def test_a_glob_chooses_recipes_and_files_of_a_group() -> None:
         ("model.dim=shuffle(range(0,1e18))", "so nothing is shuffled"),
         ("model.dim=range(0,1e18)", "model.dim: a sweep has 10,000 points at most"),
         ("model.dim=walnut(1)", "Unknown function 'walnut'"),
+        ("model.dim=choice(1,2,1)", "choice(1,2,1) lists 1 twice\n  keep one of them"),
     ],
 )
 def test_what_is_no_list_is_told(
@@ -62,6 +82,24 @@ def test_what_is_no_list_is_told(
     words = RECIPE if not word.startswith("recipe=") else RECIPE[:1]
     assert main([*words, word, "action=show"]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_points_here_and_points_of_a_scheduler_are_two_commands(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*RECIPE, "cluster=local,juwels"]) == 2
+    said = capfd.readouterr().err
+    assert "cluster: some points are for a scheduler, and others are not\n  write a" in said
+    assert main([*RECIPE, "cluster=local,juwels", "action=show"]) == 0
+
+
+def test_several_recipes_without_m_are_no_name_of_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipe=teuken7b,mula1b", "action=show"]) == 2
+    assert capfd.readouterr().err == (
+        "recipe: several values in 'recipe=teuken7b,mula1b'\n  a sweep over values needs -m\n"
+    )
 
 
 def test_the_product_of_all_keys_is_bounded_before_it_is_made() -> None:

@@ -1,0 +1,47 @@
+"""Dispatch: a word about the command itself, a study, one point, or the points of a sweep."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from command.arguments import perform, read_point
+from command.help import answer
+from command.outcome import ActionResult, Status, attempt
+from command.sweep import split_sweep, study_words, submits, trains
+from command.sweep_runs import submit_all, train_all
+from components.terminal import tell
+
+
+def dispatch(words: Sequence[str]) -> Status:
+    """Do what is asked, and return the highest exit status.
+
+    Raises:
+        RecipeError: a word is wrong; of a sweep one that all its points have.
+    """
+    if (said := answer(words)) is not None:
+        tell(said)
+        return Status.DONE
+    if (asked := study_words(words)) is not None:
+        from command.study.request import run_study
+
+        return run_study(asked)
+    sweeping, points = split_sweep(words)
+    if not sweeping:
+        return _act(points[0]).status
+    if submits(points):
+        return submit_all(points)
+    return train_all(points) if trains(points) else _sweep(points)
+
+
+def _sweep(points: Sequence[Sequence[str]]) -> Status:
+    """Act on one point after the other, whatever becomes of those before, until interrupted."""
+    statuses: list[Status] = []
+    for point in points:
+        statuses.append(attempt(partial(_act, point), point, " ".join(point)).status)
+        if statuses[-1] >= Status.INTERRUPTED:
+            break
+    return max(statuses)
+
+
+def _act(words: Sequence[str]) -> ActionResult:
+    arguments = read_point(words)
+    return perform(arguments.action, arguments)

@@ -1,0 +1,38 @@
+"""A run folder is made whole, or made again: what a kill left of one is no run."""
+
+from pathlib import Path
+
+import pytest
+
+from command.arguments import read_point
+from command.compose import compose_recipe
+from components.config.schema.recipe import Recipe, read_recipe
+from components.errors import RecipeError
+from components.run.folder import create_run_folder
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return compose_recipe(read_point(["recipe=teuken7b"]))
+
+
+def test_a_folder_that_a_kill_left_without_its_recipe_is_begun_again(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("derived.json", ".derived.json.12", ".recipe.json.12"):
+        (run / name).write_text('{"half')
+    assert read_recipe(create_run_folder(recipe, run).recipe) == recipe
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoints/tokens-1", "recipe.json.bak"])
+def test_a_folder_that_holds_anything_else_is_left_alone(
+    recipe: Recipe, name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(RecipeError, match="is not empty\n  choose another run=FOLDER"):
+        create_run_folder(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.json").exists()

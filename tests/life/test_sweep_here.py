@@ -1,0 +1,136 @@
+"""A sweep on this machine: a folder, a table, and the same command that goes on with it."""
+
+import csv
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.life.conftest import TINY, Program, act, entries
+from tests.life.test_interrupts import Running, started
+
+CUT = ("budget.total_tokens", "checkpoint.", "evaluation.")
+STEPS = 24
+WORDS = (
+    "-m",
+    *(word for word in TINY if not word.startswith(CUT)),
+    f"budget.total_tokens={STEPS * 512}",
+    f"checkpoint.every_tokens={6 * 512}",
+    f"evaluation.every_tokens={STEPS * 512}",
+    "evaluation.max_windows_per_source=4",
+)
+LRS = "optimizer.lr=1e-3,2e-3,3e-3"
+NAMES = ["optimizer.lr=0.001", "optimizer.lr=0.002", "optimizer.lr=0.003"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(home: Path) -> None:
+    assert act(home, *WORDS[1:], "action=prepare") == 0
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def states(folder: Path) -> list[str]:
+    return [row["state"] for row in rows(folder)]
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {one["step"]: one["loss"] for one in entries(run, "step")}
+
+
+@contextmanager
+def sweeping(home: Path, folder: Path) -> Iterator[Running]:
+    with started(home, *WORDS, LRS, f"run={folder}") as running:
+        yield running
+
+
+def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
+    home: Path, program: Program
+) -> None:
+    short = [word for word in WORDS if not word.startswith(CUT)]
+    words = (
+        *("budget.total_tokens=1024", "evaluation.every_tokens=1024"),
+        *("checkpoint.every_tokens=1024", "evaluation.max_windows_per_source=1"),
+        "optimizer.beta1=0.9,0.8,1.5",
+    )
+    first = program(*short, *words, status=2)
+    (folder,) = (home / "runs").glob("teuken7b-sweep-*")
+    assert "[optimizer.beta1=1.5] optimizer.beta1: " in first.stderr
+    assert f"sweep: {folder}  (the same command goes on with it)" in first.stderr
+    assert {one.name for one in folder.iterdir()} == {
+        *("optimizer.beta1=0.9", "optimizer.beta1=0.8", "sweep.csv")
+    }
+    assert states(folder) == ["finished", "finished", "refused"]
+    found = rows(folder)
+    assert [row["optimizer.beta1"] for row in found] == ["0.9", "0.8", "1.5"]
+    assert [row["steps"] for row in found] == ["2", "2", ""]
+    assert all(float(row["held_out_loss"]) > 5 for row in found[:2])
+    assert re.search(r"^0.9 +finished +2 +1,024 ", first.stdout, re.M)
+    before = [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))]
+    again = program(*short, *words, "action=train", status=2)
+    assert again.stderr.count("left as it is: it has finished") == 2
+    assert [(one, one.stat().st_mtime_ns) for one in sorted(folder.rglob("*/*"))] == before
+    assert program("action=report", f"run={folder}", f"file={home / 'page.html'}")
+
+
+def test_another_recipe_in_the_folder_of_a_point_is_left_alone(
+    home: Path, program: Program
+) -> None:
+    point = home / "mine" / "optimizer.beta1=0.9"
+    point.mkdir(parents=True)
+    (point / "recipe.json").write_text("{}")
+    said = program(*WORDS, "optimizer.beta1=0.9,1.5", f"run={home / 'mine'}", status=2).stderr
+    assert "[optimizer.beta1=0.9] " in said
+    assert [one.name for one in point.iterdir()] == ["recipe.json"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_sweep_that_was_killed_in_the_middle_loses_nothing(
+    home: Path, kind: signal.Signals
+) -> None:
+    whole, cut = home / f"whole-{kind.name}", home / f"cut-{kind.name}"
+    assert act(home, *WORDS, LRS, f"run={whole}") == 0
+    assert states(whole) == ["finished"] * 3
+    with sweeping(home, cut) as running:
+        second = cut / NAMES[1]
+        running.wait_until(lambda: len(losses(second)) > 8 and entries(second, "checkpoint"))
+        if kind == signal.SIGKILL:
+            os.killpg(running.process.pid, kind)
+        else:
+            running.process.send_signal(kind)
+        assert running.process.wait(60) == (3 if kind == signal.SIGINT else -kind)
+    assert states(cut)[0] == "finished"
+    assert states(cut)[2] == "not begun"
+    finished = (cut / NAMES[0] / "results.json").stat().st_mtime_ns
+    before = max(losses(second))
+    assert before < STEPS
+    assert act(home, *WORDS, LRS, f"run={cut}") == 0
+    assert states(cut) == ["finished"] * 3
+    assert (cut / NAMES[0] / "results.json").stat().st_mtime_ns == finished
+    for name in NAMES:
+        assert losses(cut / name) == losses(whole / name)
+    resumed = [one for one in entries(second, "step") if one["step"] <= 6]
+    assert len(resumed) == 6  # what a checkpoint held was not computed again
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.2, 2.0, 3.0])
+def test_a_kill_at_any_moment_leaves_what_the_same_command_finishes(
+    home: Path, seconds: float
+) -> None:
+    folder = home / f"any-{seconds}"
+    with sweeping(home, folder) as running:
+        running.wait_until(lambda: (folder / NAMES[0]).exists())
+        time.sleep(seconds)
+        os.killpg(running.process.pid, signal.SIGKILL)
+    assert act(home, *WORDS, LRS, f"run={folder}") == 0
+    assert states(folder) == ["finished"] * 3
