@@ -45,13 +45,14 @@ def find_option(group: str, name: str) -> Path:
     Raises:
         RecipeError: this repository has one of that name, and the private folder another.
     """
-    found = [file for folder in _folders(group) if (file := folder / f"{name}.yaml").is_file()]
+    files = [folder / f"{name}.yaml" for folder in _folders(group)]
+    found = [file for file in files if os.path.lexists(file)]
     if len(found) > 1:
         problem = f"there are two {name!r}: {found[0]} and {found[1]}"
         other = found[1].with_stem(f"{name}_2")
         remedy = f"rename yours: mv {shlex.quote(str(found[1]))} {shlex.quote(str(other))}"
         raise RecipeError(group, problem, remedy)
-    return found[0] if found else _folders(group)[0] / f"{name}.yaml"
+    return (found or files)[0]
 
 
 def is_private_option(file: Path) -> bool:

@@ -57,11 +57,18 @@ def read_named(name: str | None) -> RecipeChain:
     if name is None:
         raise RecipeError(RECIPE, "no recipe is named", f"recipe=NAME; {nearest('', known)}")
     if name not in known:
-        remedy = nearest(name, known) + "; a file's path ends in .yaml"
-        if FILE_NAME.fullmatch(name) and (file := find_option(RECIPE, name)).is_file():
-            remedy = f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
-        raise RecipeError(RECIPE, f"there is no recipe {name!r}", remedy)
+        raise RecipeError(RECIPE, f"there is no recipe {name!r}", _way_out(name, known))
     return read_chain(read_data(find_option(RECIPE, name), RECIPE))
+
+
+def _way_out(name: str, known: list[str]) -> str:
+    if not FILE_NAME.fullmatch(name):
+        return "a file's path ends in .yaml"
+    if Path(f"{name}.yaml").is_file():
+        return f"write recipe=./{name}.yaml"
+    if (file := find_option(RECIPE, name)).is_file():
+        return f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
+    return f"{nearest(name, known)}; a file's path ends in .yaml"
 
 
 def read_chain(sent: ReceivedYaml) -> RecipeChain:

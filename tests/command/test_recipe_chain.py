@@ -174,11 +174,19 @@ def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
 
 
 def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> None:
-    write(work / ".pre-commit-config.yaml", "repos: []\n")
+    for name in (".pre-commit-config", "sent"):
+        write(work / f"{name}.yaml", "repos: []\n")
     assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
     write(work / "note.yaml", "name: x\n")
     assert "did you mean note.yaml?" in refusal("recipe=./nope.yaml")
     assert refusal("recipe=bloom1b1.yaml").endswith("write recipe=bloom1b1")
+
+
+def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
+    write(work / "narrow.yaml", CHAIN["base"])
+    assert refusal("recipe=narrow").endswith("write recipe=./narrow.yaml")
+    assert refusal("recipe=./narrow.yml").endswith("\n  a file's path ends in .yaml")
+    assert "did you mean teuken7b?" in refusal("recipe=teuken9b")
 
 
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"
