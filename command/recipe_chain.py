@@ -63,12 +63,12 @@ def read_named(name: str | None) -> RecipeChain:
 
 def _way_out(name: str, known: list[str]) -> str:
     if not FILE_NAME.fullmatch(name):
-        return "a file's path ends in .yaml"
+        return "the path of a file ends in .yaml"
     if Path(f"{name}.yaml").is_file():
         return f"write recipe=./{name}.yaml"
     if (file := find_option(RECIPE, name)).is_file():
         return f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
-    return f"{nearest(name, known)}; a file's path ends in .yaml"
+    return f"{nearest(name, known)} (the path of a file ends in .yaml)"
 
 
 def read_chain(sent: ReceivedYaml) -> RecipeChain:

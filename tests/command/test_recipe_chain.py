@@ -185,7 +185,7 @@ def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> Non
 def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
     write(work / "narrow.yaml", CHAIN["base"])
     assert refusal("recipe=narrow").endswith("write recipe=./narrow.yaml")
-    assert refusal("recipe=./narrow.yml").endswith("\n  a file's path ends in .yaml")
+    assert refusal("recipe=./narrow.yml").endswith("\n  the path of a file ends in .yaml")
     assert "did you mean teuken7b?" in refusal("recipe=teuken9b")
 
 
