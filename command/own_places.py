@@ -77,11 +77,13 @@ def lies_in_own_place(file: Path) -> bool:
 
 
 def _is_below(file: Path, folders: Sequence[Path]) -> bool:
-    try:
-        real = file.resolve()
-        return any(real.is_relative_to(folder.resolve()) for folder in folders)
-    except (OSError, RuntimeError):  # links in a circle
-        return False
+    real = real_path(file)
+    return any(real.is_relative_to(real_path(folder)) for folder in folders)
+
+
+def real_path(path: Path) -> Path:
+    """Follow the links of a path; one in a circle leads to itself, which pathlib refuses."""
+    return Path(os.path.realpath(path))
 
 
 def listed_folders() -> list[Path]:
@@ -114,16 +116,11 @@ def _faults(folder: Path) -> Iterator[str]:
     """Tell why a folder cannot be the user's own alone."""
     if not folder.is_absolute():
         yield "is no absolute path"
-    try:
-        real = folder.resolve()
-        shared = folder.exists() and bool(folder.stat().st_mode & stat.S_IWOTH)
-    except (OSError, RuntimeError) as error:
-        yield f"is no path: {error}"
-        return
-    if shared:
+    real = real_path(folder)
+    if os.path.exists(real) and real.stat().st_mode & stat.S_IWOTH:  # noqa: PTH110 (never raises)
         yield "is a folder in which anybody may write"
     for place, whose in ((CLONE, "this repository"), (_home(), "your home")):
-        if place is not None and place.resolve().is_relative_to(real):
+        if place is not None and real_path(place).is_relative_to(real):
             yield f"holds {whose}, and with it whatever was received there"
 
 
@@ -136,7 +133,7 @@ def _home() -> Path | None:
 
 def adoption(files: Sequence[Path]) -> str:
     """Return the one command that makes received files the user's own."""
-    moved = [file.resolve() for file in files]
+    moved = [real_path(file) for file in files]
     place = CLONE / "recipes"
     if len(moved) == 1 and (place / moved[0].name).exists():
         place /= f"{moved[0].stem}_2.yaml"  # nothing is overwritten

@@ -130,6 +130,7 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
         ),
         ("defaults: [./nope]", "r.yaml:1: defaults: there is no file"),
         ("defaults: [./bas]", "did you mean "),
+        ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
         ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  did you mean teuken7b?"),
         ("defaults: [base]", "there is no recipe 'base'\n  write ./base"),
         ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
@@ -153,6 +154,7 @@ def test_a_start_that_is_wrong_is_told_with_the_way_out(
     write(work / "broken.yaml", "nmae: x\n")
     write(work.parent / "outside" / "r.yaml", CHAIN["base"])
     (work / "linked").symlink_to(work.parent / "outside")
+    (work / "loop.yaml").symlink_to("loop.yaml")
     assert message in refusal("recipe=./r.yaml")
 
 
