@@ -193,10 +193,14 @@ def test_a_relative_configuration_folder_is_no_place(
     assert "mine" not in groups()["recipe"]
 
 
-def test_links_in_a_circle_lie_nowhere(clone: Path) -> None:
+def test_links_in_a_circle_are_told(clone: Path, private: Path, work: Path) -> None:
     (clone / "recipes" / "a.yaml").symlink_to("a.yaml")
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match=r"cannot read .*a\.yaml"):
         compose_recipe(read_point([f"recipe={clone}/recipes/a.yaml"]))
+    (work / "round").symlink_to("round")
+    write(private / "own.yaml", f"folders: [{work}/round]\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml was received"):
+        files_of(str(write(work / "mine.yaml")))
 
 
 def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(
