@@ -57,7 +57,7 @@ def test_planned_figures_are_those_that_the_plan_prints(write_run: WriteRun) -> 
     ]
     first = plan["memory"]["by_stage"][0]["peak_bytes"] / 2**30
     assert shown[MEMORY] == [(f"{first:.1f} GiB", "", "33.0 GiB", f"{33 / first - 1:+.1%}")]
-    # From the beginning of the first record, which took 0.1 s, to the last of 70 a second apart.
+    # From the beginning of the first record, 0.1 s long, to the last of 70, a second apart.
     assert shown[HOURS][0][2] == f"{69.1 * 4 / 3600:,.4g}"
 
 
