@@ -169,13 +169,12 @@ def _held_out(results: Tree, measured: Sequence[HeldOutEvaluation]) -> HeldOutRe
         if stated.step is not None or not stated.by_source or last is None:
             return stated
         return stated.model_copy(update={"step": last.step, "tokens": last.tokens})
-    return HeldOutRecord(
-        step=last and last.step,
-        tokens=last and last.tokens,
-        first=first and first.weighted_loss,
-        first_unweighted=first and first.loss,
-        final=last and last.weighted_loss,
-        final_unweighted=last and last.loss,
-        by_source=last.by_source if last else {},
-        shares=latest.shares if (latest := last or first) else {},
-    )
+    figures: dict[str, Any] = {}
+    if first is not None:
+        figures |= {"first": first.weighted_loss, "first_unweighted": first.loss}
+        figures["shares"] = first.shares
+    if last is not None:
+        figures |= {"final": last.weighted_loss, "final_unweighted": last.loss}
+        keys = ("step", "tokens", "by_source", "shares")
+        figures |= {key: getattr(last, key) for key in keys}
+    return HeldOutRecord.model_validate(figures)

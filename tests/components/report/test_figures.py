@@ -15,6 +15,7 @@ from tests.components.report.conftest import (
     journal_lines,
     mark_line,
     of_an_earlier_version,
+    results_tree,
 )
 
 _POINTS = 20
@@ -102,7 +103,7 @@ def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
     assert chart is not None
-    final = entries[0].outcome.held_out.by_source
+    final = results_tree(60)["held_out"]["by_source"]
     means = ["weighted as the mixture", "plain mean over sources"]
     order = [*means, *sorted(final, key=final.__getitem__)]
     assert list(chart.layout.yaxis.categoryarray) == order
