@@ -69,6 +69,14 @@ def test_runs_are_told_apart_without_colours_too(write_run):
     assert [figures.mark(place) for place in range(3)] == ["●", "■", "◆"]
 
 
+def test_many_runs_are_not_listed_beside_their_curves(write_run):
+    entries = load_entries([write_run(f"run{place}") for place in range(9)])
+    for some, listed in ((entries[:8], None), (entries, False)):
+        chart = figures.loss_figure(some)
+        figures.tell_apart(chart, some)
+        assert chart.layout.showlegend is listed
+
+
 def test_a_run_alone_keeps_its_lines(write_run):
     entries = load_entries([write_run("training")])
     chart = figures.loss_figure(entries)
