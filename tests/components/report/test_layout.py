@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -232,7 +231,7 @@ def measured(page: Path, width: int) -> dict[str, int]:
 def test_no_page_is_wider_than_a_phone(
     write_run: WriteRun, four: list[Path], tmp_path: Path
 ) -> None:
-    sizes: dict[str, Any] = {}
+    sizes: dict[tuple[str, int], dict[str, int]] = {}
     for name, page in {
         "report": write_report([write_run()], tmp_path / "report.html"),
         "comparison": write_report(four, tmp_path / "compared.html"),
