@@ -55,7 +55,9 @@ def write_card(tree: Tree, destination: Path) -> Path:
             "mixture": grid_by_name("source", mixed, _MIXTURE),
             "stages": _stages(tree["stages"]),
             "fertility": grid_by_name("language", tree["fertility"].items(), _FERTILITY),
-            "inputs": Grid(columns=("source", "input", "bytes", "sha256"), rows=inputs),
+            "inputs": Grid(
+                columns=("source", "input", "bytes", "sha256"), rows=inputs, text_columns=2
+            ),
         },
         "examples": [  # of what was removed: stage, reason, and the text's beginning
             (stage, one["why"], one["text"])

@@ -21,6 +21,7 @@ _MARKS = (
     *(("triangle-down", "▼"), ("cross", "✚"), ("x", "✖"), ("star", "★")),
 )
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_MOST_IN_LEGEND = 8  # runs
 _NEUTRAL = "#8b929c"
 _TRAINING = ", training"  # after a run's name
 _MOST_POINTS = 2000  # more than a screen has columns only make the file large
@@ -37,8 +38,13 @@ def mark(index: int) -> str:
 
 
 def tell_apart(figure: go.Figure, entries: Sequence[ReportEntry]) -> None:
-    """Give the curves of each of several runs its mark and dash: not all see colours."""
+    """Give the curves of each of several runs its mark and dash: not all see colours.
+
+    A legend of many would leave the curves no place: the table of runs has the marks.
+    """
     places = {html.escape(entry.label): place for place, entry in enumerate(entries)}
+    if len(entries) > _MOST_IN_LEGEND:
+        figure.update_layout(showlegend=False)
     for trace in figure.data:
         place = places.get(str(trace.name).removesuffix(_TRAINING))
         if place is None or len(entries) == 1:

@@ -45,6 +45,7 @@ def verdict(parts: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+_MOST_NAMES = 4  # of recipes in the heading
 MOST_NAMED = 8  # of a list in one cell of the table
 
 
@@ -119,7 +120,7 @@ def render(
     parts = {
         "entries": entries,
         "single": entries[0] if len(entries) == 1 else None,
-        "names": list(dict.fromkeys(entry.run.recipe["name"] for entry in entries)),
+        "heading": _heading(list(dict.fromkeys(e.run.recipe["name"] for e in entries))),
         "reasons": list(dict.fromkeys(entry.run.recipe["why"] for entry in entries)),
         "miniatures": [entry.label for entry in entries if figure_tables.is_miniature(entry)],
         "cards": (held_out_card(entries[0].outcome), *tables.key_figures(entries[0])),
@@ -135,6 +136,13 @@ def render(
         "recipe": recipe_lines(entries[0].run.recipe, differing),
     }
     return set_page("page.html.j2", parts, script)
+
+
+def _heading(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    first = names[: _MOST_NAMES - 1]
+    return f"{', '.join(first)} and {len(names) - len(first)} more"
 
 
 def _charts(entries: Sequence[ReportEntry], sweep: Sweep | None) -> dict[str, str | None]:
