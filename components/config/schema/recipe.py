@@ -31,10 +31,10 @@ MEMBER = re.compile(
 QUOTED = re.compile(r"'([^']*)'")
 # Ways out by pydantic's name of what is wrong.
 FORMS = {
-    "greater_than": "write a number above {gt}, as {where}=1",
-    "greater_than_equal": "write {where}={ge} or more",
-    "less_than": "write a number below {lt}",
-    "less_than_equal": "write {where}={le} or less",
+    "greater_than": "write a number above {gt:g}",
+    "greater_than_equal": "write {ge:g} or more",
+    "less_than": "write a number below {lt:g}",
+    "less_than_equal": "write {le:g} or less",
     "int_type": "write a whole number, as 8 or 1_000_000",
     "float_type": "write a number, as 0.5 or 3e-4",
     "bool_type": "write {where}=true or {where}=false",
