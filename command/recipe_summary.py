@@ -1,6 +1,6 @@
 """A recipe in one screen: what follows from it, and what is not the default of ``conf/``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -24,14 +24,17 @@ UNKNOWN = object()
 MORE = "all of it: full=true, output=json; what it costs: action=plan; help: action=show --help"
 
 
-def print_summary(recipe: Recipe, defaults: Tree) -> None:
-    """Print the derived figures, what differs from ``defaults``, and how to see more."""
+def print_summary(recipe: Recipe, defaults: Tree, named: Collection[str] = ()) -> None:
+    """Print the derived figures, what differs from ``defaults``, and how to see more.
+
+    Of a long section the keys that the user ``named`` come first.
+    """
     out, tree = console(width=WIDTH), recipe.model_dump(mode="json")
     out.print(f"{recipe.name}: {recipe.why}")
     chosen = f"scale={recipe.scale.name} cluster={recipe.cluster.name}"
     out.print(f"{chosen} (its home is {recipe.home})\n")
     differing = {
-        section: _cut(section, list(differences(value, defaults.get(section, {}), section)))
+        section: _cut(section, differences(value, defaults.get(section, {}), section), named)
         for section, value in tree.items()
         if section not in SAID
     }
@@ -51,9 +54,11 @@ def print_summary(recipe: Recipe, defaults: Tree) -> None:
     out.print(f"\n{MORE}")
 
 
-def _cut(section: str, words: list[str]) -> str:
+def _cut(section: str, differing: Iterable[str], named: Collection[str]) -> str:
+    words = list(differing)
     if section in WRITTEN_OUT or len(words) <= MOST:
         return "  ".join(words)
+    words.sort(key=lambda word: f"{section}.{word.partition('=')[0]}" not in named)
     return "  ".join([*words[:MOST], f"and {len(words) - MOST} more"])
 
 

@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> None:
         if arguments.full:
             print_recipe(recipe)
         else:
-            print_summary(recipe, compose_defaults())
+            print_summary(recipe, compose_defaults(), arguments.all_values)
 
     print_result(arguments.output, as_json(recipe), show)
 

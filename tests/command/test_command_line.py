@@ -231,7 +231,10 @@ def test_locks_are_written_and_compared_without_torch(tmp_path: Path) -> None:
             ("data.sources.de.file=[a]",),
             "data.sources.de.file: unknown key\n  did you mean files?",
         ),
-        (("data.sources.de.dataset={pth: a}",), "pth: unknown key\n  did you mean path"),
+        (
+            ("data.sources.de.dataset={pth: a}",),
+            "did you mean path? set data.sources.de.dataset.path=...",
+        ),
         (("action=verify", "file=no.lock.yaml"), "file: there is no file no.lock.yaml"),
         (("action=diff", "a=teuken7b", "b=teuken8b"), "b: there is no recipe 'teuken8b'"),
         (("action=diff", "a=none.yaml", "b=teuken7b"), "a: there is no file none.yaml"),

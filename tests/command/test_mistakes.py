@@ -104,7 +104,7 @@ def test_the_page_has_many_mistakes_each_once_and_each_with_a_way_out() -> None:
     assert len(MISTAKES) >= 50
     assert len({mistake.command for mistake in MISTAKES}) == len(MISTAKES)
     assert len(MISTAKES) == PAGE.read_text("utf-8").count("\n$ ")
-    assert [one.command for one in MISTAKES if not one.ways.startswith("  ")] == []
+    assert [one.command for one in MISTAKES if "\n  " not in one.said] == []
 
 
 @each
@@ -113,7 +113,8 @@ def test_a_way_out_is_accepted(mistake: Mistake) -> None:
         try:
             arguments = read_point(words)
             check_words(arguments.action, keys_of(words))
-            compose_recipe(arguments)
+            if not arguments.searches:  # which takes its time
+                compose_recipe(arguments)
         except RecipeError as error:  # of another word: the command has a second mistake
             if error.path in {mistake.path, words[-1], words[-1].partition("=")[0]}:
                 raise

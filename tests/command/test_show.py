@@ -62,6 +62,11 @@ def test_a_key_of_the_user_is_there_and_a_default_is_not(shown: Shown) -> None:
     )
 
 
+def test_a_key_of_the_user_is_there_where_others_are_counted(shown: Shown) -> None:
+    text = shown("recipe=teuken7b", "tokenizer.num_threads=3")
+    assert re.search(r"^tokenizer +num_threads=3 .*\n.* and 6 more$", text, re.M)
+
+
 def test_all_of_it_is_a_word_away(shown: Shown) -> None:
     text = shown("recipe=teuken7b", "full=true")
     assert yaml.safe_load(text.partition("mixture, tokens")[0])["optimizer"]["beta2"] == 0.95

@@ -31,16 +31,17 @@ MEMBER = re.compile(
 QUOTED = re.compile(r"'([^']*)'")
 # Ways out by pydantic's name of what is wrong.
 FORMS = {
-    "greater_than": "write a number above {gt}, as {where}=1",
-    "greater_than_equal": "write {where}={ge} or more",
-    "less_than": "write a number below {lt}",
-    "less_than_equal": "write {where}={le} or less",
+    "greater_than": "write a number above {gt:g}",
+    "greater_than_equal": "write {ge:g} or more",
+    "less_than": "write a number below {lt:g}",
+    "less_than_equal": "write {le:g} or less",
     "int_type": "write a whole number, as 8 or 1_000_000",
     "float_type": "write a number, as 0.5 or 3e-4",
     "bool_type": "write {where}=true or {where}=false",
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type"), "write keys and values below it"
     ),
+    "word_or_section": "write none, or keys and values below it",
     "string_pattern_mismatch": "write a text of the form {pattern}",
     "tuple_type": "write a list, as {where}=[...]",
     "string_type": "write a text; one that looks like a number in quotes",
@@ -165,11 +166,13 @@ def read_section(kind: type[S], tree: Mapping[str, Any], path: str) -> S:
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as failure:
-        found = [_told(error, kind, path) for error in failure.errors()]
+        # A misspelt key first: what is missing beside it is that.
+        errors = sorted(failure.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        found = [_told(error, kind, path) for error in errors]
     where, problem, _ = found[0]
     others = [f"{place}: {what}" for place, what, _ in found[1:]]
     ways = dict.fromkeys(way for _, _, way in found)
-    raise RecipeError(where, "\n".join([problem, *others]), "; ".join(ways))
+    raise RecipeError(where, "\n".join([problem, *others]), "; ".join(ways).replace("?;", "?"))
 
 
 def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
@@ -182,9 +185,11 @@ def _told(error: Any, kind: type[BaseModel], path: str) -> tuple[str, str, str]:
         return where, "unknown key", suggest(where, known)
     if error["type"] == "missing":
         return where, "missing", f"set {where}=..."
-    given = error["input"]
+    given, form = error["input"], error["type"]
+    if types.WORD.tag in error["loc"]:
+        form = "word_or_section"
     problem = f"{error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}"
-    return where, problem, _way(error["type"], error.get("ctx", {}), given, where)
+    return where, problem, _way(form, error.get("ctx", {}), given, where)
 
 
 def _way(kind: str, rule: Mapping[str, Any], given: object, where: str) -> str:

@@ -56,7 +56,7 @@ def test_a_point_sets_its_keys_the_fixed_ones_and_the_products() -> None:
 
 
 def test_an_unknown_field_is_named_with_the_nearest() -> None:
-    refused("serach", "unknown key.*search", serach={})
+    refused("serach", r"unknown key\n.*search", serach={})
 
 
 @pytest.mark.parametrize(("low", "high", "log"), [(1.0, 1.0, False), (0.0, 1.0, True)])

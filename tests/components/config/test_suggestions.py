@@ -91,7 +91,7 @@ def test_a_key_that_a_recipe_has_in_several_places_is_named_in_each() -> None:
 
 
 def test_a_name_in_many_places_is_none_that_is_worth_listing() -> None:
-    tree = {"sources": {f"s{number}": {"files": []} for number in range(9)}}
+    tree: dict[str, Any] = {"sources": {f"s{number}": {"files": []} for number in range(9)}}
     assert places("files", tree) == []
 
 
