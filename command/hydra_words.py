@@ -77,6 +77,10 @@ def _refuse_removal(key: str, others: Sequence[str]) -> NoReturn:
     raise removal_of(key, others)
 
 
+def _gone(*words: str, why: str, way: str) -> list[HydraWord]:
+    return [HydraWord(word, why=why, way=way) for word in words]
+
+
 _COMPOSES = "Hydra composes the recipe here and does nothing else"
 _OWN = "write recipe=FOLDER/NAME.yaml; options of groups lie in ~/.config/kochbuch/conf/GROUP/"
 ROWS = (
@@ -126,22 +130,18 @@ ROWS = (
         why="it has another name",
         way=f"write {SWEEP} for a sweep, and nothing for one run",
     ),
-    *(
-        HydraWord(
-            word,
-            why="where a run goes is told by its cluster",
-            way="write cluster=NAME for a file of conf/cluster/; cluster.KEY and site.KEY are "
-            "what a job asks for",
-        )
-        for word in ("hydra/launcher=OPTION", "hydra.launcher.REST")
+    *_gone(
+        "hydra/launcher=OPTION",
+        "hydra.launcher.REST",
+        why="where a run goes is told by its cluster",
+        way="write cluster=NAME for a file of conf/cluster/; cluster.KEY and site.KEY are "
+        "what a job asks for",
     ),
-    *(
-        HydraWord(
-            word,
-            why="a sweep lists values, and a study searches",
-            way=f"write {SWEEP} KEY=VALUE,VALUE, or {SWEEP} study=NAME (docs/studies.md)",
-        )
-        for word in ("hydra/sweeper=OPTION", "hydra.sweeper.REST")
+    *_gone(
+        "hydra/sweeper=OPTION",
+        "hydra.sweeper.REST",
+        why="a sweep lists values, and a study searches",
+        way=f"write {SWEEP} KEY=VALUE,VALUE, or {SWEEP} study=NAME (docs/studies.md)",
     ),
     HydraWord(
         "hydra.job.chdir=VALUE", why="the working folder never changes", way="leave it out"
@@ -160,13 +160,11 @@ ROWS = (
         why="there is one level of telling",
         way="leave it out; the run folder has all: journal.jsonl, metrics.jsonl, ranks/",
     ),
-    *(
-        HydraWord(
-            word,
-            why="all logging goes to standard error",
-            way="leave it out; 2>FILE keeps what is said",
-        )
-        for word in ("hydra/LIBRARY_logging=OPTION", "hydra.LIBRARY_logging.REST")
+    *_gone(
+        "hydra/LIBRARY_logging=OPTION",
+        "hydra.LIBRARY_logging.REST",
+        why="all logging goes to standard error",
+        way="leave it out; 2>FILE keeps what is said",
     ),
     HydraWord(
         "hydra.output_subdir=NAME",
@@ -174,21 +172,17 @@ ROWS = (
         way="leave it out; RUN/recipe.json and RUN/environment.json have what .hydra/ would",
     ),
     HydraWord("hydra.searchpath=PLACES", why="Hydra's own search path is fixed", way=_OWN),
-    *(
-        HydraWord(
-            word,
-            why="a recipe is data and names no code of its own",
-            way="leave it out; tracking=NAME tells other programs of a run (docs/reports.md)",
-        )
-        for word in ("hydra/callbacks=OPTION", "hydra.callbacks.REST")
+    *_gone(
+        "hydra/callbacks=OPTION",
+        "hydra.callbacks.REST",
+        why="a recipe is data and names no code of its own",
+        way="leave it out; tracking=NAME tells other programs of a run (docs/reports.md)",
     ),
-    *(
-        HydraWord(
-            word,
-            why="Hydra's own settings are not a recipe's",
-            way="leave it out; --hydra-help lists what does its work",
-        )
-        for word in ("hydra.REST", "hydra/REST")
+    *_gone(
+        "hydra.REST",
+        "hydra/REST",
+        why="Hydra's own settings are not a recipe's",
+        way="leave it out; --hydra-help lists what does its work",
     ),
     HydraWord("++KEY=VALUE", ("KEY=VALUE",)),
     HydraWord("+KEY=VALUE", ("KEY=VALUE",)),
@@ -206,9 +200,11 @@ ROWS = (
         why="that is for the `defaults` of a recipe's file",
         way="write GROUP=OPTION",
     ),
-    *(
-        HydraWord(word, why="a group has one place", way="write GROUP=OPTION")
-        for word in ("GROUP@PACKAGE=OPTION", "GROUP@PACKAGE")
+    *_gone(
+        "GROUP@PACKAGE=OPTION",
+        "GROUP@PACKAGE",
+        why="a group has one place",
+        way="write GROUP=OPTION",
     ),
 )
 VALUED = frozenset(
