@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 from command import recipe_file
 from command.arguments import COMMAND_KEYS, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
-from command.lock_file import CARRIED, ReceivedLock, read_given, with_bundle
+from command.lock_file import CARRIED, with_bundle
 from command.option_file import StoredConfig, read_options
-from command.own_places import conf_folder, lies_in_own_place
-from command.path_checks import check_places, explain_received, places_outside
-from command.recipe_chain import RecipeChain, read_chain, read_named
+from command.own_places import conf_folder
+from command.path_checks import places_outside
+from command.recipe_chain import RecipeChain
 from command.recipe_file import SECTIONS
+from command.recipe_source import read_source
 from command.replacement import replace_in
-from command.yaml_file import ReceivedYaml, tell_line
 from components.config.resolve import resolve
 from components.config.schema.recipe import Recipe
 from components.config.targets import nearest, read_signature
@@ -94,46 +93,6 @@ def compose_group(group: str, option: str) -> Tree:
     return section
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where a recipe comes from: a chain of files, or the bundle that carries it.
-
-    Of the files that were ``given`` as a path, errors name the lines.
-    """
-
-    came: RecipeChain | Lock
-    files: Sequence[ReceivedYaml]
-    given: bool
-
-    def told(self, error: RecipeError) -> RecipeError:
-        """Put file and line before an error's path."""
-        return tell_line(self.files, error) if self.given else error
-
-    def check_places(self, tree: Tree, named: UserOverrides, beside: UserOverrides) -> None:
-        """Check the places that neither the user names nor, in an own place, the recipe.
-
-        ``beside`` are the keys that another file gave.
-        """
-        try:
-            check_places(tree, named)
-        except RecipeError as error:
-            files = dict.fromkeys(sent.file for sent in self.files)
-            if received := [file for file in files if not lies_in_own_place(file)]:
-                raise explain_received(error, received) from None
-            check_places(tree, named, beside)
-
-
-def _read_source(name: str | None) -> _Source:
-    if name is None or not name.endswith(".yaml"):
-        chain = read_named(name)
-        return _Source(chain, chain.files, given=False)
-    given = read_given(Path(name).expanduser())
-    if isinstance(given, ReceivedLock):
-        return _Source(given.lock, [given.sent], given=True)
-    chain = read_chain(given)
-    return _Source(chain, chain.files, given=True)
-
-
 @contextmanager
 def _composed(
     arguments: Arguments, *, anywhere: bool = False
@@ -144,7 +103,7 @@ def _composed(
     unless ``anywhere``.
     """
     named, beside = UserOverrides(arguments.values), UserOverrides(arguments.file_values)
-    source = _read_source(arguments.recipe)
+    source = read_source(arguments.recipe)
     if isinstance(source.came, Lock):
         arguments = with_bundle(arguments, source.came)
     values = arguments.all_values
@@ -179,8 +138,9 @@ def _group(arguments: Arguments, came: RecipeChain | Lock) -> Tree:
     if isinstance(came, Lock):
         words = [f"~{group}" for group in groups() if group not in CARRIED]
         words += [f"{group}={choice}" for group, choice in sorted(choices.items())]
-        tree = deepcopy(_compose(conf_folder(), tuple(words), tuple(read_options(choices))))
-        return tree | came.model_dump(mode="json")["composed"]
+        carried: Tree = came.model_dump(mode="json")["composed"]
+        tree = _compose(conf_folder(), tuple(words), tuple(read_options(choices)))
+        return deepcopy(tree) | carried
     stored = read_options({**came.options, **choices})
     parts = [f"part_{place}" for place, _ in enumerate(came.files)]
     overrides = [{f"override /{group}": one} for group, one in came.options.items()]

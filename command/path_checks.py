@@ -44,7 +44,7 @@ def explain_received(error: RecipeError, files: Sequence[Path]) -> RecipeError:
     """Add to the refusal of a place whose it is, and the command that makes it the user's."""
     whose = " and ".join(file.name for file in files)
     problem = f"{error.problem}, and {whose} was received"
-    way = f"{error.remedy}\n  or make it your own: {adoption(files)}"
+    way = f"{error.remedy}, or make it your own: {adoption(files)}"
     return RecipeError(error.path, problem, way)
 
 

@@ -93,9 +93,7 @@ class _DataLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_DataLoader.add_implicit_resolver(  # type: ignore[no-untyped-call]  # PyYAML is untyped here
-    FLOAT, EXPONENT, list("-+0123456789")
-)
+_DataLoader.add_implicit_resolver(FLOAT, EXPONENT, list("-+0123456789"))
 
 
 def read_data(file: Path, kind: str) -> ReceivedYaml:

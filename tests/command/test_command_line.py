@@ -83,7 +83,7 @@ def test_a_file_that_is_misspelt_is_offered_the_files_beside_it(
 ) -> None:
     (tmp_path / "narrow.yaml").touch()
     assert main([f"recipe={tmp_path}/narow.yaml", "action=show"]) == 2
-    assert f"{tmp_path} holds: did you mean narrow.yaml?" in capfd.readouterr().err
+    assert f"did you mean {tmp_path}/narrow.yaml?" in capfd.readouterr().err
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:

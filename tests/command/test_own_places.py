@@ -77,9 +77,8 @@ def test_a_received_recipe_is_adopted_by_the_command_of_its_message(
     assert caught.value.problem.endswith(
         "leads out of the working folder, and mine.yaml was received"
     )
-    named, adopted = caught.value.remedy.splitlines()
+    named, _, command = caught.value.remedy.partition(", or make it your own: ")
     assert named.endswith("name it yourself: data.sources.mine.files=...")
-    command = adopted.partition("make it your own: ")[2]
     assert command == f"mv {file} {clone}/recipes/"
     subprocess.run(shlex.split(command), check=True)
     assert files_of("mine") == ["/scratch/me/text.jsonl"]

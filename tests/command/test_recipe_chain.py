@@ -29,19 +29,29 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def example() -> str:
-    """The recipe that `docs/adding.md` prints."""
+def example(name: str) -> str:
+    """A recipe that `docs/adding.md` prints."""
     text = (ROOT / "docs" / "adding.md").read_text("utf-8")
-    return text.partition("```yaml\n# narrow.yaml\n")[2].partition("```")[0]
+    return text.partition(f"```yaml\n# {name}.yaml\n")[2].partition("```")[0]
 
 
 def test_the_example_of_the_page_works_by_path_and_by_name(clone: Path, work: Path) -> None:
-    write(work / "narrow.yaml", example())
-    write(clone / "recipes" / "narrow.yaml", example())
+    write(work / "narrow.yaml", example("narrow"))
+    write(clone / "recipes" / "narrow.yaml", example("narrow"))
     by_path, by_name = composed("recipe=./narrow.yaml"), composed("recipe=narrow")
     assert by_path == by_name
     assert by_name.name == "narrow"
     assert by_name.optimizer["lr"] == composed("recipe=teuken7b").optimizer["lr"] / 2
+
+
+def test_the_page_s_recipe_on_one_s_own_text_shows_and_plans(
+    clone: Path, work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(clone / "recipes" / "mine.yaml", example("mine"))
+    recipe = composed("recipe=mine", "cluster=juwels")
+    assert set(recipe.data.sources) == set(recipe.data.shares) == {"mine"}
+    for words in (["action=show"], ["action=plan", "cluster=juwels"]):
+        assert main(["recipe=mine", *words]) == 0
 
 
 @pytest.mark.parametrize("text", ["6e-4", "6.0e-4", "6E-4", "0.0006", "+6e-4", "6_0e-5"])
@@ -168,6 +178,7 @@ def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> Non
     assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
     write(work / "note.yaml", "name: x\n")
     assert "did you mean note.yaml?" in refusal("recipe=./nope.yaml")
+    assert refusal("recipe=bloom1b1.yaml").endswith("write recipe=bloom1b1")
 
 
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"
