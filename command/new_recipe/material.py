@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import RecipeError
-from data_prep.read import COMPRESSIONS
-from data_prep.sources import LocalFile, open_files
+from data_prep.read import COMPRESSIONS, LocalFile
+from data_prep.sources import open_files
 
 TRAIN = "train"  # tokenizer=train
 TEXT = "text"  # the source, where there is one

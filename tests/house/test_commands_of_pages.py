@@ -63,7 +63,8 @@ def answers(line: str) -> bool:
 
 
 def write_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows: YAML whose first line is its name, and Python."""
+    """Write the recipes that a page shows: YAML whose first line is the name of its file."""
+    folder.mkdir(parents=True, exist_ok=True)
     for kind, text in blocks(page):
         if kind == "yaml" and (named := re.match(r"# ([\w/]+\.yaml)\n", text)):
             (folder / named[1]).write_text(text, "utf-8")
@@ -84,8 +85,12 @@ def test_a_command_that_answers_at_once_does(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for page in PAGES:
         write_files(page, tmp_path)
+        write_files(
+            page, tmp_path / "config" / "kochbuch" / "recipes"
+        )  # by name, as in recipes/
     assert main(shlex.split(line)[2:]) == 0
 
 
@@ -111,6 +116,7 @@ def test_every_command_of_a_page_does_what_it_says(page: str, tmp_path: Path) ->
     clone.mkdir()
     copy_tree(clone)
     write_files(page, clone)
+    write_files(page, clone / "recipes")
     places = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HUB_OFFLINE": "1"}
     path = f"{clone / '.venv' / 'bin'}:{os.environ['PATH']}"
     environment = os.environ | places | {"PATH": path}
