@@ -107,6 +107,18 @@ def test_a_run_alone_keeps_its_lines(write_run):
     assert chart.to_json() == before
 
 
+def test_sources_stand_in_the_order_of_their_last_loss_below_the_means(write_run):
+    entries = load_entries([write_run()])
+    chart = figures.sources_figure(entries)
+    assert chart is not None
+    final = results_tree(60)["held_out"]["by_source"]
+    means = ["weighted as the mixture", "plain mean over sources"]
+    order = [*means, *sorted(final, key=final.__getitem__)]
+    assert list(chart.layout.yaxis.categoryarray) == order
+    titles = ["smoothed unigram", "before training", "training, last step", "held-out, last"]
+    assert [trace.name for trace in chart.data] == titles
+
+
 def test_the_training_loss_stands_beside_the_mean_that_it_compares_with(write_run):
     entries = load_entries([write_run()])
     chart = figures.sources_figure(entries)
