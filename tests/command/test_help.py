@@ -1,6 +1,7 @@
 """Help of an action, and the versions: asked in every way that people try."""
 
 import re
+import shlex
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_an_explanation_has_what_it_does_its_words_an_example_and_its_page(actio
 def test_the_example_of_an_action_is_taken(action: str) -> None:
     """Read as far as words go; the tests of the actions run them."""
     (example, *_) = re.findall(r"^  python run\.py (.*?)(?: +#.*)?$", explain(action), re.M)
-    words = example.split()
+    words = shlex.split(example)
     arguments = read_point(words)
     assert action in {arguments.action, "auto", "train"}
     check_words(arguments.action, keys_of(words))
