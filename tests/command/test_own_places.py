@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from command.arguments import ROOT, groups, read_point
 from command.compose import compose_recipe
@@ -123,6 +124,13 @@ def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
         files_of("./sent.recipe.yaml")
     (work / "sent.recipe.yaml").rename(clone / "recipes" / "sent.recipe.yaml")
     assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
+
+
+def test_a_bundle_is_the_first_thing_that_a_program_composes(clone: Path, work: Path) -> None:
+    assert main(["recipe=bloom560m", "action=pack", "file=sent.recipe.yaml"]) == 0
+    ConfigStore.instance().repo.pop("recipe")  # as in a program that has begun
+    recipe = compose_recipe(read_point(["recipe=./sent.recipe.yaml"]))
+    assert recipe.name == "bloom560m"
 
 
 def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
