@@ -176,6 +176,8 @@ def _compose(conf: Path, words: tuple[str, ...], stored: tuple[StoredConfig, ...
 def _hydra(conf: Path, stored: Sequence[StoredConfig]) -> Iterator[None]:
     """Let Hydra read the files of ``conf``, and beside them what was read as data."""
     store = ConfigStore.instance()
+    # A bundle leaves the recipe out (~recipe); only a group that has files can be.
+    store.store(group="recipe", name="none", node={}, package="_global_")
     for one in stored:
         store.store(group=one.group, name=one.name, node=one.tree, package=one.package)
     with initialize_config_dir(version_base="1.3", config_dir=str(conf)):

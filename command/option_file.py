@@ -13,6 +13,7 @@ from command.own_places import (
     is_private_option,
     lies_in_own_place,
     option_names,
+    real_path,
 )
 from command.recipe_file import check_content
 from command.yaml_file import ReceivedYaml, read_data
@@ -55,7 +56,7 @@ def _follow(group: str, name: str, above: tuple[str, ...]) -> Iterator[StoredCon
         problem = f"{group} {name!r} starts from itself: {' -> '.join((*above, name))}"
         raise RecipeError(group, problem, f"mend the defaults of {file}")
     if not lies_in_own_place(file):
-        problem = f"{file} leads to {file.resolve()}, which is no place of yours"
+        problem = f"{file} leads to {real_path(file)}, which is no place of yours"
         raise RecipeError(group, problem, "put a copy in the place of the link")
     sent = read_data(file, group)
     package = _package(group)

@@ -45,13 +45,14 @@ def find_option(group: str, name: str) -> Path:
     Raises:
         RecipeError: this repository has one of that name, and the private folder another.
     """
-    found = [file for folder in _folders(group) if (file := folder / f"{name}.yaml").is_file()]
+    files = [folder / f"{name}.yaml" for folder in _folders(group)]
+    found = [file for file in files if os.path.lexists(file)]
     if len(found) > 1:
         problem = f"there are two {name!r}: {found[0]} and {found[1]}"
         other = found[1].with_stem(f"{name}_2")
         remedy = f"rename yours: mv {shlex.quote(str(found[1]))} {shlex.quote(str(other))}"
         raise RecipeError(group, problem, remedy)
-    return found[0] if found else _folders(group)[0] / f"{name}.yaml"
+    return (found or files)[0]
 
 
 def is_private_option(file: Path) -> bool:
@@ -76,11 +77,13 @@ def lies_in_own_place(file: Path) -> bool:
 
 
 def _is_below(file: Path, folders: Sequence[Path]) -> bool:
-    try:
-        real = file.resolve()
-        return any(real.is_relative_to(folder.resolve()) for folder in folders)
-    except (OSError, RuntimeError):  # links in a circle
-        return False
+    real = real_path(file)
+    return any(real.is_relative_to(real_path(folder)) for folder in folders)
+
+
+def real_path(path: Path) -> Path:
+    """Follow the links of a path; one in a circle leads to itself, which pathlib refuses."""
+    return Path(os.path.realpath(path))
 
 
 def listed_folders() -> list[Path]:
@@ -113,16 +116,11 @@ def _faults(folder: Path) -> Iterator[str]:
     """Tell why a folder cannot be the user's own alone."""
     if not folder.is_absolute():
         yield "is no absolute path"
-    try:
-        real = folder.resolve()
-        shared = folder.exists() and bool(folder.stat().st_mode & stat.S_IWOTH)
-    except (OSError, RuntimeError) as error:
-        yield f"is no path: {error}"
-        return
-    if shared:
+    real = real_path(folder)
+    if os.path.exists(real) and real.stat().st_mode & stat.S_IWOTH:  # noqa: PTH110 (never raises)
         yield "is a folder in which anybody may write"
     for place, whose in ((CLONE, "this repository"), (_home(), "your home")):
-        if place is not None and place.resolve().is_relative_to(real):
+        if place is not None and real_path(place).is_relative_to(real):
             yield f"holds {whose}, and with it whatever was received there"
 
 
@@ -135,7 +133,7 @@ def _home() -> Path | None:
 
 def adoption(files: Sequence[Path]) -> str:
     """Return the one command that makes received files the user's own."""
-    moved = [file.resolve() for file in files]
+    moved = [real_path(file) for file in files]
     place = CLONE / "recipes"
     if len(moved) == 1 and (place / moved[0].name).exists():
         place /= f"{moved[0].stem}_2.yaml"  # nothing is overwritten

@@ -43,7 +43,7 @@ def check_places(
 def explain_received(error: RecipeError, files: Sequence[Path]) -> RecipeError:
     """Add to the refusal of a place whose it is, and the command that makes it the user's."""
     whose = " and ".join(file.name for file in files)
-    problem = f"{error.problem}, and {whose} was received"
+    problem = f"{error.problem}, and {whose} {'were' if files[1:] else 'was'} received"
     way = f"{error.remedy}, or make it your own: {adoption(files)}"
     return RecipeError(error.path, problem, way)
 

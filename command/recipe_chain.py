@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from command import replacement
-from command.own_places import RECIPE, find_option, lies_in_own_place, option_names
+from command.own_places import (
+    RECIPE,
+    find_option,
+    lies_in_own_place,
+    option_names,
+    real_path,
+)
 from command.recipe_file import OVERRIDE, check_recipe_file, is_beside
 from command.yaml_file import ReceivedYaml, read_data
 from components.config.targets import nearest
@@ -57,11 +63,18 @@ def read_named(name: str | None) -> RecipeChain:
     if name is None:
         raise RecipeError(RECIPE, "no recipe is named", f"recipe=NAME; {nearest('', known)}")
     if name not in known:
-        remedy = nearest(name, known) + "; a file's path ends in .yaml"
-        if FILE_NAME.fullmatch(name) and (file := find_option(RECIPE, name)).is_file():
-            remedy = f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
-        raise RecipeError(RECIPE, f"there is no recipe {name!r}", remedy)
+        raise RecipeError(RECIPE, f"there is no recipe {name!r}", _way_out(name, known))
     return read_chain(read_data(find_option(RECIPE, name), RECIPE))
+
+
+def _way_out(name: str, known: list[str]) -> str:
+    if not FILE_NAME.fullmatch(name):
+        return "the path of a file ends in .yaml"
+    if Path(f"{name}.yaml").is_file():
+        return f"write recipe=./{name}.yaml"
+    if (file := find_option(RECIPE, name)).is_file():
+        return f"a name has a-z, 0-9 and _: rename {file}, or write recipe={file}"
+    return f"{nearest(name, known)} (the path of a file ends in .yaml)"
 
 
 def read_chain(sent: ReceivedYaml) -> RecipeChain:
@@ -85,7 +98,7 @@ def _follow(
 ) -> Iterator[ReceivedYaml]:
     """Yield the files of a chain, weakest first, and gather the options that they choose."""
     check_recipe_file(sent)
-    way = (*above, sent.file.resolve())
+    way = (*above, real_path(sent.file))
     entries = sent.tree.get("defaults", [])
     for entry in entries if "_self_" in entries else [*entries, "_self_"]:
         if entry == "_self_":
@@ -105,7 +118,7 @@ def _read_start(sent: ReceivedYaml, entry: str, way: tuple[Path, ...]) -> Receiv
             refuse_elsewhere(file, sent.file)
         else:
             file = find_option(RECIPE, entry)
-        _refuse_circle(file.resolve(), way)
+        _refuse_circle(real_path(file), way)
         return read_data(file, "defaults")
     except RecipeError as error:
         raise sent.told(error) if error.path == "defaults" else error from None
@@ -126,7 +139,7 @@ def refuse_elsewhere(file: Path, recipe: Path) -> None:
     Raises:
         RecipeError: it leads out of both, once links are followed.
     """
-    real, places = file.resolve(), (recipe.resolve().parent, Path.cwd().resolve())
+    real, places = real_path(file), (real_path(recipe).parent, real_path(Path.cwd()))
     if not any(map(real.is_relative_to, places)) and not lies_in_own_place(recipe):
         problem = f"{file} leads out of the folder of {recipe.name}, which was received"
         raise RecipeError("defaults", problem, "if you trust it, copy it beside that recipe")

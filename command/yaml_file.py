@@ -128,8 +128,8 @@ def _read_text(file: Path, kind: str) -> str:
         refuse_size(content, file)
         return content.decode("utf-8")
     except FileNotFoundError:
-        beside = [one.name for one in file.parent.glob("*.yaml")]
-        close = [str(file.with_name(one)) for one in get_close_matches(file.name, beside)]
+        beside = [one.stem for one in file.parent.glob("*.yaml")]
+        close = [str(file.with_stem(one)) for one in get_close_matches(file.stem, beside)]
         way = f"did you mean {' or '.join(close)}?" if close else "check the path"
         raise RecipeError(kind, f"there is no file {file}", way) from None
     except UnicodeDecodeError as error:

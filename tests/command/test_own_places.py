@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from command.arguments import ROOT, groups, read_point
 from command.compose import compose_recipe
@@ -125,6 +126,13 @@ def test_a_bundle_in_the_clone_names_the_user_s_data_and_one_elsewhere_does_not(
     assert files_of(f"{clone}/recipes/sent.recipe.yaml") == ["/scratch/me/text.jsonl"]
 
 
+def test_a_bundle_is_the_first_thing_that_a_program_composes(clone: Path, work: Path) -> None:
+    assert main(["recipe=bloom560m", "action=pack", "file=sent.recipe.yaml"]) == 0
+    ConfigStore.instance().repo.pop("recipe")  # as in a program that has begun
+    recipe = compose_recipe(read_point(["recipe=./sent.recipe.yaml"]))
+    assert recipe.name == "bloom560m"
+
+
 def test_a_lock_of_the_user_s_own_may_be_of_a_recipe_anywhere(
     clone: Path, work: Path, tmp_path: Path, capfd: Said
 ) -> None:
@@ -193,10 +201,14 @@ def test_a_relative_configuration_folder_is_no_place(
     assert "mine" not in groups()["recipe"]
 
 
-def test_links_in_a_circle_lie_nowhere(clone: Path) -> None:
+def test_links_in_a_circle_are_told(clone: Path, private: Path, work: Path) -> None:
     (clone / "recipes" / "a.yaml").symlink_to("a.yaml")
-    with pytest.raises(RecipeError):
+    with pytest.raises(RecipeError, match=r"cannot read .*a\.yaml"):
         compose_recipe(read_point([f"recipe={clone}/recipes/a.yaml"]))
+    (work / "round").symlink_to("round")
+    write(private / "own.yaml", f"folders: [{work}/round]\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml was received"):
+        files_of(str(write(work / "mine.yaml")))
 
 
 def test_a_name_that_the_house_has_is_refused_where_it_is_chosen(

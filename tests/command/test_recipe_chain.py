@@ -130,6 +130,7 @@ def test_self_says_where_a_recipe_s_own_keys_are_merged(work: Path) -> None:
         ),
         ("defaults: [./nope]", "r.yaml:1: defaults: there is no file"),
         ("defaults: [./bas]", "did you mean "),
+        ("defaults: [./loop]", "r.yaml:1: defaults: cannot read"),
         ("defaults: [teuken9b]", "there is no recipe 'teuken9b'\n  did you mean teuken7b?"),
         ("defaults: [base]", "there is no recipe 'base'\n  write ./base"),
         ("defaults: [../outside/r]", "leads out of the folder of r.yaml, which was received"),
@@ -153,6 +154,7 @@ def test_a_start_that_is_wrong_is_told_with_the_way_out(
     write(work / "broken.yaml", "nmae: x\n")
     write(work.parent / "outside" / "r.yaml", CHAIN["base"])
     (work / "linked").symlink_to(work.parent / "outside")
+    (work / "loop.yaml").symlink_to("loop.yaml")
     assert message in refusal("recipe=./r.yaml")
 
 
@@ -174,11 +176,19 @@ def test_files_that_multiply_are_counted_and_not_followed(work: Path) -> None:
 
 
 def test_a_missing_file_is_told_with_what_looks_like_it_alone(work: Path) -> None:
-    write(work / ".pre-commit-config.yaml", "repos: []\n")
+    for name in (".pre-commit-config", "sent"):
+        write(work / f"{name}.yaml", "repos: []\n")
     assert refusal("recipe=./nope.yaml").splitlines()[1:] == ["  check the path"]
     write(work / "note.yaml", "name: x\n")
     assert "did you mean note.yaml?" in refusal("recipe=./nope.yaml")
     assert refusal("recipe=bloom1b1.yaml").endswith("write recipe=bloom1b1")
+
+
+def test_a_name_of_none_is_answered_by_what_is_there(work: Path) -> None:
+    write(work / "narrow.yaml", CHAIN["base"])
+    assert refusal("recipe=narrow").endswith("write recipe=./narrow.yaml")
+    assert refusal("recipe=./narrow.yml").endswith("\n  the path of a file ends in .yaml")
+    assert "did you mean teuken7b?" in refusal("recipe=teuken9b")
 
 
 TWO = "data: {shares: {mine: 1.0}, sources: {mine: {stand_in: eu24/de}}}\n"
