@@ -43,8 +43,9 @@ def scale_down(
 
 def largest_microbatch(tree: Tree, rule: Shrink, full: Tree) -> int:
     """Give the rule's sequences of a microbatch, or as many as have the recipe's tokens."""
-    tokens = full["parallelism"]["microbatch_sequences"] * full["budget"]["sequence_length"]
-    return max(1, min(rule.microbatch_sequences, tokens // tree["budget"]["sequence_length"]))
+    sequences: int = full["parallelism"]["microbatch_sequences"]
+    before, length = (int(one["budget"]["sequence_length"]) for one in (full, tree))
+    return max(1, min(rule.microbatch_sequences, sequences * before // length))
 
 
 def _narrow(tree: Tree, rule: Shrink, named: UserOverrides, full: Any) -> None:
