@@ -100,6 +100,8 @@ def test_killed_after_a_checkpoint_the_printed_command_ends_in_the_same_bits(
     resumed = next(index for index, line in enumerate(lines) if line["kind"] == "resume")
     results = json.loads((run / "results.json").read_text())
     killed_seconds = before[-1]["time"] - before[0]["time"] + before[0]["seconds"]
+    uninterrupted = json.loads((whole / "results.json").read_text())
+    assert results["held_out"] == uninterrupted["held_out"]
     of_both = killed_seconds + results["last_process_seconds"]
     assert results["seconds"] == pytest.approx(of_both, abs=CLOCKS_SECONDS)
     began = lines[resumed]["step"]
