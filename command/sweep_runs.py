@@ -71,6 +71,7 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
     interrupted, and begins the others. Who stops a run stops the sweep.
     """
     from command.sweep_table import SweepTable  # takes its time
+    from components.report.pages import share_script
 
     table, waiting = SweepTable(points, labels(points)), list[SweepPoint]()
 
@@ -88,6 +89,7 @@ def train_all(points: Sequence[Sequence[str]]) -> Status:
     if waiting:
         say(f"sweep: {folder}  (the same command goes on with it)")
         table.write(folder)
+        share_script(folder)
     for place, point in enumerate(waiting, 1):
         say(f"[{point.label}] {place} of {len(waiting)}")
         statuses.append(
