@@ -65,8 +65,9 @@ def test_points_are_runs_of_one_folder_and_the_same_command_leaves_them_alone(
     (folder,) = (home / "runs").glob("teuken7b-sweep-*")
     assert "[optimizer.beta1=1.5] optimizer.beta1: " in first.stderr
     assert f"sweep: {folder}  (the same command goes on with it)" in first.stderr
+    (script,) = folder.glob("plotly-*.min.js")  # once for the reports of all runs
     assert {one.name for one in folder.iterdir()} == {
-        *("optimizer.beta1=0.9", "optimizer.beta1=0.8", "sweep.csv")
+        *("optimizer.beta1=0.9", "optimizer.beta1=0.8", "sweep.csv", script.name)
     }
     assert states(folder) == ["finished", "finished", "refused"]
     found = rows(folder)
