@@ -54,7 +54,7 @@ def test_the_words_of_the_command_come_before_the_recipe(recipe: Recipe) -> None
     [
         ([], r"tracking: this run's recipe names no tracker\n  add tracking=wandb"),
         (["tracking.wandb.project=x"], r"no tracking\.wandb that could.*\n.*tracking=wandb"),
-        ([WANDB, "tracking.wandb.projet=x"], r"tracking\.wandb\.projet: unknown key; did you"),
+        ([WANDB, "tracking.wandb.projet=x"], r"tracking\.wandb\.projet: unknown key\n  did"),
         (
             [WANDB, "tracking.wandb.project=a/b"],
             r"tracking\.wandb\.project: string should match",
