@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from command.hydra_words import refuse_hydra
 from command.options import RAW_KEYS, READERS, SITE, Options, one_of
 from command.outcome import ActionResult
-from command.own_places import group_names, option_names
+from command.recipe.own_places import group_names, option_names
 from command.words import ACTIONS, check_words, keys_of
 from components.config.suggestions import meaning_of, misspelt, nearest
 from components.errors import RecipeError

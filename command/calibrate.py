@@ -16,8 +16,8 @@ from rich.table import Table
 
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
-from command.lock_file import as_received, check_recipe_place
 from command.outcome import ActionResult, Status, print_result
+from command.recipe.lock_file import as_received, check_recipe_place
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.schema.cluster import Hardware
 from components.config.schema.recipe import Recipe, read_recipe

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from command.arguments import Arguments, read_point
 from command.compose import compose_recipe
-from command.lock_file import ReceivedLock, read_given
-from command.path_checks import strange_data
+from command.recipe.lock_file import ReceivedLock, read_given
+from command.recipe.path_checks import strange_data
 from command.words import check_no_recipe, check_recipe_words, keys_of
 from components.config.key_groups import TITLES, KeyGroup, without_profile
 from components.config.schema.recipe import Recipe, read_recipe

@@ -15,17 +15,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from command import recipe_file
 from command.arguments import COMMAND_KEYS, Arguments, groups
 from command.layout_search import Question, SearchResult, find_layout
-from command.lock_file import CARRIED, with_bundle
-from command.option_file import StoredConfig, read_options
-from command.own_places import conf_folder
-from command.path_checks import places_outside
-from command.recipe_chain import RecipeChain
-from command.recipe_file import SECTIONS
-from command.recipe_source import read_source
-from command.replacement import replace_in
+from command.recipe import recipe_file
+from command.recipe.lock_file import CARRIED, with_bundle
+from command.recipe.option_file import StoredConfig, read_options
+from command.recipe.own_places import conf_folder
+from command.recipe.path_checks import places_outside
+from command.recipe.recipe_chain import RecipeChain
+from command.recipe.recipe_file import SECTIONS
+from command.recipe.recipe_source import read_source
+from command.recipe.replacement import replace_in
 from components.config.resolve import resolve
 from components.config.schema.recipe import Recipe
 from components.config.suggestions import suggest

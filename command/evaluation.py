@@ -12,7 +12,7 @@ from typing import Any
 
 from command.actions.export import RunCheckpoint, export_place, export_trained, open_trained
 from command.arguments import Arguments
-from command.yaml_file import read_data
+from command.recipe.yaml_file import read_data
 from components.build import build
 from components.config.schema.recipe import Recipe, check_recipe
 from components.config.suggestions import nearest

@@ -14,8 +14,8 @@ from pathlib import Path
 from command.arguments import ROOT
 from command.options import OPTIONS
 from command.outcome import PACKAGES, version_of
-from command.own_places import RECIPE, option_names
-from command.recipe_chain import read_named
+from command.recipe.own_places import RECIPE, option_names
+from command.recipe.recipe_chain import read_named
 from command.words import ACTIONS, ANY, WAYS
 from components.config.suggestions import nearest
 from components.errors import RecipeError

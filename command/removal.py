@@ -6,7 +6,7 @@ from typing import Any
 from command.arguments import groups, read_point
 from command.compose import OPEN, compose_recipe
 from command.hydra_words import plain_words
-from command.recipe_file import find_target
+from command.recipe.recipe_file import find_target
 from command.sweep import split_sweep
 from components.errors import RecipeError
 

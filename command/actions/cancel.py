@@ -3,7 +3,7 @@
 from cluster.records import Jobs
 from cluster.scheduler import NotOwnError, SchedulerError, check_present, scheduler_of
 from command.arguments import Arguments
-from command.path_checks import named_runs
+from command.recipe.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
 from components.errors import RecipeError
 from components.run.folder import RunFolder

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.path_checks import check_data_place
+from command.recipe.path_checks import check_data_place
 from components.checkpoint.loading import CheckpointChoice, newest_weights
 from components.checkpoint.metadata import complete_checkpoints, tokens_of
 from components.config.schema.recipe import Recipe, read_recipe

@@ -6,8 +6,8 @@ from typing import Literal
 from command.arguments import Arguments, read_point
 from command.comparison import data_of, losses_in, software_of
 from command.compose import compose_full, compose_recipe
-from command.lock_file import as_received, check_recipe_place, travels
-from command.path_checks import check_data_place
+from command.recipe.lock_file import as_received, check_recipe_place, travels
+from command.recipe.path_checks import check_data_place
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import read_recipe, read_section
 from components.data.files import replace_atomically

@@ -15,7 +15,7 @@ from command.compose import compose_full, compose_group, compose_recipe
 from command.new_recipe import material
 from command.new_recipe.material import GivenText, GivenTokenizer
 from command.new_recipe.sizes import Sizes, choose_sizes, keep_lengths
-from command.own_places import NAME, lies_in_own_place
+from command.recipe.own_places import NAME, lies_in_own_place
 from components.data.files import create_atomically
 from components.errors import RecipeError
 from components.terminal import say, tell

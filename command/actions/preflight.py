@@ -13,7 +13,7 @@ from cluster.preflight import is_inside, look_at_allocation
 from command.arguments import Arguments
 from command.compose import compose_recipe
 from command.outcome import ActionResult, Status, print_result
-from command.path_checks import check_data_place
+from command.recipe.path_checks import check_data_place
 from components.config.schema.recipe import Recipe, read_recipe
 from components.data.manifest import Manifest
 from components.preflight.node import look_alone

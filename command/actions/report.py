@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from command.arguments import Arguments
-from command.path_checks import named_runs
+from command.recipe.path_checks import named_runs
 from components.report.pages import check_plotly
 from components.terminal import tell
 

@@ -10,7 +10,7 @@ from cluster.records import RunStatus, status_of
 from cluster.scheduler import Scheduler, scheduler_of
 from command.arguments import Arguments
 from command.outcome import print_result
-from command.path_checks import named_runs
+from command.recipe.path_checks import named_runs
 from components.config.schema.recipe import read_recipe
 from components.terminal import console
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from command.arguments import Arguments
 from command.compose import compose_group
-from command.path_checks import named_runs
+from command.recipe.path_checks import named_runs
 from components import terminal
 from components.config.schema.monitoring import Tracking
 from components.config.schema.recipe import Recipe, read_recipe, read_section

@@ -7,9 +7,9 @@ from command.actions.prepare import prepare_data
 from command.arguments import Arguments
 from command.comparison import told_after, told_before
 from command.compose import compose_recipe
-from command.lock_file import bundle_of
 from command.outcome import ActionResult, Status
-from command.path_checks import check_run_places
+from command.recipe.lock_file import bundle_of
+from command.recipe.path_checks import check_run_places
 from command.remarks import remarks
 from command.words import keys_of
 from components.checkpoint.metadata import newest_checkpoint

@@ -8,10 +8,10 @@ from typing import Any
 from command.arguments import Arguments, read_point
 from command.comparison import print_differences, side_of_now, side_of_run
 from command.compose import compose_recipe
-from command.lock_file import ReceivedLock, check_choices, read_given
 from command.outcome import ActionResult, Status
-from command.own_places import lies_in_own_place
-from command.path_checks import places_outside
+from command.recipe.lock_file import ReceivedLock, check_choices, read_given
+from command.recipe.own_places import lies_in_own_place
+from command.recipe.path_checks import places_outside
 from components.config.key_groups import KeyGroup, fingerprint_of
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides

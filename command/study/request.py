@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from command.arguments import ROOT, Arguments, read_point
-from command.lock_file import check_recipe_place
 from command.outcome import Status
+from command.recipe.lock_file import check_recipe_place
+from command.recipe.yaml_file import read_data
 from command.study.schema import RECIPE, ListedStudy, Point, SearchStudy
 from command.study.study_file import check_study, varied
 from command.sweep import STUDY, as_folder, folder_of_runs, named_after, submits
 from command.words import OF_STUDY, check_recipe_words, check_words, keys_of
-from command.yaml_file import read_data
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 

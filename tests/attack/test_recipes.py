@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
-from command.recipe_file import check_recipe_file
-from command.yaml_file import MAX_BYTES, read_data
+from command.recipe.recipe_file import check_recipe_file
+from command.recipe.yaml_file import MAX_BYTES, read_data
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 from tests.attack.composed import ATTACKS, attack
@@ -109,7 +109,7 @@ def test_a_resolver_that_survives_would_tell_the_environment(
 def test_without_the_gate_of_references_the_environment_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("command.recipe_file.check_interpolations", lambda *_: None)
+    monkeypatch.setattr("command.recipe.recipe_file.check_interpolations", lambda *_: None)
     monkeypatch.setenv("HOME", "/home/of/somebody")
     assert composed(ATTACKS / "environment_resolver.yaml").why == "/home/of/somebody"
 
@@ -130,7 +130,7 @@ def test_no_more_than_the_limit_is_read(folder: Path, monkeypatch: pytest.Monkey
     assert "huge.yaml:333334: huge.yaml is larger than 1,000,000 bytes" in attack(
         Path("huge.yaml")
     )
-    monkeypatch.setattr("command.yaml_file.refuse_size", lambda *_: None)
+    monkeypatch.setattr("command.recipe.yaml_file.refuse_size", lambda *_: None)
     assert "holds no mapping" in attack(Path("huge.yaml"))
 
 

@@ -12,7 +12,7 @@ from cluster.records import REASONS, Jobs, RunStatus, explain, now, status_of
 from cluster.scheduler import JobPlace
 from command.arguments import read_point
 from command.main import main
-from command.path_checks import named_runs
+from command.recipe.path_checks import named_runs
 from components.checkpoint.metadata import RunProgress
 from components.errors import RecipeError
 from components.run.event_log import EventLog

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from command import own_places
 from command.arguments import ROOT
+from command.recipe import own_places
 
 
 @pytest.fixture

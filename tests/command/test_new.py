@@ -138,7 +138,7 @@ def test_text_elsewhere_is_named_by_its_whole_path(
 ) -> None:
     folder = tmp_path_factory.mktemp("scratch") / "texts"
     write_texts(folder)
-    monkeypatch.setattr("command.own_places.private_folder", lambda: home)
+    monkeypatch.setattr("command.recipe.own_places.private_folder", lambda: home)
     new(f"data={folder}/*.txt")
     tree = yaml.safe_load((home / "recipes" / "mine.yaml").read_text("utf-8"))
     assert tree["data"]["sources"]["text"]["files"] == [f"{folder}/*.txt"]

@@ -1,9 +1,9 @@
 """Path checks: where received files and run folders may point to; the runs a command names.
 
 What a user names on the command line may lie anywhere, and so may what a file in a place of the
-user's own names (`command.own_places`); what any other file names has to lie below the working
-folder. Of a run that this user made here every place is honoured, for the
-user named it; of any other, those below the working folder and those that are named again.
+user's own names (`command.recipe.own_places`); what any other file names has to lie below the
+working folder. Of a run that this user made here every place is honoured, for the user named
+it; of any other, those below the working folder and those that are named again.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import Arguments
-from command.own_places import adoption
+from command.recipe.own_places import adoption
 from components.config.schema.recipe import Recipe
 from components.config.user_overrides import UserOverrides
 from components.errors import RecipeError

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster.user import private_folder
-from command.yaml_file import read_data
+from command.recipe.yaml_file import read_data
 from components.errors import RecipeError
 
-CLONE = Path(__file__).resolve().parents[1]
+CLONE = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 RECIPE = "recipe"  # the group whose files lie in recipes/ and not in conf/
 OWN_FILE = "own.yaml"

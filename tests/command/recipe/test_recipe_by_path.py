@@ -7,11 +7,11 @@ import pytest
 
 from command.arguments import read_point
 from command.compose import compose_recipe
-from command.yaml_file import MAX_BYTES
+from command.recipe.yaml_file import MAX_BYTES
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def compose_file(folder: Path, text: str) -> Recipe:

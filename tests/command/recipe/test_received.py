@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from command.arguments import ROOT
-from command.lock_file import ReceivedLock, read_given
 from command.main import main
+from command.recipe.lock_file import ReceivedLock, read_given
 from components.sharing.lock import is_sealed, write_text
 from tests.command.study.test_listed import RATES
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from command.arguments import groups
-from command.own_places import NAME
-from command.replacement import without_marks
-from command.yaml_file import ReceivedYaml
+from command.recipe.own_places import NAME
+from command.recipe.replacement import without_marks
+from command.recipe.yaml_file import ReceivedYaml
 from components.config.schema.recipe import Recipe
 from components.config.suggestions import nearest, suggest
 from components.config.targets import NODE_KEYS, read_signature

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from command.own_places import (
+from command.recipe.own_places import (
     conf_folder,
     find_option,
     is_private_option,
@@ -15,8 +15,8 @@ from command.own_places import (
     option_names,
     real_path,
 )
-from command.recipe_file import check_content
-from command.yaml_file import ReceivedYaml, read_data
+from command.recipe.recipe_file import check_content
+from command.recipe.yaml_file import ReceivedYaml, read_data
 from components.config.suggestions import nearest
 from components.errors import RecipeError
 

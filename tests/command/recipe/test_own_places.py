@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from command.arguments import ROOT, groups, read_point
 from command.compose import compose_recipe
 from command.main import main
-from command.own_places import lies_in_own_place
+from command.recipe.own_places import lies_in_own_place
 from command.sweep import submits
 from components.errors import RecipeError
 
