@@ -1,5 +1,6 @@
 """What a miniature reads of a user's own text, and what is mixed in where it is too little."""
 
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from command.compose import compose_recipe
 from command.main import main
 from components.config.schema.recipe import Recipe
 from components.config.stand_ins import note_of_carriers
+from components.errors import RecipeError
 from tests.components.config.own_recipe import TOKENS, compose_own
 
 HALF_BYTES = TOKENS // 4 * 4 // 2  # read four times they fill half of it
@@ -94,6 +96,21 @@ def test_the_way_out_of_carriers_is_one() -> None:
 )
 def test_text_that_cannot_be_looked_at_is_enough(source: dict[str, Any]) -> None:
     assert dict(own(source).data.shares) == {"mine": 1.0}
+
+
+def test_what_is_only_compared_is_not_looked_at_outside_of_the_working_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.txt").write_text("x")
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    Path("a.txt").write_text("x")
+    for place, sources in {"a.txt": 3, "../a.txt": 1}.items():
+        Path("own.yaml").unlink(missing_ok=True)
+        with suppress(RecipeError):  # of a received recipe, such a place is refused
+            own({"files": [place]})
+        compared = compose_recipe(read_point(["recipe=./own.yaml"]), anywhere=True)
+        assert len(compared.data.sources) == sources
 
 
 def test_token_files_get_carriers_where_a_tokenizer_can_make_them_tokens() -> None:
