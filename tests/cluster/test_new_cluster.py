@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cluster.job import render
-from command import own_places
 from command.actions.show import as_json
+from command.recipe import own_places
 from components.planner.plan import plan_recipe
 from tests.cluster.directives import read_directives
 from tests.cluster.jobs import ROOT, job_of, recipe_of

@@ -173,18 +173,6 @@ def signal_group(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def test_a_sweep_leaves_one_run_a_point_and_one_table(home: Path, program: Program) -> None:
-    before = set((home / "runs").glob("*")) if (home / "runs").exists() else set()
-    words = [word for word in TINY if not word.startswith("budget.total_tokens")]
-    done = program("-m", *words, "budget.total_tokens=1_024", "optimizer.lr=1e-4,3e-4,1e-3")
-    runs = set((home / "runs").glob("*")) - before
-    assert len(runs) == 3
-    rates = {json.loads((run / "recipe.json").read_text())["optimizer"]["lr"] for run in runs}
-    assert rates == {1e-4, 3e-4, 1e-3}
-    assert all(done.stdout.count(run.name) >= 1 for run in runs)
-    assert "optimizer.lr" in done.stdout
-
-
 def test_a_run_whose_last_step_broke_its_weights_does_not_hold(
     home: Path, program: Program
 ) -> None:
