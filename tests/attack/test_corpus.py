@@ -21,7 +21,7 @@ from tests.attack.traced import TRACER, acts_by_case
 
 ALL = "ATTACK_ALL"  # `make attack` asks for every attack with every action
 # Without it, one action of each: every so many of these. Only `make long` traces.
-EVERY = {"a sample": 20, "a third, traced": 3}
+EVERY = {"a sample": 40, "a third, traced": 3}
 # Control characters, those of the second page and those that turn text round.
 RAW = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"

@@ -11,7 +11,8 @@ import pytest
 
 from cluster.job import job_settings
 from cluster.user import read_user
-from command import arguments, compose, own_places
+from command import arguments, compose
+from command.recipe import own_places
 from components.errors import RecipeError
 from tests.cluster.jobs import CHECKOUT, ROOT
 from tests.cluster.site_page import CHANGES, calls, changes, commands, tried
