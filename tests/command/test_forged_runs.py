@@ -126,6 +126,15 @@ def untouched(run: Path) -> bool:
     return (theirs / "victim").read_text() == "theirs\n" and len(list(theirs.iterdir())) == 2
 
 
+@pytest.mark.quick(
+    *(
+        "recipe.json-a list",
+        "recipe.json-a pipe",
+        "derived.json-no key",
+        "data.json-half of it",
+    ),
+    *("environment.json-no UTF-8", "software.json-brackets", "results.json-a gigabyte"),
+)
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("name", READERS)
 def test_a_forged_file_is_refused_by_whoever_reads_it(

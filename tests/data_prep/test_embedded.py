@@ -19,6 +19,7 @@ def test_the_source_corpus_is_the_library_without_its_tests():
     assert argparse in {document.text for document in library_source()}
 
 
+@pytest.mark.long
 def test_documentation_shares_the_group_of_its_module():
     documents = {document.group: document.text for document in library_docs()}
     module = Path(sysconfig.get_path("stdlib"), "json", "decoder.py").read_text("utf-8")

@@ -54,6 +54,7 @@ def test_the_page_s_recipe_on_one_s_own_text_shows_and_plans(
         assert main(["recipe=mine", *words]) == 0
 
 
+@pytest.mark.quick("6e-4", "+6e-4")
 @pytest.mark.parametrize("text", ["6e-4", "6.0e-4", "6E-4", "0.0006", "+6e-4", "6_0e-5"])
 def test_a_float_is_read_as_one_however_it_is_written(
     text: str, clone: Path, work: Path

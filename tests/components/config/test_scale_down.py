@@ -27,6 +27,7 @@ def test_what_is_small_trains_as_it_is() -> None:
     assert without_scale(mini) == without_scale(full)
 
 
+@pytest.mark.quick("model.dim0-mini", "budget.sequence_length-parity", "model.vocab_size-mini")
 @pytest.mark.parametrize("scale", ["mini", "parity"])
 @pytest.mark.parametrize(
     "changed",

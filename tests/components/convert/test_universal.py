@@ -101,6 +101,7 @@ def test_every_bit_is_that_of_the_hugging_face_folder_of_the_same_weights(
     assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
 
 
+@pytest.mark.long
 def test_a_recipe_begins_with_it_as_the_check_before_submission_finds(
     written: Path, folder: Path
 ) -> None:
