@@ -19,6 +19,7 @@ from benchmarks.kept import stamp
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import DRY_RUN, FILES
 from benchmarks.marked import split_marked
+from benchmarks.recipes import published_recipes
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
@@ -75,7 +76,7 @@ def row(tree: dict[str, Any]) -> str:
 def main(words: Sequence[str]) -> int:
     """Rehearse, keep after every recipe, write the page."""
     known = json.loads(RESULT.read_text("utf-8"))["recipes"] if RESULT.exists() else {}
-    every = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    every = published_recipes()
     for name in words or every:
         known[name] = rehearse(name)
         sys.stderr.write(row(known[name]))

@@ -21,6 +21,7 @@ from benchmarks.entry import enter
 from benchmarks.kept import ROOT, Row, keep_rows, stamp
 from benchmarks.ledger import ledger
 from benchmarks.ledger.proofs import FILES, MINIATURE
+from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.key_groups import KeyGroup
@@ -70,7 +71,7 @@ def train(recipe: str, home: Path) -> Row:
 
 def main(words: Sequence[str]) -> int:
     """Train, print the table, keep the result."""
-    names = words or sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+    names = words or published_recipes()
     out = console()
     rows = []
     with tempfile.TemporaryDirectory() as home:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from benchmarks.kept import RESULTS, Row, fingerprints, read_rows
+from benchmarks.recipes import published_recipes
 from command.actions.show import as_json
 from command.arguments import ROOT, read_point
 from command.compose import compose_recipe
@@ -70,7 +71,7 @@ class LedgerEntry:
 
 def read_entries() -> list[LedgerEntry]:
     """Read every recipe's entry, in the order of their names."""
-    return [read_entry(file.stem) for file in sorted((ROOT / "recipes").glob("*.yaml"))]
+    return [read_entry(name) for name in published_recipes()]
 
 
 def read_entry(name: str) -> LedgerEntry:

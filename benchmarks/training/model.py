@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from benchmarks.entry import enter
-from benchmarks.kept import RESULTS, ROOT, circumstances
+from benchmarks.kept import RESULTS, circumstances
 from benchmarks.machine import apart, peak_added_bytes
+from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.build import build
@@ -50,8 +51,8 @@ Pass = Callable[[], Tensor]
 def one_of_each_family() -> dict[str, Recipe]:
     """Take the first recipe, by name, that each class of transformers can load."""
     found: dict[str, Recipe] = {}
-    for file in sorted((ROOT / "recipes").glob("*.yaml")):
-        recipe = compose_recipe(read_point([f"recipe={file.stem}", "scale=mini"]))
+    for name in published_recipes():
+        recipe = compose_recipe(read_point([f"recipe={name}", "scale=mini"]))
         family = choose_family(read_features(thaw(recipe.model)))
         found.setdefault(family.architecture, recipe)
     return found

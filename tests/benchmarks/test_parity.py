@@ -7,15 +7,16 @@ import yaml
 
 from benchmarks.ledger.parity import LAYOUTS, key_of, main, prove, row_of
 from benchmarks.ledger.proofs import PARITY, proof_of
+from benchmarks.recipes import published_recipes
 from command.actions.parity import layouts_of
-from command.arguments import ROOT, read_point
+from command.arguments import read_point
 
 LISTED: dict[str, list[list[str]]] = yaml.safe_load(LAYOUTS.read_text("utf-8"))
 NOTHING = {"largest_relative_difference": None}
 
 
 def test_every_recipe_has_a_layout_to_prove() -> None:
-    assert set(LISTED) == {file.stem for file in (ROOT / "recipes").glob("*.yaml")}
+    assert set(LISTED) == set(published_recipes())
 
 
 @pytest.mark.quick("mula7b_a1b", "bloom560m")

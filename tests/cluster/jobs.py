@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.recipes import published_recipes
 from cluster.job import JobSettings, job_settings, render, run_folder
 from cluster.user import read_user
 from command.arguments import read_point
@@ -13,7 +14,7 @@ from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 CHECKOUT = Path("/path/to/kochbuch")
 
 

@@ -8,7 +8,8 @@ import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from command.arguments import ROOT, read_point
+from benchmarks.recipes import published_recipes
+from command.arguments import read_point
 from command.compose import compose_group, compose_recipe
 from command.main import main
 from command.new_recipe.sizes import choose_shape, choose_sizes
@@ -298,7 +299,7 @@ def test_a_recipe_of_ones_own_may_be_what_a_new_one_is_like(home: Path) -> None:
     )
 
 
-RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 
 
 @pytest.mark.quick("teuken7b", "mula7b_a1b", "gpt3b6")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recipes import published_recipes
 from command.actions.parity import layouts_of
 from command.arguments import ROOT, read_point
 from command.main import main
 from command.outcome import Status
 
-RECIPES = sorted(file.stem for file in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 SMALL = ("recipe=bloom7b1", "model.num_layers=2", "budget.total_tokens=4_608")
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import yaml
 
+from benchmarks.recipes import published_recipes
 from command.actions.show import as_json
-from command.arguments import ROOT, read_point
+from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe
 
 GOLDEN = Path(__file__).parent / "golden"
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 SCALES = ("full", "mini")
 CITED = ("why", "home", "works", "published", "assumed")  # a miniature has them unchanged
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.config.batch_ramp import fits_schedule
@@ -12,7 +13,7 @@ from components.config.rules.check import warnings_of
 from components.config.schema.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 AXES = ("data", "tensor", "pipeline", "expert", "context")
 KEPT = (
     "zero",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.recipes import published_recipes
 from command.actions.plan import run
 from command.arguments import perform, read_point
 from command.compose import compose_recipe
@@ -20,7 +21,7 @@ from components.planner.result import plan_result
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path(__file__).parent / "plans"
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+RECIPES = published_recipes()
 
 
 def at_home(name: str, *words: str) -> Recipe:

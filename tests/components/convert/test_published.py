@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.recipes import published_recipes
 from command.arguments import read_point
 from command.compose import compose_recipe
 from components.convert.family import choose_family
@@ -66,7 +67,7 @@ def features(recipe: str, scale: str) -> Features:
 
 
 @pytest.mark.quick("teuken7b", "mula7b_a1b", "bloom560m", "gpt3b6", "playbook1b")
-@pytest.mark.parametrize("recipe", sorted(file.stem for file in ROOT.glob("recipes/*.yaml")))
+@pytest.mark.parametrize("recipe", published_recipes())
 def test_every_recipe_and_its_miniature_have_the_same_class(recipe: str) -> None:
     full, mini = (choose_family(features(recipe, scale)) for scale in ("full", "mini"))
     assert full is mini
