@@ -107,6 +107,7 @@ def test_the_page_has_many_mistakes_each_once_and_each_with_a_way_out() -> None:
     assert [one.command for one in MISTAKES if "\n  " not in one.said] == []
 
 
+@pytest.mark.long
 @each
 def test_a_way_out_is_accepted(mistake: Mistake) -> None:
     for words in _mended(mistake):

@@ -31,6 +31,8 @@ from tests.components.convert.conftest import (
 from tests.components.convert.universal_cases import SECTIONS
 from tests.components.convert.universal_reference import reference
 
+pytestmark = pytest.mark.long
+
 # Both sum the same float32 numbers, in another order.
 TOLERANCE = 1e-5
 EMBEDDING = "tied_modules.embed.word_embeddings.weight"
@@ -101,7 +103,6 @@ def test_every_bit_is_that_of_the_hugging_face_folder_of_the_same_weights(
     assert all(torch.equal(value, expected[key]) for key, value in found.named_parameters())
 
 
-@pytest.mark.long
 def test_a_recipe_begins_with_it_as_the_check_before_submission_finds(
     written: Path, folder: Path
 ) -> None:

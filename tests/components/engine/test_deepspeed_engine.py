@@ -49,7 +49,7 @@ def ranks() -> Iterator[Ranks]:
         yield two
 
 
-@pytest.mark.quick("parallelism.zero=1", "parallelism.zero=3")
+@pytest.mark.quick("parallelism.zero=3")
 @pytest.mark.parametrize("words", STAGES, ids=" ".join)
 def test_from_the_same_bits_on_every_step_is_ours(ranks: Ranks, words: tuple[str, ...]) -> None:
     for found in ranks(train, *words):

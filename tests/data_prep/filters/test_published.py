@@ -151,7 +151,7 @@ def make_documents(draw: random.Random, count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.quick("quality_pair-6", "c4_pair-3", "fineweb_pair-4")
+@pytest.mark.quick("c4_pair-3", "fineweb_pair-4")
 @pytest.mark.parametrize(
     ("pair", "least_reasons"),
     [(repetition_pair, 6), (quality_pair, 6), (c4_pair, 3), (fineweb_pair, 4)],
