@@ -7,7 +7,7 @@ PY := .venv/bin/python
 # A site's own torch wins over the locked one, if it is new enough.
 HAS_TORCH = $(PYTHON) -c 'import torch' && $(PYTHON) -m components.versions
 
-.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved versions mutants bench gpu gpu-pack megatron datatrove docs lock clean
+.PHONY: help setup run test long cluster corpus attack check fix golden recipes chaos parity dryruns moved versions mutants pages bench gpu gpu-pack megatron datatrove docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,13 +35,16 @@ test: setup ## run the tests that any change may break; ROOMS=changed runs those
 	  $(if $(filter changed,$(ROOMS)),$$($(PY) -m tests.changed),$(ROOMS))
 
 long: setup ## run the tests that start many processes, and all cases of those of which make test runs a few (20 minutes)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "long and not cluster and not apart"
 
 cluster: setup ## train on a real Slurm of three and five nodes on this host, and follow the pages of the sites; needs root, slurm-wlm, munge and environment-modules (an hour)
 	NEEDS_SLURM=1 $(PY) -m pytest -m cluster
 
 mutants: setup ## plant faults in a copy of the tree, one at a time; the test that names it has to fail; writes docs/testing.md (10 minutes)
 	$(PY) -m tests.mutants
+
+pages: setup ## run every command of the pages for newcomers as it is written (6 minutes)
+	$(PY) -m pytest tests/house/test_commands_of_pages.py
 
 corpus: setup ## kill preparations of a corpus 20 times at random moments; the result is the same (3 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m tests.data_prep.killed 20

@@ -20,6 +20,10 @@ from command.arguments import ROOT
 from command.main import main
 
 PAGES = ("README.md", "docs/start.md", "docs/first_model.md", "docs/adding.md")
+OF_A_MINUTE = frozenset({
+    "README.md",
+    "docs/first_model.md",
+})  # make pages has the others
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PROGRAMS = ("python ", "make ", "source ")
 ANSWERING = {"action=show", "action=plan", "action=render"}  # these answer within a second
@@ -110,7 +114,14 @@ def copy_tree(target: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page in OF_A_MINUTE else pytest.mark.apart)
+        for page in PAGES
+    ],
+)
 def test_every_command_of_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()
