@@ -187,8 +187,12 @@ def _hydra(conf: Path, stored: Sequence[StoredConfig]) -> Iterator[None]:
     store.store(group="recipe", name="none", node={}, package="_global_")
     for one in stored:
         store.store(group=one.group, name=one.name, node=one.tree, package=one.package)
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
-        yield
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
+            yield
+    finally:  # the store is the process's: a file of this name may lie elsewhere next time
+        for one in stored:
+            (store.repo[one.group] if one.group else store.repo).pop(f"{one.name}.yaml", None)
 
 
 def _resolve(tree: Tree) -> Tree:

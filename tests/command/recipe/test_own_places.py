@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,16 @@ def test_a_private_cluster_is_planned_for_and_submitted_to(
     assert not submits([["recipe=teuken7b", "cluster=local"]])
     write(private / "conf" / "cluster" / "shell.yaml", "defaults: [local]\nname: shell\n")
     assert not submits([["recipe=teuken7b", "cluster=shell"]])
+
+
+def test_what_was_private_once_may_be_an_option_of_the_clone_later(
+    clone: Path, private: Path, work: Path
+) -> None:
+    kept = write(private / "conf" / "cluster" / "moved.yaml", PROFILE)
+    words = ["recipe=teuken7b", "cluster=moved"]
+    assert compose_recipe(read_point(words)).cluster.name == "mine"
+    shutil.move(kept, clone / "conf" / "cluster" / "moved.yaml")
+    assert compose_recipe(read_point(words)).cluster.name == "mine"
 
 
 def test_private_options_are_chosen_by_recipes_and_by_name(private: Path, work: Path) -> None:
