@@ -9,11 +9,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from command.arguments import ROOT, groups, read_point
-from command.options import OPTIONS, RAW_KEYS, choices_of
+from command.options import OPTIONS, RAW_KEYS, choices_of, read_path
 from command.words import ACTIONS, OF_STUDY, SWEEP, WAYS, is_own
 from components.errors import RecipeError
 from components.terminal import tell
@@ -168,7 +167,7 @@ def _files(text: str) -> Iterator[str]:
     """List files and folders that a path may become; a folder goes on."""
     above, slash, start = text.rpartition("/")
     try:
-        inside = sorted(Path(os.path.expanduser(above + slash) or ".").iterdir())  # noqa: PTH111
+        inside = sorted(read_path("file", above + slash or ".").iterdir())
     except (OSError, ValueError):
         return
     for one in inside:

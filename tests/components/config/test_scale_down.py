@@ -72,7 +72,8 @@ def test_no_number_of_a_recipe_grows(changed: dict[str, Any], scale: str) -> Non
     samples = [float("inf") if one == "all" else one for one in sampled]
     assert samples[0] <= samples[1]
     if changed.get("budget.ramp_up") != "none":
-        starts = [one.budget.ramp_up.start_tokens for one in (small, full)]  # type: ignore[union-attr]
+        ramps = [one.budget.ramp_up for one in (small, full)]
+        starts = [ramp.start_tokens for ramp in ramps]  # type: ignore[union-attr]  # both ramp
         assert starts[0] <= starts[1]
 
 

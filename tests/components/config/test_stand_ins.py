@@ -37,7 +37,7 @@ def test_a_recipe_of_its_own_text_reads_nothing_else() -> None:
     assert dict(recipe.data.shares) == {"mine": 1.0}
     assert recipe.data.sources["mine"].most_epochs == 9
     assert recipe.data.held_out_fraction == 0.005  # the recipe's
-    assert recipe.scale.shrink.carriers == {}  # type: ignore[union-attr]
+    assert recipe.scale.shrink.carriers == {}  # type: ignore[union-attr]  # not "none" here
     assert note_of_carriers(recipe) is None
 
 
