@@ -12,7 +12,7 @@ from cluster.user import User
 from components.config.schema.data import Preparation
 from components.config.schema.recipe import Recipe
 from components.errors import RecipeError
-from data_prep.stages.executors import Say
+from data_prep.stages.folder import Say
 from data_prep.stages.plan import read_plan
 from data_prep.stages.record import missing_tasks
 from data_prep.task import FILE_NAME, Array, QueuedError, deal_tasks, read_array

@@ -16,7 +16,8 @@ from components.data.manifest import StageCounts, StageRecord
 from components.errors import RecipeError
 from data_prep.sources import GroupRange, OpenSource, open_source
 from data_prep.stages import plan, record
-from data_prep.stages.executors import Executor, Say, alone, full_disk_told, make_folder
+from data_prep.stages.executors import Executor
+from data_prep.stages.folder import Say, alone, full_disk_told, make_folder
 from data_prep.stages.plan import InputPiece, PassPlan, PassTask
 from data_prep.stages.shards import CleanShard
 

@@ -21,7 +21,7 @@ from components.data.manifest import Manifest, SourceRecord, StageRecord, Tokeni
 from components.data.tokenizer import Tokenizer
 from components.errors import RecipeError
 from data_prep.sources import OpenSource, choose_split, measure_groups, open_source
-from data_prep.stages.executors import Say, full_disk_told, make_folder
+from data_prep.stages.folder import Say, full_disk_told, make_folder
 from data_prep.tokenise import (
     Tokenise,
     TokeniseTask,

@@ -1,24 +1,16 @@
 """Executors of a pass's tasks: this process, a pool of them, or Ray; each leaves a record.
 
 datatrove's own local executor is not used: its pool waits for ever for a task whose worker was
-killed, and its workers outlive a killed parent (docs/decisions/0015-pool-of-the-library.md).
-A worker here asks the kernel to be killed with its parent, and holds the folder's lock with it:
-whoever comes next sees if somebody still works there.
+killed, and its workers outlive a killed parent (docs/decisions/0015-tasks-of-a-preparation.md).
+Workers hold the folder's lock with their parent: whoever comes next sees if they still work.
 """
 
-import ctypes
-import errno
-import multiprocessing
 import os
 import secrets
 import shutil
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,86 +18,13 @@ from pkgutil import resolve_name
 from typing import Literal, Protocol
 
 from components.errors import RecipeError
-from components.run import writer_lock
-from components.run.writer_lock import DYING_SECONDS, Holder
 from data_prep.stages import record
+from data_prep.stages.folder import Say, full_disk_told, share_lock
 from data_prep.stages.plan import PASSES, read_plan
+from data_prep.stages.workers import WorkerKilledError, work
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 READING_SECONDS = 5.0
 MOST_DEATHS = 3  # of workers in a row, without a task done between
-
-Say = Callable[[str], None]
-Act = Callable[[Path, int], None]
-
-
-@contextmanager
-def full_disk_told(folder: Path) -> Iterator[None]:
-    """Turn the system's error into one that says how to go on.
-
-    Raises:
-        RecipeError: the disk or the user's quota is full.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        problem = f"no space is left in {folder} ({error.strerror})"
-        remedy = "free some, and give the same command again: what is finished stays"
-        raise RecipeError("data.folder", problem, remedy) from error
-
-
-def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
-    """Make a folder of the preparation.
-
-    Raises:
-        RecipeError: it cannot be made there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        remedy = "name a folder that you may write to"
-        raise RecipeError("data.folder", f"cannot write there: {error}", remedy) from error
-
-
-def alone(folder: Path, say: Say) -> AbstractContextManager[int]:
-    """Hold the folder's lock while nobody else works there.
-
-    Raises:
-        RecipeError: another preparation does, or workers of one that was killed.
-    """
-    occupied = partial(_occupied, folder)
-    return writer_lock.alone(folder, seconds=DYING_SECONDS, occupied=occupied, say=say)
-
-
-def share_lock(folder: Path) -> None:
-    """Hold the folder's lock with the preparation until this process ends.
-
-    Raises:
-        RecipeError: another preparation has taken the folder.
-    """
-    writer_lock.share(folder, occupied=partial(_occupied, folder))
-
-
-def _occupied(folder: Path, holder: Holder | None) -> RecipeError:
-    who = holder or "a process that left no name"
-    way = "wait until it has ended, or stop it"
-    return RecipeError(str(folder), f"data is being prepared there by {who}", way)
-
-
-def work_under(parent: int, folder: Path) -> None:
-    """Make this process a worker: it ends with ``parent``, and until then holds the lock."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ["RAYON_NUM_THREADS"] = "1"  # of tokenizers: a worker is one of many
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the line above
-    share_lock(folder)
 
 
 def run_task(folder: Path, task: int) -> None:
@@ -160,8 +79,9 @@ class Local:
         key, left, deaths = read_plan(folder).key, list(tasks), 0
         while left:
             try:
-                _pool(act, folder, left, workers, say)
-            except BrokenProcessPool:
+                with closing(work(act, folder, left, workers)) as done:
+                    _tell(done, folder, len(left), say)
+            except WorkerKilledError:
                 say(f"{folder.name}: a worker was killed, perhaps for its memory; going on")
             before, left = left, record.missing_tasks(folder, left, key)
             deaths = deaths + 1 if left == before else 0
@@ -217,25 +137,3 @@ def _tell(steps: Iterable[object], folder: Path, tasks: int, say: Say) -> None:
         if time.monotonic() >= due:
             say(f"{folder.name}: {done} of {tasks} tasks")
             due = time.monotonic() + READING_SECONDS
-
-
-def _pool(act: Act, folder: Path, tasks: Sequence[int], workers: int, say: Say) -> None:
-    """Do the tasks in new processes, and end these whatever happens."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
-    own = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, context, work_under, (os.getpid(), folder))
-    try:
-        try:
-            futures = [pool.submit(act, folder, task) for task in tasks]
-        except (OSError, ValueError) as error:
-            # A worker was killed before the next one has started. The pool has closed the pipes
-            # that this would get: they are gone, or their numbers are another pipe's already
-            # and stand twice in a list, which `fork_exec` refuses.
-            raise BrokenProcessPool from error
-        _tell((future.result() for future in as_completed(futures)), folder, len(tasks), say)
-    except BaseException:  # an interrupt too: nobody waits for tasks that run
-        for process in set(multiprocessing.active_children()) - own:
-            process.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages.executors import Say
+from data_prep.stages.folder import Say
 from data_prep.task import Array, deal_tasks, main
 from tests.data_prep.corpora import EXACT, clean, digest_of, write_corpus
 

@@ -15,7 +15,8 @@ from components.config.schema.data import Source
 from components.errors import RecipeError
 from data_prep.read import LocalFile
 from data_prep.stages.clean import read_piece
-from data_prep.stages.executors import Local, Say, full_disk_told
+from data_prep.stages.executors import Local
+from data_prep.stages.folder import Say, full_disk_told
 from data_prep.stages.plan import whole
 from tests.data_prep.corpora import EXACT, clean, digest_of, texts_of, write_corpus
 

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import threading
-from multiprocessing.context import SpawnProcess
 
 import pytest
 
@@ -40,24 +39,3 @@ def test_what_a_task_says_is_wrong_comes_out_of_its_process(tmp_path):
     with pytest.raises(RecipeError, match=r"en\.files: .*en1\.jsonl:1 line 1 has no text"):
         clean(sources, tmp_path / "s", executor=TWO)
     assert {*multiprocessing.active_children()} <= others
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(9, "Bad file descriptor"), ValueError("fds_to_keep")]
-)
-def test_a_worker_that_cannot_start_for_one_that_was_killed_is_as_one_killed(
-    tmp_path, monkeypatch, error
-):
-    """A race of microseconds in Python's own pool, met twice in some thousand kills."""
-    start, raised = SpawnProcess.start, list[Exception]()
-
-    def start_or_not(process: SpawnProcess) -> None:
-        if not raised:
-            raised.append(error)
-            raise error
-        start(process)
-
-    monkeypatch.setattr(SpawnProcess, "start", start_or_not)
-    said: list[str] = []
-    clean(write_corpus(tmp_path / "t"), tmp_path / "s", executor=TWO, said=said)
-    assert sum("a worker was killed" in line for line in said) == 1

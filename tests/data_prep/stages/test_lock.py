@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from components.errors import RecipeError
-from data_prep.stages import executors
-from data_prep.stages.executors import alone, share_lock, work_under
+from data_prep.stages import folder as folder_of_stages
+from data_prep.stages.folder import alone, share_lock
+from data_prep.stages.workers import work_under
 
 
 def silent(text: str) -> None:
@@ -44,7 +45,7 @@ def wait_for(file: Path) -> None:
 
 
 def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "DYING_SECONDS", 0.2)
+    monkeypatch.setattr(folder_of_stages, "DYING_SECONDS", 0.2)
     process = SPAWN.Process(target=occupy, args=(tmp_path,))
     process.start()
     wait_for(tmp_path / "held")
@@ -60,7 +61,7 @@ def test_a_second_preparation_is_told_of_the_first_until_that_is_killed(tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_workers_that_go_on_are_waited_for_and_then_named(tmp_path, monkeypatch, seconds):
-    monkeypatch.setattr(executors, "DYING_SECONDS", 2.0)
+    monkeypatch.setattr(folder_of_stages, "DYING_SECONDS", 2.0)
     process = SPAWN.Process(target=hold, args=(tmp_path, seconds))
     process.start()
     wait_for(tmp_path / "held")
