@@ -27,6 +27,7 @@ report.html        all of the above for a person
 import json
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ from components.config.suggestions import nearest
 from components.config.user_overrides import leaves
 from components.errors import RecipeError
 from components.json_file import read_mapping
-from components.run.ownership import check_links, sign
+from components.run.ownership import check_links, seal_of, sign
 from components.run.records import DataRecord, Ending, R, read_record
 
 SEALED = frozenset({"recipe.json", "data.json"})
-BEGUN = re.compile(r"checkpoints|derived\.json|\.(derived|recipe)\.json\.\d+")
+BEGUN = re.compile(r"checkpoints|derived\.json|\.(derived|recipe)\.json(\.\w+)?\.\d+")
 ANY_RUN = "name a folder that a run wrote: each says its own where it starts"
 
 
@@ -137,12 +138,27 @@ def create_run_folder(recipe: Recipe, wanted: Path | None) -> RunFolder:
     try:
         if folder.path.exists() and not all(map(_is_begun, folder.path.iterdir())):
             raise RecipeError("run", f"{folder.path} is not empty", "choose another run=FOLDER")
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        _begin(folder, recipe)
     except OSError as error:
         problem = f"cannot make {folder.path}: {error}"
         raise RecipeError("run", problem, "choose another") from None
-    folder.write_recipe(recipe)
     return folder
+
+
+def _begin(folder: RunFolder, recipe: Recipe) -> None:
+    """Write the recipe; interrupted before it is sealed, leave no folder that is no run."""
+    try:
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        folder.write_recipe(recipe)
+    except BaseException:
+        if folder.path.is_dir():
+            for path in (folder.recipe, seal_of(folder.recipe)):
+                path.unlink(missing_ok=True)
+            for path in filter(_is_begun, list(folder.path.iterdir())):
+                path.rmdir() if path.is_dir() else path.unlink()
+            with suppress(OSError):  # somebody else's file is there
+                folder.path.rmdir()
+        raise
 
 
 def _is_begun(path: Path) -> bool:

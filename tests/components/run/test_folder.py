@@ -9,6 +9,7 @@ from command.compose import compose_recipe
 from components.config.schema.recipe import Recipe, read_recipe
 from components.errors import RecipeError
 from components.run.folder import create_run_folder
+from components.run.ownership import SEAL
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +37,20 @@ def test_a_folder_that_holds_anything_else_is_left_alone(
     with pytest.raises(RecipeError, match="is not empty\n  choose another run=FOLDER"):
         create_run_folder(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+@pytest.mark.parametrize("name", ["derived.json", "recipe.json", f"recipe.json{SEAL}"])
+def test_an_interrupt_before_the_recipe_is_written_leaves_no_folder(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    replace = Path.replace
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target.name == name:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create_run_folder(recipe, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
