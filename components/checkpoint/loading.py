@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from components.checkpoint import metadata
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import DamagedCheckpointError, Marker, RunProgress
-from components.checkpoint.saving import State
+from components.checkpoint.saving import WEIGHTS, State, master_of
 from components.checkpoint.sections import check_sections
 from components.distributed.collectives import by_first, together
 from components.errors import RecipeError
@@ -143,9 +143,10 @@ def load_checkpoint(
         taken.update(tensors)
         load(tensors, storage_reader=reader)
 
-    state.fill(read)
-    # All ranks are asked: each stage takes its own layers.
-    if left := sorted(set(found).difference(*together(lambda: taken))):
+    state.fill(read, found)
+    # All ranks are asked: each stage takes its own layers, and a master counts for its weight.
+    rounded = {name for name in found if master_of(name.removeprefix(WEIGHTS)) in found}
+    if left := sorted((set(found) - rounded).difference(*together(lambda: taken))):
         raise _of_another_model(checkpoint, f"it has {left[0]}, {len(left)} such in all")
     return marker.progress
 

@@ -8,7 +8,7 @@ itself after the first save, and a second ends in a KeyError.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -23,7 +23,8 @@ from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
 from components.distributed.collectives import by_first, together
-from components.distributed.weight_shards import WeightShard
+from components.distributed.data import DataParallel
+from components.distributed.weight_shards import local, rows_of
 from components.run.disk import Patience
 
 T = TypeVar("T")
@@ -69,8 +70,17 @@ class State(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """Name every tensor: what several ranks have whole, any of them may give."""
 
-    def fill(self, read: Read) -> None:
-        """Call ``read`` with tensors to fill, all ranks with the same names each time."""
+    def fill(self, read: Read, saved: Collection[str]) -> None:
+        """Call ``read`` with tensors to fill, all ranks with the same names each time.
+
+        ``saved`` are all names in the checkpoint. Where it has a weight's master, that is the
+        weight, whatever either run rounds.
+        """
+
+
+def master_of(name: str) -> str:
+    """Name the finer copy of a rounded weight in a checkpoint, its rows (`rows_of`)."""
+    return f"optimizer.state.{name}.master"
 
 
 class ShardState:
@@ -80,14 +90,25 @@ class ShardState:
     rows are (`rows_of`), whatever divides them. The optimizer's numbers come from the recipe.
     """
 
-    def __init__(self, shards: Sequence[WeightShard], optimizer: torch.optim.Optimizer) -> None:
-        self._shards = shards
+    def __init__(self, parallel: DataParallel, optimizer: torch.optim.Optimizer) -> None:
+        self._parallel = parallel
+        self._shards = parallel.shards
         self._optimizer = optimizer
 
     def tensors(self) -> dict[str, Tensor]:
+        self._parallel.settle()
         if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
             self._make()
-        tensors = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        weights = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        masters = {
+            master_of(shard.name): shard.whole(shard.parameter.detach())
+            for shard in self._shards
+            if shard.is_master
+        }
+        return weights | masters | self._moments()
+
+    def _moments(self) -> dict[str, Tensor]:
+        tensors = {}
         for shard in self._shards:
             for key, value in self._optimizer.state[shard.parameter].items():
                 is_alike = value.shape == shard.parameter.shape and value.dim() > 0
@@ -96,9 +117,24 @@ class ShardState:
                 )
         return tensors
 
-    def fill(self, read: Read) -> None:
+    def fill(self, read: Read, saved: Collection[str]) -> None:
         self._make()
-        read(self.tensors())  # what is filled is the memory of the weights and of the state
+        # What is filled is the memory of the state, and of what the optimizer updates.
+        wanted, rounded = self._moments(), []
+        for shard in self._shards:
+            if (name := master_of(shard.name)) in saved:
+                wanted[name] = shard.whole(shard.parameter.detach())
+            elif not shard.is_master:
+                wanted[f"{WEIGHTS}{shard.name}"] = shard.weight.detach()
+            else:
+                rounded.append(shard)
+        read(wanted)
+        for shard in rounded:  # one after another: only one is there in the finer dtype
+            weight = shard.weight.detach().to(shard.parameter.dtype)
+            read({f"{WEIGHTS}{shard.name}": weight})
+            shard.parameter.detach().copy_(shard.own_rows(rows_of(local(weight))))
+        self._parallel.spread()
+        self._parallel.settle()
 
     def _make(self) -> None:
         """Let the optimizer make its state, 0 as before a first step, by one without a rate."""

@@ -1,68 +1,27 @@
-"""Collectives of rows with their gradients, of many tensors in one (buckets), of failures.
+"""Collectives of rows with their gradients, and of failures.
 
 All-gather and reduce-scatter are each the other's adjoint; an all-to-all is its own, with the
 counts swapped. Every rank takes part, also without a row, and in the backward pass too. What is
 computed between `async_start` and `async_wait` hides the collective, and its gradient's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from math import prod
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from components.distributed.weight_shards import WeightShard, local, rows_of
 from components.errors import RecipeError
 
 T = TypeVar("T")
 
-_BUCKET_ELEMENTS = 2**25  # what one collective carries, and how much memory packing takes
-
 # Torch 2.13 gave both another name and warns of the old one, all that older releases have.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def buckets(shards: Sequence[WeightShard]) -> Iterator[Sequence[WeightShard]]:
-    """Put neighbours together until a bucket is full; a larger weight is one of its own."""
-    starts, held = [0], 0
-    for index, shard in enumerate(shards):
-        size = local(shard.weight).numel()
-        if held and held + size > _BUCKET_ELEMENTS:
-            starts.append(index)
-            held = 0
-        held += size
-    return (shards[first:last] for first, last in pairwise([*starts, len(shards)]) if last)
-
-
-def shard_lengths(bucket: Sequence[WeightShard], ranks: int) -> list[int]:
-    """Count the rows of each weight on a rank; the last ranks may hold fewer."""
-    return [-(-len(rows_of(local(shard.weight))) // ranks) for shard in bucket]
-
-
-def pack(tensors: Sequence[Tensor], lengths: Sequence[int], ranks: int) -> list[Tensor]:
-    """Lay rows out as (ranks, columns of all tensors), rows that are missing as zeros."""
-    rows = [tensor.reshape(len(tensor), prod(tensor.shape[1:])) for tensor in tensors]
-    return [
-        F.pad(tensor, (0, 0, 0, ranks * length - len(tensor))).view(ranks, -1)
-        for tensor, length in zip(rows, lengths, strict=True)
-    ]
-
-
-def unpack(packed: Tensor, like: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-    """Take each tensor's rows out of what was packed."""
-    widths = [n * prod(tensor.shape[1:]) for tensor, n in zip(like, lengths, strict=True)]
-    return [
-        part.reshape(-1, *tensor.shape[1:])[: len(tensor)]
-        for part, tensor in zip(torch.split(packed, widths, dim=1), like, strict=True)
-    ]
 
 
 Started = tuple[Tensor, dist.Work | None]

@@ -1,56 +1,72 @@
 """The data axis: what of weights, gradients and optimizer state each data rank keeps (ZeRO).
 
 https://arxiv.org/abs/1910.02054, section 5. Stage 0 keeps everything everywhere; 1 divides the
-optimizer's state; 2 the gradients as well, which are summed after every microbatch; 3 also the
-weights, which `fully_shard` gathers layer by layer. Where N ranks share a copy of P parameters,
-one rank holds between backward pass and update, in numbers:
+optimizer's state; 2 the gradients as well, which are averaged after every microbatch; 3 also
+the weights, which `fully_shard` gathers layer by layer. Where N ranks share a copy of P
+parameters, one rank holds between backward pass and update, in numbers:
 
-    stage    weights    gradients    Adam's state
-    0        P          P            2 P
-    1        P          P / N        2 P / N       (while gradients accumulate: P)
-    2        P          P / N        2 P / N
-    3        P / N      P / N        2 P / N
+    stage    weights    gradients    masters, and Adam's state
+    0        P          P            P, 2 P
+    1        P          P / N        P / N, 2 P / N       (gradients while they add up: P)
+    2        P          P / N        P / N, 2 P / N       (the same: P / N and some buckets)
+    3        P / N      P / N        none, 2 P / N        (weights in use: a layer or two)
 
-With experts over ranks there are two groups of weights: each expert rank has its own experts,
-which data and context ranks divide, and all the dense weights, which expert ranks divide too.
+Weights are in the products' dtype, and masters in float32; where products are in float32 too
+there are no masters. With experts over ranks there are two groups of weights: each expert rank
+has its own experts, which data and context ranks divide, and all the dense weights, which
+expert ranks divide too.
+
+Gradients leave from the backward pass of the last microbatch, bucket by bucket, and updated
+weights come under the next forward pass.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from components.distributed import collectives
+from components.distributed.devices import StateDtypes
+from components.distributed.grad_buckets import BucketQueue, GradBucket, bucketed
 from components.distributed.mesh import Mesh, ParamGroupMesh
+from components.distributed.weight_gather import AHEAD, WeightGather
 from components.distributed.weight_shards import WeightShard, local, make_shards, rows_of
 from components.model.decoder import Decoder
 from components.torch_internals.distributed import concatenated
 
 
-def shard_weights(decoder: Decoder, mesh: Mesh, *, reduce_dtype: torch.dtype) -> None:
+def shard_weights(decoder: Decoder, mesh: Mesh, *, dtypes: StateDtypes) -> None:
     """Let each data rank keep its rows of every weight (ZeRO 3), layer by layer.
 
-    Call it after every other axis has parallelized the decoder; parameters may be on ``meta``.
+    Weights are gathered in the dtype in which they compute. The last layer, the norm after it
+    and the head stay gathered: the backward pass begins with them. Call it after every other
+    axis has parallelized the decoder; parameters may be on ``meta``.
     """
-    policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtypes.weights, reduce_dtype=dtypes.reduce)
     axes = mesh.dense.shard
     if mesh.dense.replicate.size() > 1:
         axes = concatenated([mesh.dense.replicate, axes])
-    for layer in decoder.layers.values():
-        fully_shard(layer, mesh=axes, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(decoder, mesh=axes, mp_policy=policy, reshard_after_forward=True)
+    shard = partial(fully_shard, mesh=axes, mp_policy=policy)
+    layers = list(decoder.layers.values())
+    if decoder.embedding is not None and decoder.head is not None:
+        shard(decoder.embedding, reshard_after_forward=True)
+    for layer in layers:
+        shard(layer, reshard_after_forward=layer is not layers[-1])
+    shard(decoder, reshard_after_forward=False)
 
 
 class DataParallel:
     """Average gradients over the ranks into the shards, and spread updated rows again.
 
-    Make it when the weights are in their place; ``zero`` is the stage above, ``tied`` names the
-    weights that two pipeline stages hold. Sums over ranks are taken in ``reduce_dtype``; sums
-    over microbatches are rounded to ``accumulate_dtype``.
+    Make it when the ``stages`` have their weights, in the dtype of the masters; it rounds them.
+    ``zero`` is the stage above, ``tied`` names the weights that two pipeline stages hold on
+    ranks of their own. A bucket has up to ``bucket_elements`` numbers, or one larger weight;
+    without ``overlap`` buckets leave after the last microbatch and come before the next step.
     ``expert_divisor`` says what experts' gradients, which hold the tokens of all ranks, are
     divided by: all ``ranks`` for the gradient of the mean loss, or the ``copies`` of an expert
     as Optimus's code does, too little by the number of expert ranks.
@@ -58,120 +74,143 @@ class DataParallel:
 
     def __init__(
         self,
-        named: Iterable[tuple[str, nn.Parameter]],
+        stages: Sequence[nn.Module],
         mesh: Mesh,
         *,
         zero: int,
-        accumulate_dtype: torch.dtype,
-        reduce_dtype: torch.dtype,
-        tied: Sequence[str],
-        expert_divisor: Literal["ranks", "copies"],
+        dtypes: StateDtypes,
+        tied: Sequence[str] = (),
+        expert_divisor: Literal["ranks", "copies"] = "ranks",
+        bucket_elements: int,
+        overlap: bool,
     ) -> None:
         self._mesh = mesh
         self._expert_divisor = expert_divisor
         self._zero = zero
-        self._accumulate_dtype = accumulate_dtype
-        self._reduce_dtype = reduce_dtype
-        self.shards = make_shards(named, mesh, split=zero in {1, 2}, tied=tied)
+        self._sharded = (
+            [part for stage in stages for part in stage.modules()] if zero == 3 else []
+        )
+        self._dtypes = dtypes
+        self._overlap = overlap
+        weights = dtypes.master if zero == 3 else dtypes.weights
+        split = zero in {1, 2}
+        by_stage = make_shards(stages, mesh, split=split, weights=weights, tied=tied)
+        self.shards = [shard for shards in by_stage for shard in shards]
+        self._places: dict[int, tuple[BucketQueue, GradBucket, int]] = {}
+        self._queues: list[BucketQueue] = []
+        self._gather = WeightGather([], ahead=0)
+        if zero < 3:
+            self._make_buckets(stages, by_stage, bucket_elements)
+            _check_alike(self._places.values(), mesh)
         for shard in self.shards:
-            if zero == 2 or accumulate_dtype != shard.weight.dtype:
-                self._hook(shard)
+            self._hook(shard)
 
-    def zero_grad(self) -> None:
+    def _make_buckets(
+        self, stages: Sequence[nn.Module], by_stage: list[list[WeightShard]], limit: int
+    ) -> None:
+        """Make each stage's queue, and gather in the opposite order."""
+        uses = Counter(id(weight) for stage in stages for weight in stage.parameters())
+        ahead = AHEAD if self._zero == 2 else len(self.shards)
+        # At stage 2 nothing adds up before it leaves.
+        first = self._dtypes.reduce if self._zero == 2 else self._dtypes.accumulate
+        dtypes = self._dtypes._replace(accumulate=first)
+        forward = []
+        for shards in by_stage:
+            layouts = bucketed(shards[::-1], limit)
+            forward += layouts[::-1]
+            buckets = [
+                GradBucket(layout, dtypes=dtypes, divisor=self._divisor(layout.param_mesh))
+                for layout in layouts
+                if self._is_bucketed(layout.param_mesh)
+            ]
+            queue = BucketQueue(
+                buckets,
+                uses=lambda shard: uses[id(shard.weight)],
+                ahead=ahead if self._overlap else 0,
+                give=self._give,
+            )
+            self._queues.append(queue)
+            for bucket in buckets:
+                for place, shard in enumerate(bucket.layout.shards):
+                    self._places[id(shard.weight)] = queue, bucket, place
+        wanted = [one for one in forward if one.ranks > 1 or one.shards[0].is_master]
+        self._gather = WeightGather(wanted, ahead=AHEAD if self._overlap else 0)
+        for stage in stages:
+            self._gather.watch(stage)
+
+    def _is_bucketed(self, param_mesh: ParamGroupMesh) -> bool:
+        """Whether gradients need more than the sums that autograd takes by itself."""
+        dtypes = self._dtypes
+        alone = param_mesh.grad_sync.size() == 1 and self._divisor(param_mesh) == 1
+        return not alone or len({dtypes.weights, dtypes.accumulate, dtypes.master}) > 1
+
+    def begin(self, microbatches: int) -> None:
+        """Forget the gradients of the step before; so many microbatches come."""
         for shard in self.shards:
             shard.weight.grad = shard.parameter.grad = None
+        times = 1 if self._zero == 2 else microbatches * self._overlap
+        for queue in self._queues:
+            queue.begin(times)
+
+    @torch.no_grad()
+    def take(self, weight: Tensor) -> None:
+        """Move what a backward pass has left at a weight to where it adds up."""
+        gradient = weight.grad
+        if gradient is None:
+            return
+        if (found := self._places.get(id(weight))) is not None:
+            weight.grad = None
+            queue, bucket, place = found
+            queue.add(bucket, place, rows_of(local(gradient)))
+        elif gradient.dtype != self._dtypes.accumulate:
+            _round(local(gradient), self._dtypes.accumulate)
 
     def reduce(self) -> None:
         """Give every shard the mean over all data ranks; call it after the last microbatch."""
-        if self._zero == 3:  # `fully_shard` averaged already
-            for shard in self.shards:
+        for queue in self._queues:
+            queue.end()
+        for shard in self.shards:
+            if id(shard.weight) not in self._places:  # `fully_shard` averaged, or one rank
                 shard.parameter.grad = _gradient(shard)
-            return
-        # At stage 2 only what no microbatch used is left, and has zeros like any other.
-        left = [shard for shard in self.shards if shard.parameter.grad is None]
-        for param_mesh in (self._mesh.dense, self._mesh.experts):
-            for bucket in collectives.buckets(_of(left, param_mesh)):
-                self._reduce(bucket, param_mesh)
 
-    @torch.no_grad()
     def spread(self) -> None:
-        """Send the rows that each rank has updated to those that compute with them."""
-        if self._zero not in {1, 2}:
-            return
-        for param_mesh in (self._mesh.dense, self._mesh.experts):
-            if param_mesh.shard.size() > 1:
-                for bucket in collectives.buckets(_of(self.shards, param_mesh)):
-                    _gather_rows(bucket, param_mesh.shard)
+        """Begin to send the rows that each rank has updated to those that compute with them."""
+        self._gather.begin()
+
+    def reshard(self) -> None:
+        """Let go of gathered weights, which a forward pass keeps for a backward pass (ZeRO 3)."""
+        for stage in self._sharded:
+            if isinstance(stage, FSDPModule):
+                stage.reshard()
+
+    def settle(self) -> None:
+        """Wait until every weight has its update; reading one before is too early."""
+        self._gather.settle()
+
+    def gradient_buffers(self) -> Iterator[Tensor]:
+        """Give the sums that lie in buckets now."""
+        buckets = dict.fromkeys(bucket for _, bucket, _ in self._places.values())
+        return (bucket.sums for bucket in buckets if bucket.sums is not None)
 
     def _hook(self, shard: WeightShard) -> None:
-        """Touch a gradient as soon as a microbatch was added to it."""
-
-        @torch.no_grad()
-        def added(weight: Tensor) -> None:
-            if self._zero == 2:
-                self._reduce([shard], shard.param_mesh)
-            kept = shard.weight.grad if shard.parameter.grad is None else shard.parameter.grad
-            if kept is not None and kept.dtype != self._accumulate_dtype:
-                local(kept).copy_(local(kept).to(self._accumulate_dtype))
-
         hooked: Any = shard.weight
-        hooked.register_post_accumulate_grad_hook(added)
+        rounds = self._dtypes.accumulate != shard.weight.dtype
+        if id(shard.weight) in self._places or rounds:
+            hooked.register_post_accumulate_grad_hook(self.take)
 
-    @torch.no_grad()
-    def _reduce(self, bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh) -> None:
-        """Average the full gradients of a bucket into what its shards keep."""
-        splits = self._zero in {1, 2} and param_mesh.shard.size() > 1
-        gradients = [_gradient(shard).to(self._reduce_dtype) for shard in bucket]
-        if splits:
-            sums = _reduce_scattered(gradients, bucket, param_mesh)
-        else:
-            sums = _all_reduced(gradients, param_mesh)
-        divisor = self._divisor(param_mesh)
-        for shard, total in zip(bucket, sums, strict=True):
-            mean = total.to(shard.parameter.dtype).div_(divisor)
-            kept = shard.parameter.grad
-            shard.parameter.grad = mean if kept is None else kept.add_(mean)
-            shard.weight.grad = None
+    def _give(self, shard: WeightShard, mean: Tensor) -> None:
+        kept = shard.parameter.grad
+        shard.parameter.grad = mean if kept is None else kept.add_(mean)
+        if self._zero == 2 and self._dtypes.accumulate != mean.dtype:
+            _round(shard.parameter.grad, self._dtypes.accumulate)
 
     def _divisor(self, param_mesh: ParamGroupMesh) -> int:
         copies = param_mesh is self._mesh.experts and self._expert_divisor == "copies"
         return (param_mesh if copies else self._mesh.dense).grad_sync.size()
 
 
-def _of(shards: Sequence[WeightShard], param_mesh: ParamGroupMesh) -> list[WeightShard]:
-    return [shard for shard in shards if shard.param_mesh is param_mesh]
-
-
-def _all_reduced(gradients: list[Tensor], param_mesh: ParamGroupMesh) -> list[Tensor]:
-    if param_mesh.grad_sync.size() == 1:
-        return gradients
-    together = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(together, group=param_mesh.grad_sync.get_group())
-    parts = torch.split(together, [gradient.numel() for gradient in gradients])
-    return [part.view_as(like) for part, like in zip(parts, gradients, strict=True)]
-
-
-def _reduce_scattered(
-    gradients: list[Tensor], bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh
-) -> list[Tensor]:
-    lengths = collectives.shard_lengths(bucket, ranks := param_mesh.shard.size())
-    packed = torch.cat(collectives.pack(gradients, lengths, ranks), dim=1)
-    mine = packed.new_empty(1, packed.shape[1])
-    collectives.reduce_scatter(mine, packed, group=param_mesh.shard.get_group())
-    if param_mesh.replicate.size() > 1:
-        dist.all_reduce(mine, group=param_mesh.replicate.get_group())
-    return collectives.unpack(mine, [shard.parameter for shard in bucket], lengths)
-
-
-def _gather_rows(bucket: Sequence[WeightShard], sharding: DeviceMesh) -> None:
-    lengths = collectives.shard_lengths(bucket, sharding.size())
-    mine = torch.cat(collectives.pack([shard.parameter for shard in bucket], lengths, 1), dim=1)
-    everyones = mine.new_empty(sharding.size(), mine.numel())
-    collectives.all_gather(everyones, mine, group=sharding.get_group())
-    weights = [rows_of(local(shard.weight)) for shard in bucket]
-    updated = collectives.unpack(everyones, weights, lengths)
-    for weight, rows in zip(weights, updated, strict=True):
-        weight.copy_(rows)
+def _round(numbers: Tensor, dtype: torch.dtype) -> None:
+    numbers.copy_(numbers.to(dtype))
 
 
 def _gradient(shard: WeightShard) -> Tensor:
@@ -179,3 +218,16 @@ def _gradient(shard: WeightShard) -> Tensor:
     gradient = shard.weight.grad
     found = torch.zeros_like(local(shard.weight)) if gradient is None else local(gradient)
     return rows_of(found)
+
+
+def _check_alike(buckets: Iterable[tuple[BucketQueue, GradBucket, int]], mesh: Mesh) -> None:
+    """Assert that all ranks of a stage's dense weights made the same buckets in one order."""
+    group = mesh.dense.grad_sync
+    if group.size() == 1:
+        return
+    layouts = dict.fromkeys(bucket.layout for _, bucket, _ in buckets)
+    told = repr([([s.name for s in one.shards], one.numel) for one in layouts])
+    number = int.from_bytes(blake2b(told.encode(), digest_size=7).digest())
+    both = torch.tensor([number, -number], device=group.device_type)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group.get_group())
+    assert both[0] == -both[1], "ranks would reduce other buckets than their neighbours"

@@ -7,14 +7,14 @@ is a tile: https://www.intel.com/content/www/us/en/developer/articles/technical/
 import os
 import resource
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 
 from components.config.rules.engine import FLOAT8
 from components.config.schema.recipe import Recipe
-from components.config.schema.sections import Cluster
+from components.config.schema.sections import Cluster, Precision
 from components.errors import RecipeError
 
 _HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
@@ -40,7 +40,35 @@ def compute_dtype(compute: str, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if compute == FLOAT8:
         return torch.bfloat16
-    return cast("torch.dtype", getattr(torch, compute))
+    return _dtype(compute)
+
+
+class StateDtypes(NamedTuple):
+    """Dtypes of the weights, of what the optimizer updates, and of two kinds of sums.
+
+    ``accumulate`` adds up the gradients of microbatches, ``reduce`` those of ranks. The
+    optimizer's moments have the dtype of ``master``.
+    """
+
+    weights: torch.dtype
+    master: torch.dtype
+    accumulate: torch.dtype
+    reduce: torch.dtype
+
+    @classmethod
+    def of(cls, precision: Precision, device: torch.device) -> "StateDtypes":
+        """Settle what ``auto`` stands for on ``device``."""
+        computed = compute_dtype(precision.compute, device)
+        # Torchao rounds each row by itself, from float32.
+        computed = torch.float32 if precision.compute == FLOAT8 else computed
+        weights = computed if precision.weights == "auto" else _dtype(precision.weights)
+        finer = torch.promote_types(weights, torch.float32)
+        master = finer if precision.master == "auto" else _dtype(precision.master)
+        return cls(weights, master, _dtype(precision.accumulate), _dtype(precision.reduce))
+
+
+def _dtype(name: str) -> torch.dtype:
+    return cast("torch.dtype", getattr(torch, name))
 
 
 def emulates_float8(kind: str) -> bool:

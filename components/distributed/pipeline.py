@@ -1,6 +1,7 @@
 """Pipeline parallelism: the parts of a stage, and its schedule over a step's microbatches."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,6 +142,10 @@ class Pipeline:
         self._between = _expected(hidden_shape, dtype), *sums
         self._made: tuple[int, Any] = (0, None)
 
+    # Called for every weight of a stage after a pass that gives gradients of weights alone,
+    # which autograd's hooks do not see.
+    on_weight_gradient: Callable[[Tensor], None] = staticmethod(lambda weight: None)
+
     def run(self, batch: Tensor, scale: float) -> None:
         count = len(batch)
         if count != self._made[0]:  # a batch that ramps up has several
@@ -173,6 +178,10 @@ class Pipeline:
                 result = None
         return result
 
+    def _take(self, decoder: Decoder) -> None:
+        for weight in decoder.parameters():
+            self.on_weight_gradient(weight)
+
     def _make_schedule(self, microbatches: int) -> Any:
         ranks, here = self._mesh.degrees.pipeline, self._mesh.place("pipeline")
         group = self._mesh.axis("pipeline").get_group()
@@ -183,7 +192,9 @@ class Pipeline:
             given = (self._tokens,) if index == 0 else self._between
             gives = (_expected((), self._wide),) if last else self._between
             place = index, count, self._device
-            stages.append(LeanStage(stage, *place, given, gives, group=group))
+            lean = LeanStage(stage, *place, given, gives, group=group)
+            lean.on_weight_gradients = partial(self._take, stage.decoder)
+            stages.append(lean)
         kind = SCHEDULES[self._schedule]
         run = stages if issubclass(kind, schedules.PipelineScheduleMulti) else stages[0]
         # Without a loss function a stage that is not the last would never run backward.

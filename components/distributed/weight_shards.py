@@ -6,7 +6,8 @@ checkpoints see a list of shards, each a view of the weight that the model compu
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,10 @@ from components.torch_internals.operators import divide_, multiply_, norms
 class WeightShard:
     """Rows of one weight.
 
-    ``parameter`` is what the optimizer updates, a view of the model's ``weight``. ``replicas``
-    counts the ranks that hold the same rows. A ``tied`` weight is held by two pipeline stages.
+    ``parameter`` is what the optimizer updates: a view of the model's ``weight``, or where that
+    is rounded a copy of this rank's rows in a finer dtype (``is_master``). ``split`` says
+    whether ranks have different rows. ``replicas`` counts the ranks that hold the same ones. A
+    ``tied`` weight is held by two pipeline stages.
     """
 
     name: str
@@ -34,13 +37,24 @@ class WeightShard:
     param_mesh: ParamGroupMesh
     replicas: int
     tied: bool
+    split: bool
     mesh: DeviceMesh | None
     placements: tuple[Placement, ...]
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the optimizer updates a finer copy of a rounded weight."""
+        return self.parameter.dtype != self.weight.dtype
 
     @property
     def shape(self) -> torch.Size:
         """Give the shape of the whole weight, as rows."""
         return rows_of(torch.empty(self.weight.shape, device="meta")).shape
+
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """Return this rank's part of the rows of a weight, or of its gradient."""
+        shard = self.param_mesh.shard
+        return own_rows(rows, shard.size(), shard.get_local_rank()) if self.split else rows
 
     def whole(self, rows: Tensor) -> Tensor:
         """Describe which part of a whole rows like this shard's are, without moving any."""
@@ -64,41 +78,86 @@ def rows_of(tensor: Tensor) -> Tensor:
 
 
 def make_shards(
-    named: Iterable[tuple[str, nn.Parameter]],
+    stages: Iterable[nn.Module],
     mesh: Mesh,
     *,
     split: bool,
+    weights: torch.dtype,
     tied: Sequence[str] = (),
-) -> list[WeightShard]:
-    """List this rank's shards; ``split`` divides a weight's rows over its sharding ranks."""
+) -> list[list[WeightShard]]:
+    """List this rank's shards, stage by stage; ``split`` divides rows over sharding ranks.
+
+    Where the stages' parameters are finer than ``weights`` they are rounded, and the rows that
+    this rank updates kept as masters. A weight that two stages share counts in the first.
+    """
+    stages = list(stages)
+    counts = Counter(id(weight) for stage in stages for *_, weight in _parameters(stage))
+    rounded: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # of what several stages hold
     made = []
-    for name, weight in named:
-        names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else ()
-        over_experts = names == ("expert",)
-        param_mesh = mesh.experts if over_experts else mesh.dense
-        splits = split and param_mesh.shard.size() > 1
-        where, placements = _placed(weight, param_mesh.shard if splits else None)
-        rows = rows_of(local(weight))
-        if splits:
-            rows = own_rows(rows, param_mesh.shard.size(), param_mesh.shard.get_local_rank())
-        parts = math.prod(  # a strided shard is no `Shard`: ask what is replicated
-            where.size(axis)
-            for axis, kind in enumerate(placements)
-            if where and not isinstance(kind, Replicate)
-        )
-        made.append(
-            WeightShard(
-                name=name,
-                weight=weight,
-                parameter=nn.Parameter(rows),
-                param_mesh=param_mesh,
-                replicas=mesh.model_ranks // parts * (2 if name in tied else 1),
-                tied=name in tied,
-                mesh=where,
-                placements=tuple(placements),
-            )
-        )
+    for stage in stages:
+        shards = []
+        for owner, key, name, master in _parameters(stage):
+            if id(master) in rounded:
+                owner.register_parameter(key, rounded[id(master)][1])
+                continue
+            weight = _rounded(master, weights)
+            if weight is not master:
+                owner.register_parameter(key, weight)
+            if counts[id(master)] > 1:
+                rounded[id(master)] = master, weight  # kept: its number is not another's
+            shards.append(_shard(name, weight, master, mesh, split=split, tied=name in tied))
+        made.append(shards)
     return made
+
+
+def _parameters(stage: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
+    """Give every parameter: its module, its name there, its name in the stage, itself."""
+    for prefix, owner in stage.named_modules():
+        for key, weight in list(owner.named_parameters(recurse=False)):
+            yield owner, key, f"{prefix}.{key}" if prefix else key, weight
+
+
+def _rounded(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    if weight.dtype == dtype:
+        return weight
+    return nn.Parameter(weight.detach().to(dtype), requires_grad=weight.requires_grad)
+
+
+def _shard(
+    name: str,
+    weight: nn.Parameter,
+    master: nn.Parameter,
+    mesh: Mesh,
+    *,
+    split: bool,
+    tied: bool,
+) -> WeightShard:
+    names = weight.device_mesh.mesh_dim_names if isinstance(weight, DTensor) else ()
+    param_mesh = mesh.experts if names == ("expert",) else mesh.dense
+    sharding = param_mesh.shard
+    splits = split and sharding.size() > 1
+    where, placements = _placed(weight, sharding if splits else None)
+    rows = rows_of(local(master))
+    if splits:
+        rows = own_rows(rows, sharding.size(), sharding.get_local_rank())
+        if master is not weight:  # a view would keep all rows
+            rows = rows.clone()
+    parts = math.prod(  # a strided shard is no `Shard`: ask what is replicated
+        where.size(axis)
+        for axis, kind in enumerate(placements)
+        if where and not isinstance(kind, Replicate)
+    )
+    return WeightShard(
+        name=name,
+        weight=weight,
+        parameter=nn.Parameter(rows),
+        param_mesh=param_mesh,
+        replicas=mesh.model_ranks // parts * (2 if tied else 1),
+        tied=tied,
+        split=splits,
+        mesh=where,
+        placements=tuple(placements),
+    )
 
 
 def own_rows(rows: Tensor, ranks: int, rank: int) -> Tensor:

@@ -4,7 +4,7 @@ docs/deepspeed.md says which recipe key gives which of DeepSpeed's. The names of
 those of `ShardState`: either engine goes on from the other's checkpoints.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import Any
@@ -16,7 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import GatheredParameters
 from torch import Tensor, nn
 
-from components.checkpoint.saving import Read
+from components.checkpoint.saving import WEIGHTS, Read, master_of
 from components.config.rules.engine import check_precision
 from components.config.schema.recipe import Recipe
 from components.distributed.weight_shards import rows_of
@@ -116,17 +116,20 @@ class EngineState:
                 tensors |= {key: value.cpu() for key, value in whole.items()}
         return tensors
 
-    def fill(self, read: Read) -> None:
+    def fill(self, read: Read, saved: Collection[str]) -> None:
         """Take weights and state one weight at a time; no rank ever holds all of them."""
         for name, weight in self.named.items():
-            whole = {f"model.{name}": torch.empty(_shape(weight))}
+            value = torch.empty(_shape(weight))
+            has_master = master_of(name) in saved
+            key = master_of(name) if has_master else f"{WEIGHTS}{name}"
+            whole = {key: rows_of(value) if has_master else value}
             pieces = self._state_of(weight)
             for key, piece in pieces.items():
-                rows = torch.empty(rows_of(whole[f"model.{name}"]).shape)
+                rows = torch.empty(rows_of(value).shape)
                 like = rows if _is_alike(piece) else torch.empty_like(piece, device="cpu")
                 whole[f"optimizer.state.{name}.{key}"] = like
             read(whole)
-            self.put(name, whole[f"model.{name}"])
+            self.put(name, value)
             for key, piece in pieces.items():
                 value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
                 self._put_state(

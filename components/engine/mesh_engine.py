@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from components.checkpoint.saving import ShardState, State
 from components.distributed.data import DataParallel
 from components.distributed.mesh import Mesh
-from components.distributed.pipeline import Microbatches, sum_tied_gradients
+from components.distributed.pipeline import Microbatches, Pipeline, sum_tied_gradients
 from components.distributed.weight_shards import WeightShard, clip, squared_norm, unscale
 from components.optim.loss_scale import LossScale
 
@@ -47,6 +47,9 @@ class Engine(Protocol):
     def evaluate(self, rows: Tensor) -> Tensor | None:
         """Return the loss of ``rows``, (sequences, length + 1), where the last stage is."""
 
+    def settle(self) -> None:
+        """Wait until all weights have their last update, which the next forward pass may do."""
+
     def weights(self) -> NamedTensors:
         """Give every weight that this rank holds a part of, whole, in its own precision."""
 
@@ -76,7 +79,9 @@ class MeshEngine(Engine):
 
     def __post_init__(self) -> None:
         self.shards = self.data_parallel.shards
-        self.state = ShardState(self.shards, self.optimizer)
+        if isinstance(self.microbatches, Pipeline):
+            self.microbatches.on_weight_gradient = self.data_parallel.take
+        self.state = ShardState(self.data_parallel, self.optimizer)
 
     @property
     def scale(self) -> float:
@@ -86,7 +91,7 @@ class MeshEngine(Engine):
         self, batch: Tensor, *, lr: float, norm_limit: float, judge: Judge
     ) -> Tensor | None:
         shards = self.shards
-        self.data_parallel.zero_grad()
+        self.data_parallel.begin(len(batch))
         self.microbatches.run(batch, self.scale / len(batch))
         self.data_parallel.reduce()
         sum_tied_gradients(shards, self.mesh)
@@ -109,9 +114,15 @@ class MeshEngine(Engine):
         return norm
 
     def evaluate(self, rows: Tensor) -> Tensor | None:
-        return self.microbatches.evaluate(rows)
+        loss = self.microbatches.evaluate(rows)
+        self.data_parallel.reshard()
+        return loss
+
+    def settle(self) -> None:
+        self.data_parallel.settle()
 
     def weights(self) -> NamedTensors:
+        self.settle()
         for shard in self.shards:
             weight = shard.weight.detach()
             yield shard.name, weight.full_tensor() if isinstance(weight, DTensor) else weight

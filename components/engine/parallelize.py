@@ -16,11 +16,7 @@ from components.config.schema.types import thaw
 from components.convert.reading import read_folder
 from components.distributed.context import split_sequence
 from components.distributed.data import shard_weights
-from components.distributed.devices import (
-    check_float8_device,
-    compute_dtype,
-    emulates_float8,
-)
+from components.distributed.devices import StateDtypes, check_float8_device, emulates_float8
 from components.distributed.experts import split_experts
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import TIED, cut_stage
@@ -120,11 +116,11 @@ def build_rank_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ran
 def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> RankModel:
     """Build on ``meta``, cut and split, to compute on ``device``."""
     degrees = recipe.parallelism
-    dtype = torch.promote_types(compute_dtype(recipe.precision.compute, device), torch.float32)
+    dtypes = StateDtypes.of(recipe.precision, device)
     ranges = recipe.stages[mesh.place("pipeline") :: degrees.pipeline]
     stages, tied = [], False
     for layers in ranges:
-        decoder = _build(recipe).to(dtype)
+        decoder = _build(recipe).to(dtypes.master)
         tied |= _cut(decoder, recipe, layers)
         if degrees.context > 1:
             split_sequence(decoder, mesh.axis("context"))
@@ -143,8 +139,7 @@ def parallelize_model(recipe: Recipe, mesh: Mesh, *, device: torch.device) -> Ra
             float8_layers(decoder, emulates=emulates_float8(device.type))
         checkpoint_activations(decoder, degrees.recompute)
         if degrees.zero == 3 and degrees.engine == "mesh":
-            reduce_dtype = compute_dtype(recipe.precision.reduce, device)
-            shard_weights(decoder, mesh, reduce_dtype=reduce_dtype)
+            shard_weights(decoder, mesh, dtypes=dtypes)
         stages.append(decoder)
     return RankModel(stages, ranges, (TIED,) if tied else ())
 

@@ -119,8 +119,11 @@ def bit_flip(fault: "monitoring.BitFlip", reach: Reach) -> None:
     weights = (weight for stage in reach.stages for weight in stage.parameters())
     matrix = next(weight for weight in weights if weight.dim() > 1)
     with torch.no_grad():
-        bits = local(matrix).view(torch.int32).view(-1)[:1]
-        bits ^= 1 << fault.bit if fault.bit < 31 else -(1 << 31)
+        there = local(matrix)
+        width = torch.finfo(there.dtype).bits
+        bits = there.view({16: torch.int16, 32: torch.int32, 64: torch.int64}[width])
+        bit = max(0, fault.bit + width - 32)
+        bits.view(-1)[:1] ^= 1 << bit if bit < width - 1 else -(1 << bit)
 
 
 def spike(fault: "monitoring.Spike", reach: Reach) -> None:

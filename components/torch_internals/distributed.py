@@ -3,7 +3,7 @@
 All were seen in 2.10 to 2.15, but for what says otherwise.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -75,6 +75,14 @@ class LeanStage(PipelineStage):
     receives: ``_setup_forward_recv_info`` was seen in 2.13 to 2.15 (releases before take memory
     first and give it back from the first step on).
     """
+
+    # Called after the pass for weights alone, which gives gradients without autograd's hooks.
+    on_weight_gradients: Callable[[], None] = staticmethod(lambda: None)
+
+    @override
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.on_weight_gradients()
 
     @override
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:

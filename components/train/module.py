@@ -14,7 +14,7 @@ from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe
 from components.data.samples import samples_digest
 from components.distributed.data import DataParallel
-from components.distributed.devices import compute_dtype
+from components.distributed.devices import StateDtypes, compute_dtype
 from components.distributed.mesh import Mesh
 from components.distributed.pipeline import Accumulation, Microbatches, Pipeline
 from components.distributed.tensor_styles import seed_layers
@@ -117,17 +117,18 @@ class Pretraining(LightningModule):
     def _mesh_engine(self) -> MeshEngine:
         degrees = self.recipe.parallelism
         parallel = DataParallel(
-            self.named_weights(),
+            self.decoders,
             self.mesh,
             zero=degrees.zero,
-            accumulate_dtype=self.dtype_of("accumulate"),
-            reduce_dtype=self.dtype_of("reduce"),
+            dtypes=StateDtypes.of(self.recipe.precision, self.device),
             tied=self._tied,
             expert_divisor=degrees.expert_divisor,
+            bucket_elements=degrees.bucket_elements,
+            overlap=degrees.overlap,
         )
         scaling, loss_scale = self.recipe.precision.loss_scale, None
         # Only float16 has fewer exponents than float32.
-        if self.dtype_of("compute") == torch.float16 and not isinstance(scaling, str):
+        if self.compute_dtype == torch.float16 and not isinstance(scaling, str):
             loss_scale = LossScale(**scaling.model_dump())
         updated = [(shard.name, shard.parameter) for shard in parallel.shards]
         return MeshEngine(
@@ -152,7 +153,7 @@ class Pretraining(LightningModule):
             tokens_shape=(sequences, length),
             hidden_shape=(sequences, length // slices, self.recipe.shape.dim),
             carried=RoutingTally.numbers(experts) if experts else 0,
-            dtype=self.dtype_of("compute"),
+            dtype=self.compute_dtype,
             device=self.device,
         )
 
@@ -191,8 +192,9 @@ class Pretraining(LightningModule):
         if self.verdict is None:
             self._record(value, lr)
 
-    def dtype_of(self, key: str) -> torch.dtype:
-        return compute_dtype(getattr(self.recipe.precision, key), self.device)
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return compute_dtype(self.recipe.precision.compute, self.device)
 
     def _judge(self, squares: Tensor | None) -> Tensor | None:
         """Agree with all ranks on the step's figures, and by them whether it may be taken.

@@ -71,7 +71,10 @@ class Spike(Fault):
 
 
 class BitFlip(Fault):
-    """A bit of a float32 weight changes; 30 is the highest of the exponent, 31 the sign."""
+    """A bit of a float32 weight changes; 30 is the highest of the exponent, 31 the sign.
+
+    Of a weight in 16 bits it is the one as far from the sign.
+    """
 
     fault: Literal["bit_flip"]
     bit: Annotated[int, Field(ge=0, le=31)]

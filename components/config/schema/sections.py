@@ -56,13 +56,24 @@ class LossScaleSection(Section):
 class Precision(Section):
     """Dtypes of the step; ``auto`` is bfloat16 where the device has it, else float32.
 
+    ``weights`` are what the model computes with, by ``auto`` in the dtype of its products. The
+    optimizer updates them, or where they are rounded a ``master`` copy in its shards, by
+    ``auto`` in float32 or finer; its moments have the master's dtype. Gradients of microbatches
+    add up in ``accumulate``, those of ranks in ``reduce``.
     ``float64`` is for proofs: two layouts that agree in it compute the same. ``float8`` is
     bfloat16 but for the linear maps of the layers, see :mod:`components.model.float8`.
     """
 
     compute: Literal["auto", "bfloat16", "float8", "float16", "float32", "float64"]
-    accumulate: Literal["bfloat16", "float32", "float64"]
-    reduce: Literal["bfloat16", "float32", "float64"]
+    # How the same numbers are held: rounded weights are those that autocast would round.
+    weights: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "float64"], KeyGroup.LAYOUT
+    ]
+    master: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "float64"], KeyGroup.LAYOUT
+    ]
+    accumulate: Literal["bfloat16", "float16", "float32", "float64"]
+    reduce: Literal["bfloat16", "float16", "float32", "float64"]
     loss_scale: OrNone[LossScaleSection]
 
 
@@ -72,6 +83,8 @@ class Parallelism(Section):
     ``data_shard`` ranks share one sharded copy of what ``zero`` shards; data x expert ranks are
     so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
     which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
+    Gradients leave in buckets of ``bucket_elements`` numbers, or one larger weight; with
+    ``overlap`` under the backward pass, and updated weights come under the next forward pass.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
     others are under way.
     """
@@ -87,6 +100,8 @@ class Parallelism(Section):
     engine: Literal["mesh", "deepspeed"]
     zero: Literal[0, 1, 2, 3]
     offload_optimizer: bool
+    overlap: bool
+    bucket_elements: Count
     expert_dispatch: Literal["all_gather", "all_to_all"]
     expert_overlap: Count
     expert_aware: bool

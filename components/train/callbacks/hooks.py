@@ -116,5 +116,6 @@ class Rehearsing(RunCallback):
         self._folder = folder
 
     def before_step(self, module: Pretraining, batch: Tensor) -> None:
+        module.engine.settle()  # a weight under way would hide what is done to it
         reach = Reach(checkpoints=self._folder.checkpoints, batch=batch, stages=module.decoders)
         self._injector.before_step(module.progress, reach)

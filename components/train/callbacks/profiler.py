@@ -128,7 +128,7 @@ class Profiling(RunCallback):
         found = profile_of(
             read_trace(self.trace),
             machine=module.recipe.cluster.hardware,
-            dtype=str(module.dtype_of("compute")).removeprefix("torch."),
+            dtype=str(module.compute_dtype).removeprefix("torch."),
         )
         name = f"{self.folder.profiles.name}/rank-{self.rank}.json"
         about = {"rank": self.rank, "compiler": self.graphs.figures}

@@ -138,6 +138,7 @@ class Watching(RunCallback):
         """Compare replicas in ``step``; on a difference all ranks end."""
         if dist.get_world_size() == 1:
             return
+        module.engine.settle()
         mine = rank_health.compare_replicas(module.engine.shards, module.mesh)
         found = sum_over_ranks(torch.tensor(len(mine), device=module.device))
         if not found.item():  # most often: one number tells all ranks

@@ -4,14 +4,13 @@ import gc
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from components.distributed import collectives
 from components.distributed.data import DataParallel
 from components.distributed.weight_shards import local
 from tests.components.distributed.layout_cases import (
+    FLOAT32,
     Layout,
     ParallelModel,
     Whole,
@@ -62,19 +61,17 @@ def train(parts: Parts, layout: Layout) -> Trained:
 
 
 def train_by_many_buckets(parts: Parts, layout: Layout) -> Trained:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "_BUCKET_ELEMENTS", FEW_ELEMENTS)
-        return train(parts, layout)
+    return train(parts, layout._replace(bucket_elements=FEW_ELEMENTS))
 
 
 def hold(parts: Parts, layout: Layout) -> tuple[Held, Held]:
     """Measure after the second step's first microbatch, and before its update."""
     model, before = randomized(parts), dict(_storages(_live_tensors()))
-    sharded = ParallelModel(model, layout)
+    sharded = ParallelModel(model, layout._replace(overlaps=False))  # no bucket is under way
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     sharded.backward(batch_of(0, sharded.mesh.data_rank))
     optimizer.step()
-    sharded.parallel.zero_grad()
+    sharded.parallel.begin(2)
     first, second = batch_of(1, sharded.mesh.data_rank).split(1)
     sharded.microbatches.run(first, 0.5)
     accumulating = _measure(sharded, optimizer, before)
@@ -115,6 +112,7 @@ def hold_after_evaluation(parts: Parts, layout: Layout) -> Held:
     optimizer = torch.optim.AdamW([shard.parameter for shard in sharded.shards], lr=0.01)
     with torch.no_grad():
         sharded.microbatches.evaluate(batch_of(0, 0)[0])
+    sharded.parallel.reshard()
     return _measure(sharded, optimizer, before)
 
 
@@ -124,6 +122,7 @@ def _measure(
     whole = sum(shard.shape.numel() * shard.weight.itemsize for shard in sharded.shards)
     weights = [local(shard.weight) for shard in sharded.shards]
     gradients = [g for s in sharded.shards for g in (s.weight.grad, s.parameter.grad)]
+    gradients += sharded.parallel.gradient_buffers()
     state = [v for s in optimizer.state.values() for k, v in s.items() if k != "step"]
     parts = [
         dict(_storages(part))
@@ -192,17 +191,18 @@ def _mean(gradients: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def leave_unused(zero: int) -> list[Tensor]:
     """Return the gradients of a weight that one microbatch used, and of one that none did."""
-    named = [("used", nn.Parameter(torch.ones(3))), ("unused", nn.Parameter(torch.ones(5, 2)))]
+    stage = nn.Module()
+    stage.used = nn.Parameter(torch.ones(3))
+    stage.unused = nn.Parameter(torch.ones(5, 2))
     parallel = DataParallel(
-        named,
+        [stage],
         layout_mesh(Layout(shard=2)),
         zero=zero,
-        accumulate_dtype=torch.float32,
-        reduce_dtype=torch.float32,
-        tied=(),
-        expert_divisor="ranks",
+        dtypes=FLOAT32,
+        bucket_elements=FEW_ELEMENTS,
+        overlap=True,
     )
-    parallel.zero_grad()
-    torch.autograd.backward((named[0][1] * torch.distributed.get_rank()).sum())
+    parallel.begin(1)
+    torch.autograd.backward((stage.used * torch.distributed.get_rank()).sum())
     parallel.reduce()
     return [gradient for s in parallel.shards if (gradient := s.parameter.grad) is not None]

@@ -11,7 +11,7 @@ from components.distributed.weight_shards import local
 from components.engine.parallelize import copy_weights, draw_weights
 from components.model.decoder import Decoder
 from components.model.initialization import Normal
-from tests.components.distributed.layout_cases import Layout, gather, layout_mesh
+from tests.components.distributed.layout_cases import FLOAT32, Layout, gather, layout_mesh
 from tests.components.distributed.tensor_cases import Parts, batch, build, randomized, relative
 
 SEED = 11
@@ -61,7 +61,7 @@ def _parallelized(parts: Parts, layout: Layout) -> Decoder:
     decoder.initialization = Normal(std=0.02, residual="scaled", padding_row=PADDING_ROW)
     split_tensors(decoder, mesh.axis("tensor"), sequence_parallel=False)
     if layout.zero == 3:
-        shard_weights(decoder, mesh, reduce_dtype=torch.float32)
+        shard_weights(decoder, mesh, dtypes=FLOAT32)
     decoder.to_empty(device="cpu")
     with torch.no_grad():  # what memory happens to hold may look right
         for weight in decoder.parameters():

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from components.config.shape import stage_layers
 from components.distributed.data import DataParallel, shard_weights
+from components.distributed.devices import StateDtypes
 from components.distributed.experts import Dispatch, figures_of, split_experts, take_tally
 from components.distributed.mesh import Degrees, Mesh, build_mesh
 from components.distributed.pipeline import (
@@ -33,6 +34,7 @@ from tests.components.distributed.tensor_cases import LENGTH, VOCAB_SIZE, relati
 from tests.components.model.comparison import gradient_of
 
 SEQUENCES = 2
+FLOAT32 = StateDtypes(*[torch.float32] * 4)
 DIM = 24
 
 
@@ -52,13 +54,23 @@ class Layout(NamedTuple):
     dispatch: Dispatch = "all_gather"
     overlap: int = 1
     expert_aware: bool = True
+    weights: str = "master"
     accumulate: str = "float64"
     reduce: str = "float64"
+    bucket_elements: int = 2**25
+    overlaps: bool = True
 
     @property
     def data(self) -> int:
         """Count the ranks that read different samples."""
         return self.replicate * self.shard * self.expert
+
+
+def state_dtypes(layout: Layout, master: torch.dtype) -> StateDtypes:
+    """Read the layout's dtypes; the masters have that of the model."""
+    sums = getattr(torch, layout.accumulate), getattr(torch, layout.reduce)
+    weights = master if layout.weights == "master" else getattr(torch, layout.weights)
+    return StateDtypes(weights, master, *sums)
 
 
 def layout_mesh(layout: Layout) -> Mesh:
@@ -138,26 +150,29 @@ class ParallelModel:
     def __init__(self, model: Decoder, layout: Layout) -> None:
         self.mesh = layout_mesh(layout)
         self.compute = Compute(self.mesh.axis("context"))
+        dtypes = state_dtypes(layout, next(model.parameters()).dtype)
         self.stages, tied = _cut(model, layout, self.mesh)
         for stage in self.stages:
-            _parallelize(stage, layout, self.mesh)
+            _parallelize(stage, layout, self.mesh, dtypes)
             seed_layers(stage, self.compute.seed)
         self.parallel = DataParallel(
-            (pair for stage in self.stages for pair in stage.named_parameters()),
+            self.stages,
             self.mesh,
             zero=layout.zero,
-            accumulate_dtype=getattr(torch, layout.accumulate),
-            reduce_dtype=getattr(torch, layout.reduce),
+            dtypes=dtypes,
             tied=(TIED,) if tied else (),
-            expert_divisor="ranks",
+            bucket_elements=layout.bucket_elements,
+            overlap=layout.overlaps,
         )
         self.shards = self.parallel.shards
         self.microbatches = self._microbatches(layout)
+        if isinstance(self.microbatches, Pipeline):
+            self.microbatches.on_weight_gradient = self.parallel.take
 
     def backward(self, batch: Tensor) -> list[float]:
         """Average over microbatches and ranks into the shards; return this rank's losses."""
         self.compute.losses = []
-        self.parallel.zero_grad()
+        self.parallel.begin(len(batch))
         self.microbatches.run(batch, 1 / len(batch))
         self.parallel.reduce()
         sum_tied_gradients(self.shards, self.mesh)
@@ -168,6 +183,7 @@ class ParallelModel:
         return {s.name: gather(s.whole(gradient_of(s.parameter))) for s in self.shards}
 
     def weights(self) -> dict[str, Tensor]:
+        self.parallel.settle()
         return {shard.name: gather(shard.weight.detach()) for shard in self.shards}
 
     def _microbatches(self, layout: Layout) -> Microbatches:
@@ -199,12 +215,12 @@ def _cut(model: Decoder, layout: Layout, mesh: Mesh) -> tuple[list[Decoder], boo
     return stages, tied
 
 
-def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh) -> None:
+def _parallelize(stage: Decoder, layout: Layout, mesh: Mesh, dtypes: StateDtypes) -> None:
     split_experts(stage, mesh.axis("expert"), dispatch=layout.dispatch, overlap=layout.overlap)
     split_tensors(stage, mesh.axis("tensor"), sequence_parallel=layout.sequence_parallel)
     checkpoint_activations(stage, layout.recompute)
     if layout.zero == 3:
-        shard_weights(stage, mesh, reduce_dtype=getattr(torch, layout.reduce))
+        shard_weights(stage, mesh, dtypes=dtypes)
 
 
 def gather(tensor: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ def make(layout: Layout, rows: int, split: bool, placement: str, tied: bool) -> 
     mesh = layout_mesh(layout)
     numbers = torch.arange(rows, dtype=torch.float64).repeat_interleave(2).view(rows, 2)
     weight = _placed(numbers, layout, placement)
-    (shard,) = make_shards(
-        [("weight", weight)], mesh, split=split, tied=("weight",) if tied else ()
-    )
+    stage = nn.Module()
+    stage.weight = weight
+    named = ("weight",) if tied else ()
+    ((shard,),) = make_shards([stage], mesh, split=split, weights=weight.dtype, tied=named)
     assert shard.name == "weight"
     assert shard.shape == (rows, 2)
     assert shard.tied == tied

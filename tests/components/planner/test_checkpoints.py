@@ -69,17 +69,16 @@ def test_a_checkpoint_is_as_large_as_the_plan_says(name: str, tmp_path: Path) ->
     decoder = build(recipe.model, "model")
     mesh = build_mesh("cpu", degrees_of({}), ORDER, expert_aware=True)
     parallel = DataParallel(
-        decoder.named_parameters(),
+        [decoder],
         mesh,
         zero=0,
-        accumulate_dtype=torch.float32,
-        reduce_dtype=torch.float32,
-        tied=(),
-        expert_divisor="ranks",
+        dtypes=StateDtypes.of(recipe.precision, torch.device("cpu")),
+        bucket_elements=10_000,
+        overlap=True,
     )
     parameters = [(one.name, one.parameter) for one in parallel.shards]
     optimizer = build(recipe.optimizer, "optimizer")(parameters=parameters)
-    state = ShardState(parallel.shards, optimizer)
+    state = ShardState(parallel, optimizer)
     folder = save_checkpoint(tmp_path, state, RunProgress(0, 0))
     written = sum(numbers_bytes(file) for file in folder.glob("*.safetensors"))
     counters = [one for name, one in state.tensors().items() if name.endswith(".step")]

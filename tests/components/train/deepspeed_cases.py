@@ -105,13 +105,12 @@ def _mesh_engine(
     recipe: Recipe, mesh: Mesh, decoder: Decoder, make: Any, dtype: torch.dtype
 ) -> MeshEngine:
     parallel = DataParallel(
-        decoder.named_parameters(),
+        [decoder],
         mesh,
         zero=recipe.parallelism.zero,
-        accumulate_dtype=getattr(torch, recipe.precision.accumulate),
-        reduce_dtype=getattr(torch, recipe.precision.reduce),
-        tied=(),
-        expert_divisor="ranks",
+        dtypes=StateDtypes.of(recipe.precision, torch.device("cpu")),
+        bucket_elements=recipe.parallelism.bucket_elements,
+        overlap=recipe.parallelism.overlap,
     )
     scaling = recipe.precision.loss_scale
     return MeshEngine(
