@@ -178,7 +178,7 @@ class DataParallel:
         self._gather.begin()
 
     def reshard(self) -> None:
-        """Let go of gathered weights, which a forward pass keeps for a backward pass (ZeRO 3)."""
+        """Let go of gathered weights, which are kept for a backward pass (ZeRO 3)."""
         for stage in self._sharded:
             if isinstance(stage, FSDPModule):
                 stage.reshard()

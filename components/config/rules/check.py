@@ -85,6 +85,34 @@ def _check_precision(precision: "Precision") -> None:
     if scaled and compute not in {"float16", "auto"}:
         problem = f"{compute} needs none, it would be ignored"
         raise RecipeError("precision.loss_scale", problem, "set precision.loss_scale=none")
+    _check_finer(precision)
+
+
+def _check_finer(precision: "Precision") -> None:
+    """Refuse weights coarser than the products, masters than weights, sums without a scale."""
+    compute = {"auto": "float32", engine.FLOAT8: "float32"}
+    computed = compute.get(precision.compute, precision.compute)
+    weights = computed if precision.weights == "auto" else precision.weights
+    if not _holds(weights, computed):
+        ways = f"set precision.weights=auto, or precision.compute={weights}"
+        problem = f"{weights} cannot hold every number of precision.compute {precision.compute}"
+        raise RecipeError("precision.weights", problem, ways)
+    master = precision.master
+    if master != "auto" and not _holds(master, weights):
+        problem = f"{master} cannot hold every number of the weights, in {weights}"
+        remedy = f"set precision.master=auto, or {weights}"
+        raise RecipeError("precision.master", problem, remedy)
+    for key in ("accumulate", "reduce"):
+        if getattr(precision, key) == "float16" and precision.compute != "float16":
+            problem = "float16 has too few exponents for gradients without a loss scale"
+            remedy = f"set precision.{key}=float32, or choose precision=fp16"
+            raise RecipeError(f"precision.{key}", problem, remedy)
+
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Whether a dtype has all the numbers of another; the two of 16 bits differ."""
+    order = {"bfloat16": 0, "float16": 0, "float32": 1, "float64": 2}
+    return wide == narrow or order[wide] > order[narrow]
 
 
 def check_model(model: Mapping[str, Any]) -> None:

@@ -53,6 +53,13 @@ def _check_degrees(degrees: "Parallelism") -> None:
 
 def check_precision(recipe: "Recipe", compute: str) -> None:
     """Raise a RecipeError for what DeepSpeed has not; ``compute`` is never ``auto`` here."""
+    own = {"weights": compute, "master": "float32"}
+    for key, only in own.items():
+        if (value := getattr(recipe.precision, key)) not in {"auto", only}:
+            problem = f"{value}, but beside {compute} products DeepSpeed has {only} {key}"
+            raise RecipeError(
+                f"precision.{key}", problem, f"set precision.{key}=auto, {_TO_MESH}"
+            )
     for key, value in {**recipe.precision.model_dump(), "compute": compute}.items():
         if value == "float64":
             remedy = f"set precision.{key}=float32, {_TO_MESH}"

@@ -161,9 +161,9 @@ def _stacks(dtype: torch.dtype) -> list[Tensor]:
 
 def compare_divisors(parts: Parts, layout: Layout) -> dict[str, float]:
     """Say how much larger each gradient is by Optimus's divisor than by ours."""
-    sharded, found = ParallelModel(randomized(parts), layout), []
+    found = []
     for divisor in ("ranks", "copies"):
-        sharded.parallel._expert_divisor = divisor
+        sharded = ParallelModel(randomized(parts), layout._replace(divisor=divisor))
         sharded.backward(batch_of(0, sharded.mesh.data_rank))
         found.append(sharded.gradients())
     ours, theirs = found

@@ -59,6 +59,7 @@ class Layout(NamedTuple):
     reduce: str = "float64"
     bucket_elements: int = 2**25
     overlaps: bool = True
+    divisor: Literal["ranks", "copies"] = "ranks"
 
     @property
     def data(self) -> int:
@@ -161,6 +162,7 @@ class ParallelModel:
             zero=layout.zero,
             dtypes=dtypes,
             tied=(TIED,) if tied else (),
+            expert_divisor=layout.divisor,
             bucket_elements=layout.bucket_elements,
             overlap=layout.overlaps,
         )

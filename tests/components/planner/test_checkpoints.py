@@ -17,6 +17,7 @@ from components.checkpoint.saving import ShardState
 from components.config.schema.recipe import Recipe
 from components.config.schema.sections import Cluster
 from components.distributed.data import DataParallel
+from components.distributed.devices import StateDtypes
 from components.distributed.mesh import build_mesh
 from components.planner.interruptions import (
     CheckpointTime,

@@ -17,6 +17,7 @@ from components.checkpoint.layout import read_pieces
 from components.checkpoint.metadata import RunProgress
 from components.config.schema.recipe import Recipe, check_recipe
 from components.distributed.data import DataParallel
+from components.distributed.devices import StateDtypes
 from components.distributed.mesh import Mesh, sum_over_ranks
 from components.distributed.pipeline import Accumulation, Compute, Passed
 from components.engine.deepspeed_engine import DeepSpeedEngine
