@@ -136,6 +136,9 @@ class DeepSpeedEngine(Engine):
         loss: Tensor = self._engine(rows, 0)
         return loss
 
+    def settle(self) -> None:
+        """Return at once: an update of DeepSpeed's ends with its step."""
+
     def weights(self) -> NamedTensors:
         return self.state.weights()
 

@@ -1,6 +1,6 @@
 """Weights on a GPU are in the checkpoint as they were when the save began."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ class Weights:
     def tensors(self) -> dict[str, Tensor]:
         return {"model.weight": self.weight}
 
-    def fill(self, read: Read) -> None:
+    def fill(self, read: Read, saved: Collection[str]) -> None:
         read(self.tensors())
 
 

@@ -5,7 +5,7 @@ the program itself. A name holds for the folders that follow it, and is undone b
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch.distributed as dist
@@ -14,8 +14,9 @@ from torch import Tensor
 from components.distributed import collectives, experts, tensor_styles
 from components.distributed.context import ContextCore
 from components.distributed.data import DataParallel
+from components.distributed.grad_buckets import GradBucket
 from components.distributed.mesh import Mesh, ParamGroupMesh
-from components.distributed.weight_shards import WeightShard, squared_norm
+from components.distributed.weight_shards import squared_norm
 from components.engine import mesh_engine
 from components.model.attention import AttentionCore
 from components.parity import rank
@@ -30,18 +31,21 @@ def change_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def drop_one_reduction(patch: pytest.MonkeyPatch) -> None:
     """One weight keeps its own rank's gradient, as if nobody else had any."""
-    original = DataParallel._reduce
+    original = GradBucket.depart
 
-    def mutated(
-        self: DataParallel, bucket: Sequence[WeightShard], param_mesh: ParamGroupMesh
-    ) -> None:
-        own = {shard.name: shard.weight.grad for shard in bucket}
-        original(self, bucket, param_mesh)
-        for shard in bucket:
+    def mutated(self: GradBucket) -> None:
+        own = self._made_sums().clone()
+        original(self)
+        for place, shard in enumerate(self.layout.shards):
             if shard.name == SPOILT:
-                shard.parameter.grad = own[shard.name]
+                self._wait()
+                assert self._mine is not None
+                rank = self.layout.param_mesh.shard.get_local_rank() if shard.split else 0
+                self.layout.own(self._mine, place).copy_(
+                    self.layout.own(own[rank : rank + 1], place)
+                )
 
-    patch.setattr(DataParallel, "_reduce", mutated)
+    patch.setattr(GradBucket, "depart", mutated)
 
 
 def halve_one_norms_gradient(patch: pytest.MonkeyPatch) -> None:

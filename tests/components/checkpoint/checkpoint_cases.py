@@ -29,7 +29,7 @@ class Rank(NamedTuple):
 
     @property
     def state(self) -> ShardState:
-        return ShardState(self.sharded.shards, self.optimizer)
+        return ShardState(self.sharded.parallel, self.optimizer)
 
 
 def start(parts: Parts, layout: Layout, *, seed: int) -> Rank:
@@ -58,6 +58,7 @@ def train_alone(parts: Parts, data_ranks: int, steps: int) -> State:
 def state_of(rank: Rank) -> State:
     """Gather weights, moments and counters; the ranks call this together."""
     state = {}
+    rank.sharded.parallel.settle()
     for shard in rank.sharded.shards:
         state[shard.name] = gather(shard.weight.detach())
         for key, value in rank.optimizer.state[shard.parameter].items():

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Numbers:
     def tensors(self) -> dict[str, Tensor]:
         return self._expected
 
-    def fill(self, read: Read) -> None:
+    def fill(self, read: Read, saved: Collection[str]) -> None:
         found = {name: torch.zeros_like(value) for name, value in self._expected.items()}
         read(found)
         for name, value in self._expected.items():

@@ -1,5 +1,7 @@
 """A state of few numbers, that all follow from one, so that a mixture would be noticed."""
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,7 +35,7 @@ class Counted:
     def tensors(self) -> dict[str, Tensor]:
         return self._tensors
 
-    def fill(self, read: Read) -> None:
+    def fill(self, read: Read, saved: Collection[str]) -> None:
         read(self._tensors)
 
     def become(self, value: int) -> None:
