@@ -12,13 +12,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from components.build import build
 from components.checkpoint.layout import PieceReader, read_pieces
 from components.checkpoint.metadata import Marker
-from components.checkpoint.saving import WEIGHTS
+from components.checkpoint.saving import WEIGHTS, master_of
 from components.convert import universal
 from components.convert.family import HFFamily, choose_family
 from components.convert.features import Features, read_features
 from components.convert.hf_shards import ShardReader
 from components.convert.links import TensorLink, name_differences
 from components.convert.tokenizer import count_pieces
+from components.distributed.weight_shards import rows_of
 from components.errors import RecipeError
 from components.json_file import read_mapping
 
@@ -26,12 +27,20 @@ NO_FOLDER = "name a folder as save_pretrained or action=export writes it"
 
 
 def load_weights(checkpoint: Path, marker: Marker, section: Mapping[str, Any]) -> nn.Module:
-    """Build the recipe's model on the CPU and fill it, whatever layout wrote the checkpoint."""
+    """Build the recipe's model on the CPU and fill it, whatever layout wrote the checkpoint.
+
+    Where the checkpoint has masters of rounded weights, these are taken.
+    """
     with torch.device("meta"):
         model: nn.Module = build(section, "model")
     model = model.to_empty(device="cpu")
-    tensors = {f"{WEIGHTS}{name}": value for name, value in model.state_dict().items()}
     reader = PieceReader(checkpoint, read_pieces(checkpoint, marker.files))
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if (master := master_of(name)) in reader.entries:
+            tensors[master] = rows_of(value)
+        else:
+            tensors[f"{WEIGHTS}{name}"] = value
     with warnings.catch_warnings():
         alone = "torch.distributed is disabled"
         warnings.filterwarnings("ignore", message=alone)  # meant: an export is one process
