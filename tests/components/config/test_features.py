@@ -59,6 +59,36 @@ def test_float16_needs_a_loss_scale_and_nothing_else_takes_one() -> None:
         compose("bloom560m", "precision.compute=bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("weights=bfloat16", "compute=auto"), "weights: bfloat16 cannot hold every number of"),
+        (("weights=float16",), "weights: float16 cannot hold every number of"),
+        (("master=float16",), "master: float16 cannot hold every number of the weights"),
+        (("weights=float32", "master=bfloat16"), "master: bfloat16 cannot hold every number"),
+        (("accumulate=float16",), "accumulate: float16 has too few exponents for gradients"),
+        (("reduce=float16",), "reduce: float16 has too few exponents for gradients without"),
+    ],
+)
+def test_no_dtype_is_coarser_than_what_it_holds(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError, match=f"precision.{message}"):
+        compose("teuken7b", "scale=full", *(f"precision.{word}" for word in words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("weights=bfloat16",), ("weights=float32",), ("master=bfloat16",), ("master=float64",)],
+)
+def test_weights_and_masters_may_be_finer(words: tuple[str, ...]) -> None:
+    compose("teuken7b", "scale=full", *(f"precision.{word}" for word in words))
+
+
+def test_float16_sums_go_with_float16_products() -> None:
+    words = ("precision.accumulate=float16", "precision.reduce=float16")
+    precision = compose("bloom560m", "scale=full", *words).precision
+    assert (precision.accumulate, precision.reduce) == ("float16", "float16")
+
+
 def test_a_source_that_reads_a_carriers_text_takes_its_share() -> None:
     data = compose("bloom176b").data
     texts = [source.embedded for source in data.sources.values()]

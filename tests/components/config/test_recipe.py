@@ -36,7 +36,7 @@ def changed(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("budgets", {}, r"budgets: unknown key\n  did you mean budget"),
         ("parallelism.zero", 4, r"parallelism\.zero: input should be 0, 1, 2 or 3, got 4"),
         ("precision.compute", "bf17", r"precision\.compute: .*got 'bf17'"),
-        ("precision.reduce", "float16", r"precision\.reduce: .*'float64', got 'float16'"),
+        ("precision.reduce", "int8", r"precision\.reduce: .*'float64', got 'int8'"),
         (
             "data.shares.en",
             -0.1,

@@ -108,3 +108,15 @@ def test_a_miniature_has_no_buffers_of_gigabytes(scale: str) -> None:
     recipe = compose_recipe(read_point(["recipe=teuken7b", *words, f"scale={scale}"]))
     zero = deepspeed_config(recipe, "float32")["zero_optimization"]
     assert zero["reduce_bucket_size"] == recipe.derived.parameters.total < 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("weights=float32", "weights: float32, but beside bfloat16 products DeepSpeed has"),
+        ("master=bfloat16", "master: bfloat16, but beside bfloat16 products DeepSpeed has"),
+    ],
+)
+def test_a_scheme_that_is_not_deepspeeds_is_refused(word: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=f"precision.{message}"):
+        config("teuken7b", "bfloat16", "parallelism.zero=1", f"precision.{word}")
