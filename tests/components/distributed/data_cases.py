@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from components.distributed.data import DataParallel
 from components.distributed.weight_shards import local
@@ -206,3 +207,32 @@ def leave_unused(zero: int) -> list[Tensor]:
     torch.autograd.backward((stage.used * torch.distributed.get_rank()).sum())
     parallel.reduce()
     return [gradient for s in parallel.shards if (gradient := s.parameter.grad) is not None]
+
+
+def most_of_layers(parts: Parts, layout: Layout) -> float:
+    """Return the largest part of the layers' numbers that a rank had at once in a step."""
+    sharded = ParallelModel(randomized(parts), layout)
+    layers = list(sharded.stages[0].layers.values())
+    whole = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    seen: list[float] = []
+
+    def look(*_: object) -> None:
+        # A weight is a DTensor while each rank has its rows, and a plain tensor while gathered.
+        held = [local(weight).numel() for layer in layers for weight in layer.parameters()]
+        rows = sum(
+            shard.parameter.numel() for shard in sharded.shards if "layers" in shard.name
+        )
+        gathered = [
+            weight.numel()
+            for layer in layers
+            for weight in layer.parameters()
+            if not isinstance(weight, DTensor)
+        ]
+        seen.append((rows + sum(gathered)) / whole if gathered else sum(held) / whole)
+
+    for layer in layers:
+        layer.attention.register_forward_hook(look)
+        layer.attention.register_full_backward_hook(look)
+    sharded.backward(batch_of(0, sharded.mesh.data_rank))
+    assert len(seen) == 2 * 2 * len(layers)  # two microbatches, forward and backward
+    return max(seen)

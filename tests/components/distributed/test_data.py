@@ -12,6 +12,7 @@ from tests.components.distributed.data_cases import (
     hold,
     hold_after_evaluation,
     leave_unused,
+    most_of_layers,
     reduce_in_bfloat16,
     train,
     train_by_many_buckets,
@@ -89,6 +90,14 @@ def test_a_rank_holds_what_the_table_promises(
             assert isinstance(held, Held)
             assert held[:3] == expected
             assert held.anything_else < SMALL
+
+
+def test_of_many_layers_a_rank_has_its_rows_and_one_layer_at_once(four_ranks: Ranks) -> None:
+    """Besides, torch gathers the next one ahead, in a buffer that no parameter shows."""
+    parts = EVEN._replace(num_layers=24)
+    for most in four_ranks(most_of_layers, parts, Layout(shard=4, zero=3)):
+        assert most == pytest.approx(1 / 4 + 1 / 24, rel=0.01)
+        assert most + 1 / 24 < 0.35
 
 
 def test_gathered_weights_are_let_go_after_a_forward_pass(two_ranks: Ranks) -> None:
