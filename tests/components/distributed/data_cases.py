@@ -214,21 +214,14 @@ def most_of_layers(parts: Parts, layout: Layout) -> float:
     sharded = ParallelModel(randomized(parts), layout)
     layers = list(sharded.stages[0].layers.values())
     whole = sum(weight.numel() for layer in layers for weight in layer.parameters())
+    rows = sum(one.parameter.numel() for one in sharded.shards if "layers" in one.name)
     seen: list[float] = []
 
     def look(*_: object) -> None:
         # A weight is a DTensor while each rank has its rows, and a plain tensor while gathered.
-        held = [local(weight).numel() for layer in layers for weight in layer.parameters()]
-        rows = sum(
-            shard.parameter.numel() for shard in sharded.shards if "layers" in shard.name
-        )
-        gathered = [
-            weight.numel()
-            for layer in layers
-            for weight in layer.parameters()
-            if not isinstance(weight, DTensor)
-        ]
-        seen.append((rows + sum(gathered)) / whole if gathered else sum(held) / whole)
+        weights = [weight for layer in layers for weight in layer.parameters()]
+        gathered = sum(one.numel() for one in weights if not isinstance(one, DTensor))
+        seen.append((rows + gathered) / whole)
 
     for layer in layers:
         layer.attention.register_forward_hook(look)
