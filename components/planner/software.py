@@ -32,13 +32,14 @@ class SoftwareMemory(Section):
     ``bucket_elements``, or of the largest weight if that has more, that one collective carries.
     ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
     ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
-    those of ``block_tokens`` at 4 bytes. ``own_gradients`` tells whether autograd makes a
-    weight's gradient apart before it adds it up: the head's with the loss, where it waits for
-    the backward pass, and the embedding's last of all. ``keeps_gathered`` tells whether a
-    block's input stays as it was gathered from slices of the sequence, ``stage_outputs`` how
-    many hidden states a stage keeps of a microbatch beside its layers'. ``gathered_tensors``
-    counts hidden states of whole sequences that wait for their streams beside what a layer
-    keeps, with and without a pipeline. ``fragmentation`` multiplies activations; ``base_bytes``
+    those of ``block_tokens`` in the products' precision. ``own_gradients`` tells whether
+    autograd makes a weight's gradient apart before it adds it up: the head's with the loss,
+    where it waits for the backward pass in float32, and the embedding's last of all.
+    ``keeps_gathered`` tells whether a block's input stays as it was gathered from slices of the
+    sequence, ``stage_outputs`` how many hidden states a stage keeps of a microbatch beside its
+    layers'. ``gathered_tensors`` counts hidden states of whole sequences that wait for their
+    streams beside what a layer keeps, with and without a pipeline. ``fragmentation`` multiplies
+    activations; ``base_bytes``
     is there before anything.
     """
 
