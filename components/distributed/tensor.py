@@ -12,7 +12,6 @@ rank computes the logits of its own rows: three numbers a token pass between ran
 from functools import partial
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn

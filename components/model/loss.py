@@ -66,7 +66,7 @@ def log_sums(
     dtype, wide = logits.dtype, sum_dtype(logits.dtype)
     some = logits[:, :TOLD_BY].to(wide) if dtype != wide else None
     largest = logits.amax(1, keepdim=True).to(wide)
-    torch.softmax(logits, 1, out=logits)  # in place: each kernel reads a number before it writes
+    torch.softmax(logits, 1, out=logits)  # each thread reads a number before it writes it
     log_sum = -logits.amax(1, keepdim=True).to(wide).log()
     if some is not None:
         shares = logits[:, :TOLD_BY].to(wide)
@@ -112,7 +112,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted: tuple[bool, bool],
         softmax: Softmax,
     ) -> Tensor:
-        # Cast once, not in every block; and here, so that a wide gradient goes to a wide weight.
+        # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
         rows = weight.to(hidden.dtype)
         sums = sum_dtype(hidden.dtype)
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
@@ -135,17 +135,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
-        scale, gradients = upstream[0] / ctx.tokens, ctx.gradients
-        scaled: list[Tensor | None] = []
-        for each, dtype, asked in zip(
-            gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
-        ):
-            if each is None or not asked:
-                scaled.append(None)
-            else:  # what is kept for another pass must not change
-                scaled.append((each * scale if keeps_graph() else each.mul_(scale)).to(dtype))
-        if not keeps_graph():
+        scale, gradients, again = upstream[0] / ctx.tokens, ctx.gradients, keeps_graph()
+        if not again:
             ctx.gradients = None
+        # What is kept for another pass must not change.
+        scaled = (
+            (each * scale if again else each.mul_(scale)).to(dtype)
+            if each is not None and asked
+            else None
+            for each, dtype, asked in zip(
+                gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
+            )
+        )
         return *scaled, None, None, None
 
 

@@ -101,8 +101,9 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     elif adds_wide(total.device.type, left.dtype):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
-        for part, rows in zip(*(each.split(SLICE_ROWS) for each in (total, left)), strict=True):
-            part.add_(rows @ right)
+        for first in range(0, len(total), SLICE_ROWS):
+            rows = slice(first, first + SLICE_ROWS)
+            total[rows].add_(left[rows] @ right)
 
 
 SLICE_ROWS = 4_096  # so that their product is little beside the sum

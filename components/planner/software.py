@@ -63,18 +63,20 @@ class SoftwareSpeed(Section):
 
     ``product_fraction`` of the device's best matrix products is what products of well-formed
     shapes reach, ``attention_fraction`` what fused attention does. Each byte that a layer keeps
-    is moved ``traffic`` times. The host needs ``layer_seconds`` to start a layer forward and
-    backward, ``tensor_layer_seconds`` with tensor parallelism and
-    ``crossing_layer_seconds`` more for each tensor rank where a pipeline crosses nodes.
-    ``tensor_collectives`` of a layer are exposed by ``exposed_fraction``; a message to the next
-    stage costs ``message_seconds``. ``reduced_fraction`` multiplies the time of averaging
-    gradients, which ``hides_reduction`` behind the last microbatch without ZeRO. The optimizer
-    moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
+    is moved ``traffic`` times, of a logit ``logit_bytes_moved`` beside the head's products. The
+    host needs ``layer_seconds`` to start a layer forward and backward, ``tensor_layer_seconds``
+    with tensor parallelism and ``crossing_layer_seconds`` more for each tensor rank where a
+    pipeline crosses nodes. ``tensor_collectives`` of a layer are exposed by
+    ``exposed_fraction``; a message to the next stage costs ``message_seconds``.
+    ``reduced_fraction`` multiplies the time of averaging gradients, which ``hides_reduction``
+    behind the last microbatch without ZeRO. The optimizer moves its state ``step_traffic``
+    times and waits ``step_latencies`` latencies for each node.
     """
 
     product_fraction: float
     attention_fraction: float
     traffic: float
+    logit_bytes_moved: float
     layer_seconds: float
     tensor_layer_seconds: float
     crossing_layer_seconds: float

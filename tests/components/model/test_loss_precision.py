@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from typing_extensions import override
 
@@ -71,7 +71,7 @@ def test_the_heads_gradient_is_as_exact_in_many_blocks_as_in_one(
 @pytest.mark.parametrize("precision", [*NARROW, torch.float32])
 def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
     logits = torch.randn(64, 32_000).to(precision)
-    with Traffic() as traffic:  # type: ignore[no-untyped-call]  # torch's
+    with Traffic() as traffic:
         Softmax().to_gradient(logits, torch.randint(32_000, (64,)))
     # Of float32 a number has twice the bytes.
     most = MOST_BYTES_A_LOGIT * logits.element_size() / 2
@@ -109,21 +109,22 @@ def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
 def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
     precision: torch.dtype,
 ) -> None:
-    hidden, weight, targets = narrow_sides(precision)
-    sides = hidden.requires_grad_(), weight.requires_grad_()
-    loss = linear_cross_entropy(*sides, targets)
-    expected = torch.autograd.grad(loss, sides, retain_graph=True)
+    hidden, rows, targets = narrow_sides(precision)
+    hidden, weight = hidden.requires_grad_(), nn.Parameter(rows)
+    sides = hidden, weight
+    expected = torch.autograd.grad(linear_cross_entropy(*sides, targets), sides)
     again = linear_cross_entropy(*sides, targets)
     of_inputs, groups = stage_backward_input([again], None, [hidden], iter([weight]))
     assert weight.grad is None
     stage_backward_weight(iter([weight]), groups)
-    assert torch.equal(of_inputs[0] if of_inputs[0] is not None else hidden, expected[0])
+    assert of_inputs[0] is not None
+    assert torch.equal(of_inputs[0], expected[0])
     assert torch.equal(gradient_of(weight), expected[1])
 
 
 def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
     hidden, weight, targets = narrow_sides(torch.float32)
     loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_() * 1, targets)
-    with Traffic() as traffic:  # type: ignore[no-untyped-call]  # torch's
+    with Traffic() as traffic:
         torch.autograd.grad(loss, hidden, retain_graph=True)
     assert traffic.bytes < 3 * size(hidden)
