@@ -73,7 +73,7 @@ def log_sums(
         usable = shares >= torch.finfo(dtype).smallest_normal
         told = (some - largest - shares.log()).where(usable, 0.0)
         log_sum = (log_sum + told.sum(1, keepdim=True)) / (1 + usable.sum(1, keepdim=True))
-    return largest, log_sum
+    return largest, log_sum.clamp_min(0.0)  # the largest is a part of the sum
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
