@@ -12,7 +12,6 @@ rank computes the logits of its own rows: three numbers a token pass between ran
 from functools import partial
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -32,7 +31,14 @@ from components.distributed.tensor_styles import (
 from components.errors import RecipeError
 from components.model.attention import Attention
 from components.model.decoder import Decoder, Layer
-from components.model.loss import Readout, Softmax, chunks, linear_cross_entropy
+from components.model.loss import (
+    Readout,
+    Softmax,
+    chunks,
+    linear_cross_entropy,
+    log_sums,
+    sum_dtype,
+)
 from components.model.mlp import MLP
 from components.model.norms import Norm
 from components.model.positions import Placement as Placed
@@ -217,27 +223,22 @@ class SplitSoftmax(Softmax):
 
     @override
     def to_gradient(self, logits: Tensor, targets: Tensor) -> Tensor:
-        precision = torch.promote_types(logits.dtype, torch.float32)
         row, elsewhere = _rows_here(targets[:, None], self.mesh, logits.shape[1])
-        # For each token: the largest logit, the sum of exponentials, the target's logit.
-        share = logits.new_empty(3, len(targets), dtype=precision)
-        share[2] = logits.gather(1, row).masked_fill(elsewhere, 0.0)[:, 0]
+        # For each token: the largest logit, the logarithm of the sum above it, the target's.
+        share = logits.new_empty(3, len(targets), 1, dtype=sum_dtype(logits.dtype))
+        share[2] = logits.gather(1, row).masked_fill(elsewhere, 0.0)
         for tokens in chunks(logits):
-            chunk = logits[tokens].to(precision)
-            share[0, tokens] = chunk.amax(1)
-            share[1, tokens] = (chunk - share[0, tokens, None]).exp_().sum(1)
+            share[0, tokens], share[1, tokens] = log_sums(logits[tokens])
         placed = DTensor.from_local(share, self.mesh, [Shard(0)], run_check=False)
-        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens)
-        largest = shares[:, 0].amax(0)
-        sums = (shares[:, 1] * (shares[:, 0] - largest).exp()).sum(0)
-        target = shares[:, 2].sum(0)
+        shares = placed.full_tensor().view(-1, *share.shape)  # (ranks, 3, tokens, 1)
+        log_sum = (shares[:, 0] + shares[:, 1]).logsumexp(0)
+        of_target = shares[:, 2].sum(0) - log_sum
+        part = (share[0] + share[1] - log_sum).exp()  # of all probability
         for tokens in chunks(logits):
-            chunk = logits[tokens].to(precision)
-            chunk.sub_(largest[tokens, None]).exp_().div_(sums[tokens, None])
-            chunk.scatter_add_(1, row[tokens], elsewhere[tokens].to(precision) - 1)
-            if chunk.dtype != logits.dtype:
-                logits[tokens] = chunk
-        return (sums.log() - (target - largest)).sum()
+            logits[tokens].mul_(part[tokens])
+        one = of_target.expm1().to(logits.dtype)
+        logits.scatter_(1, row, logits.gather(1, row).where(elsewhere, one))
+        return -of_target.sum()
 
 
 def _rows_here(tokens: Tensor, mesh: DeviceMesh, rows: int) -> tuple[Tensor, Tensor]:

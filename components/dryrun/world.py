@@ -30,7 +30,7 @@ from components.distributed.mesh import build_mesh
 from components.distributed.pipeline import Microbatches
 from components.dryrun.ledgers import OperatorWatch
 from components.engine.parallelize import RankModel, parallelize_model
-from components.model import expert_products, loss
+from components.model import expert_products, loss, products
 from components.model.attention import AttentionCore, ForwardScope
 from components.model.moe import Mixture
 from components.torch_internals import operators
@@ -133,6 +133,7 @@ def device_kernels() -> Iterator[None]:
         patch.object(F, "rms_norm", _normalize),
         patch.object(F, "dropout", _drop),
         patch.object(loss, "BLOCKS", {}),
+        patch.object(products, "adds_wide", lambda device, dtype: True),
     ):
         yield
 

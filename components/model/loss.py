@@ -12,7 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from components.model.products import as_given, linear, product, product_dtype, product_into
+from components.model.products import (
+    add_product,
+    as_given,
+    linear,
+    product,
+    product_dtype,
+    product_into,
+    wanted_gradients,
+)
 from components.torch_internals.operators import keeps_graph
 
 
@@ -24,6 +32,7 @@ class Blocks(NamedTuple):
 
 
 ON_DEVICE = Blocks(least_tokens=1_024, chunk_elements=2**26)
+TOLD_BY = 64  # probabilities of 16 bits that tell a sum
 BLOCKS = {"cpu": Blocks(least_tokens=256, chunk_elements=2**20)}  # elsewhere ON_DEVICE
 
 
@@ -33,18 +42,43 @@ class Softmax:
     def to_gradient(
         self, logits: Float[Tensor, "tokens rows"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, ""]:
-        precision = torch.promote_types(logits.dtype, torch.float32)
-        total = logits.new_zeros((), dtype=precision)
-        for rows in chunks(logits):
-            chunk, target = logits[rows].to(precision), targets[rows, None]
-            chunk.sub_(chunk.amax(1, keepdim=True))
-            total -= chunk.gather(1, target).sum()
-            sums = chunk.exp_().sum(1, keepdim=True)
-            total += sums.log().sum()
-            chunk.div_(sums).scatter_add_(1, target, -torch.ones_like(sums))
-            if chunk.dtype != logits.dtype:
-                logits[rows] = chunk
+        total = logits.new_zeros((), dtype=sum_dtype(logits.dtype))
+        for tokens in chunks(logits):
+            chunk, target = logits[tokens], targets[tokens, None]
+            of_target = chunk.gather(1, target)
+            largest, log_sum = log_sums(chunk)  # which overwrites the chunk
+            of_target = of_target - largest - log_sum
+            total -= of_target.sum()
+            chunk.scatter_(1, target, of_target.expm1().to(chunk.dtype))
         return total
+
+
+def log_sums(
+    logits: Float[Tensor, "tokens rows"],
+) -> tuple[Float[Tensor, "tokens 1"], Float[Tensor, "tokens 1"]]:
+    """Overwrite logits by their softmax; return the largest and ``logsumexp - largest``.
+
+    Torch's softmax is one kernel, which keeps float32 to itself: of its sums only the
+    probabilities are seen, ``p = exp(logit - largest) / sum``, and the largest is 1 / sum. In
+    16 bits that one is rounded. So is each other, by a remainder of its own: the mean over
+    some of them tells the logarithm of the sum eight times as exactly.
+    """
+    dtype, wide = logits.dtype, sum_dtype(logits.dtype)
+    some = logits[:, :TOLD_BY].to(wide) if dtype != wide else None
+    largest = logits.amax(1, keepdim=True).to(wide)
+    torch.softmax(logits, 1, out=logits)  # each thread reads a number before it writes it
+    log_sum = -logits.amax(1, keepdim=True).to(wide).log()
+    if some is not None:
+        shares = logits[:, :TOLD_BY].to(wide)
+        usable = shares >= torch.finfo(dtype).smallest_normal
+        told = (some - largest - shares.log()).where(usable, 0.0)
+        log_sum = (log_sum + told.sum(1, keepdim=True)) / (1 + usable.sum(1, keepdim=True))
+    return largest, log_sum.clamp_min(0.0)  # the largest is a part of the sum
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Choose what numbers of a dtype are added up in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def linear_cross_entropy(
@@ -56,16 +90,15 @@ def linear_cross_entropy(
     """Average ``logsumexp(hidden @ weight.T) - logit of the target``, in float32.
 
     Rows added to the vocabulary for training take part like any other, as in Megatron. Where
-    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. A second
-    backward pass raises RuntimeError unless the graph was kept.
+    ``weight`` holds only some of the rows, ``softmax`` asks whoever has the others. The
+    gradient of ``weight`` has its dtype, and is rounded once, if at all: over the blocks it is
+    summed in float32. A second backward pass raises RuntimeError unless the graph was kept.
     """
     apply: Callable[..., Tensor] = _LinearCrossEntropy.apply
-    # Cast here, once: inside, every block would cast the weight anew.
+    wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     precision = product_dtype(hidden)
     with as_given(hidden):
-        hidden, weight = hidden.to(precision), weight.to(precision)
-        wanted = tuple(torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
-        given = hidden.flatten(0, -2), weight, targets.flatten()
+        given = hidden.to(precision).flatten(0, -2), weight, targets.flatten()
         return apply(*given, wanted, softmax or Softmax())
 
 
@@ -79,18 +112,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted: tuple[bool, bool],
         softmax: Softmax,
     ) -> Tensor:
+        # Cast once, not in every block; and here, so that a wide weight's gradient is wide.
+        rows = weight.to(hidden.dtype)
+        sums = sum_dtype(hidden.dtype)
         of_hidden = torch.empty_like(hidden) if wanted[0] else None
-        of_weight = torch.zeros_like(weight) if wanted[1] else None
-        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        for tokens in blocks(hidden, weight):
-            logits = product(hidden[tokens], weight.T)
+        of_weight = torch.zeros_like(weight, dtype=sums) if wanted[1] else None
+        total = hidden.new_zeros((), dtype=sums)
+        for tokens in blocks(hidden, rows):
+            logits = product(hidden[tokens], rows.T)
             total += softmax.to_gradient(logits, targets[tokens])
             if of_hidden is not None:
-                product_into(of_hidden[tokens], logits, weight)
+                product_into(of_hidden[tokens], logits, rows)
             if of_weight is not None:
-                of_weight.addmm_(logits.T, hidden[tokens])
+                add_product(of_weight, logits.T, hidden[tokens])
             del logits  # before the next block's are made
         ctx.gradients = of_hidden, of_weight
+        ctx.dtypes = hidden.dtype, weight.dtype
         ctx.tokens = len(targets)
         return total / len(targets)
 
@@ -98,12 +135,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("this loss was differentiated before: compute it again")
-        scale, gradients = upstream[0] / ctx.tokens, ctx.gradients
-        if keeps_graph():  # for a second pass
-            gradients = [None if each is None else each.clone() for each in gradients]
-        else:
+        scale, gradients, again = upstream[0] / ctx.tokens, ctx.gradients, keeps_graph()
+        if not again:
             ctx.gradients = None
-        scaled = (None if each is None else each.mul_(scale) for each in gradients)
+        # What is kept for another pass must not change.
+        scaled = (
+            (each * scale if again else each.mul_(scale)).to(dtype)
+            if each is not None and asked
+            else None
+            for each, dtype, asked in zip(
+                gradients, ctx.dtypes, wanted_gradients(ctx)[:2], strict=True
+            )
+        )
         return *scaled, None, None, None
 
 

@@ -6,6 +6,7 @@ at half the rate. oneDNN has them for all, and is asked for plain float32 matric
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import zip_longest
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from components.torch_internals.operators import linear_by_onednn, will_run
+from components.torch_internals.operators import has_kernel, linear_by_onednn, will_run
 
 Asked = Callable[[str], bool]
 # A graph of torch's compiler asks once, when it is made: in 2.10 it cannot ask later.
@@ -90,6 +91,37 @@ def product_into(result: Tensor, left: Tensor, right: Tensor) -> None:
         torch.mm(left, right, out=result)
 
 
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total``, a float32 sum of narrow products too.
+
+    Where no kernel adds to a wider sum, products are rounded before, some rows at a time.
+    """
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif adds_wide(total.device.type, left.dtype):
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        for first in range(0, len(total), SLICE_ROWS):
+            rows = slice(first, first + SLICE_ROWS)
+            total[rows].add_(left[rows] @ right)
+
+
+SLICE_ROWS = 4_096  # so that their product is little beside the sum
+
+
+@cache
+def adds_wide(device: str, dtype: torch.dtype) -> bool:
+    """Whether a kind of device adds a narrow product to a float32 sum in one kernel."""
+    if not has_kernel("aten::addmm.dtype_out", device):
+        return False
+    total, ones = (torch.ones(16, 16, device=device, dtype=x) for x in (torch.float32, dtype))
+    try:  # the first kernels took no sum wider than the matrices
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return bool((total == 17.0).all())
+
+
 def goes_to_onednn(inputs: Tensor, weight: Tensor) -> bool:
     """Whether these are plain float32 matrices on a processor whose products oneDNN does."""
     return (
@@ -113,7 +145,7 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         gradient = upstream[0].contiguous()
         rows = gradient.flatten(0, -2)
-        of_inputs, of_weight, of_bias = _wanted_gradients(ctx)
+        of_inputs, of_weight, of_bias = wanted_gradients(ctx)
         return (
             _by_onednn(gradient, weight.T) if of_inputs else None,
             _of_weight(rows, inputs.flatten(0, -2)) if of_weight else None,
@@ -121,7 +153,7 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _wanted_gradients(ctx: Any) -> tuple[bool, ...]:
+def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
     """Schedules without a bubble ask for gradients of activations and of weights apart."""
     has: tuple[bool, ...] = ctx.needs_input_grad
     if torch.compiler.is_compiling():  # the compiler leaves out what nobody uses

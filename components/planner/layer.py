@@ -195,11 +195,11 @@ def head_product(job: TrainingJob) -> Product:
 def head_seconds(
     job: TrainingJob, hardware: Hardware, speed: SoftwareSpeed
 ) -> tuple[float, float]:
-    """Return the seconds of the head's product forward, and of moving its logits (12 bytes)."""
+    """Return the seconds of the head's product forward, and of moving its logits."""
     rate = _reached_flops(job, hardware) * speed.product_fraction
     product = _product_seconds((head_product(job),), rate, hardware.compute_units)
     logits = job.microbatch_tokens * job.shape.padded_vocab_size / job.layout.tensor
-    moved = 12.0 * logits * speed.traffic
+    moved = logits * speed.logit_bytes_moved
     return product, moved / (hardware.memory_gigabytes_per_second * 1e9)
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from components.config.schema.cluster import Hardware
 from components.planner import layer, states
-from components.planner.job import ParallelLayout, TrainingJob
+from components.planner.job import BYTES, ParallelLayout, TrainingJob
 from components.planner.software import SoftwareMemory
 from components.planner.states import DeviceParameters, States
 
@@ -186,9 +186,10 @@ def _loss(job: TrainingJob, software: SoftwareMemory) -> float:
     """Count the logits that exist at once: 2205.05198, section 4.3, has all at 4 bytes."""
     rows = job.shape.padded_vocab_size / job.layout.tensor
     block = min(job.microbatch_tokens, software.block_tokens)
-    logits = rows * (job.microbatch_tokens * software.logit_bytes + block * 4)
-    # As the loss makes it, and as the weight's own gradient is.
-    each = job.cast_bytes + job.gradient_bytes
+    block_bytes = block * BYTES[job.compute]
+    logits = rows * (job.microbatch_tokens * software.logit_bytes + block_bytes)
+    # A float32 sum; first beside the cast weight, then what it is rounded to for a narrow one.
+    each = 4 + max(job.cast_bytes, job.gradient_bytes % 4)
     return logits + software.own_gradients * rows * job.shape.dim * each
 
 

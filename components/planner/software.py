@@ -32,13 +32,14 @@ class SoftwareMemory(Section):
     ``bucket_elements``, or of the largest weight if that has more, that one collective carries.
     ``keeps_gradients`` tells whether their memory is there before a step's first backward pass.
     ``logit_bytes`` is kept for each logit of a microbatch; a loss that goes by blocks keeps
-    those of ``block_tokens`` at 4 bytes. ``own_gradients`` tells whether autograd makes a
-    weight's gradient apart before it adds it up: the head's with the loss, where it waits for
-    the backward pass, and the embedding's last of all. ``keeps_gathered`` tells whether a
-    block's input stays as it was gathered from slices of the sequence, ``stage_outputs`` how
-    many hidden states a stage keeps of a microbatch beside its layers'. ``gathered_tensors``
-    counts hidden states of whole sequences that wait for their streams beside what a layer
-    keeps, with and without a pipeline. ``fragmentation`` multiplies activations; ``base_bytes``
+    those of ``block_tokens`` in the products' precision. ``own_gradients`` tells whether
+    autograd makes a weight's gradient apart before it adds it up: the head's with the loss,
+    where it waits for the backward pass in float32, and the embedding's last of all.
+    ``keeps_gathered`` tells whether a block's input stays as it was gathered from slices of the
+    sequence, ``stage_outputs`` how many hidden states a stage keeps of a microbatch beside its
+    layers'. ``gathered_tensors`` counts hidden states of whole sequences that wait for their
+    streams beside what a layer keeps, with and without a pipeline. ``fragmentation`` multiplies
+    activations; ``base_bytes``
     is there before anything.
     """
 
@@ -62,18 +63,20 @@ class SoftwareSpeed(Section):
 
     ``product_fraction`` of the device's best matrix products is what products of well-formed
     shapes reach, ``attention_fraction`` what fused attention does. Each byte that a layer keeps
-    is moved ``traffic`` times. The host needs ``layer_seconds`` to start a layer forward and
-    backward, ``tensor_layer_seconds`` with tensor parallelism and
-    ``crossing_layer_seconds`` more for each tensor rank where a pipeline crosses nodes.
-    ``tensor_collectives`` of a layer are exposed by ``exposed_fraction``; a message to the next
-    stage costs ``message_seconds``. ``reduced_fraction`` multiplies the time of averaging
-    gradients, which ``hides_reduction`` behind the last microbatch without ZeRO. The optimizer
-    moves its state ``step_traffic`` times and waits ``step_latencies`` latencies for each node.
+    is moved ``traffic`` times, of a logit ``logit_bytes_moved`` beside the head's products. The
+    host needs ``layer_seconds`` to start a layer forward and backward, ``tensor_layer_seconds``
+    with tensor parallelism and ``crossing_layer_seconds`` more for each tensor rank where a
+    pipeline crosses nodes. ``tensor_collectives`` of a layer are exposed by
+    ``exposed_fraction``; a message to the next stage costs ``message_seconds``.
+    ``reduced_fraction`` multiplies the time of averaging gradients, which ``hides_reduction``
+    behind the last microbatch without ZeRO. The optimizer moves its state ``step_traffic``
+    times and waits ``step_latencies`` latencies for each node.
     """
 
     product_fraction: float
     attention_fraction: float
     traffic: float
+    logit_bytes_moved: float
     layer_seconds: float
     tensor_layer_seconds: float
     crossing_layer_seconds: float

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import addmm_flop, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from components.profiling.trace import TraceEvent
 from components.torch_internals import operators
@@ -20,6 +20,11 @@ from components.torch_internals import operators
 def _grouped(rows: Tensor, stack: Tensor, *others: Any, **named: Any) -> int:
     """Count (pairs, depth) by (experts, depth, columns); of its gradient (depth, pairs) too."""
     return 2 * rows.shape[0] * rows.shape[1] * stack.shape[-1]
+
+
+def _added(total: Tensor, left: Tensor, right: Tensor, *others: Any, **named: Any) -> int:
+    """Count (rows, depth) by (depth, columns), whatever it is added to."""
+    return 2 * left.numel() * right.shape[1]
 
 
 def _mapped(inputs: Tensor, weight: Tensor, *others: Any, **named: Any) -> int:
@@ -52,7 +57,8 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
         for packet in flop_registry
         if "scaled_dot_product" in str(packet)
     },
-    torch.ops.aten.addmm_: addmm_flop,
+    torch.ops.aten.addmm: _added,  # torch's own refuses a dtype for the sum
+    torch.ops.aten.addmm_: _added,
     operators.GROUPED_PRODUCT: _grouped,
     operators.ONEDNN_LINEAR: _mapped,
     operators.CPU_ATTENTION: _attended,

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from components.dryrun.ledgers import FlopLedger
 from components.dryrun.world import device_kernels, even_load, replace_parts
 from components.model import expert_products, loss
 from components.model.attention import AttentionCore
 from components.model.expert_products import Matrices, grouped_products, sorted_products
 from components.model.mlp import ACTIVATIONS
 from components.model.moe import Mixture
+from components.model.products import add_product
 
 
 class Saved:
@@ -128,6 +130,14 @@ def test_experts_go_all_at_once_where_a_kernel_takes_them(device: str, grouped: 
     parent = nn.ModuleDict({"mixture": Mixture(path="auto")})
     replace_parts(parent, device)
     assert (type(parent["mixture"]) is not Mixture) == grouped
+
+
+def test_a_product_of_16_bits_is_added_to_a_wide_sum_by_one_kernel_that_is_counted() -> None:
+    ledger = FlopLedger()
+    with FakeTensorMode(), device_kernels(), ledger:
+        left, right = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((9, 4), (4, 5)))
+        add_product(torch.empty(9, 5), left, right)
+    assert ledger.flops == {"addmm": 2 * 9 * 4 * 5}
 
 
 def test_the_host_is_told_of_an_even_load_and_of_a_device_s_blocks() -> None:

@@ -12,7 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.flop_counter import FlopCounterMode
 
-from components.model.products import Linear, goes_to_onednn, linear, product, product_into
+from components.model import products
+from components.model.products import (
+    SLICE_ROWS,
+    Linear,
+    add_product,
+    adds_wide,
+    goes_to_onednn,
+    linear,
+    product,
+    product_into,
+)
 from tests.components.model.comparison import relative_difference
 
 # Sums of some hundred float32 products, in any order.
@@ -80,6 +90,26 @@ def test_a_product_is_put_where_it_belongs(dtype: torch.dtype) -> None:
     assert_close(place[2:5], left.double() @ right.double())
     assert not place[:2].any()
     assert not place[5:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_narrow_products_are_added_to_a_wide_sum_some_rows_at_a_time(
+    dtype: torch.dtype,
+) -> None:
+    total = torch.randn(SLICE_ROWS + 3, 5)
+    left, right = torch.randn(4, SLICE_ROWS + 3).to(dtype).T, torch.randn(4, 5).to(dtype)
+    expected = total.double() + left.double() @ right.double()
+    add_product(total, left, right)
+    assert relative_difference(total.double(), expected) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_a_device_that_refuses_a_wide_sum_adds_none(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first kernels did, and as a CPU does that has none."""
+    monkeypatch.setattr(products, "has_kernel", lambda operator, device: has)
+    assert not adds_wide.__wrapped__("cpu", torch.bfloat16)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])

@@ -188,8 +188,14 @@ def test_the_update_is_the_peak_where_a_bucket_is_more_than_the_passes() -> None
     assert usual.parts()["step_bytes"] == 0
 
 
-def test_the_heads_gradient_waits_for_the_backward_pass_and_is_widened_there() -> None:
-    casting = job(MIDDLE, layout(pipeline=4, tensor=2), cast_bytes=2)
+@pytest.mark.parametrize(
+    ("cast_bytes", "gradient_bytes", "each"), [(2, 4, 4 + 2), (0, 4, 4), (0, 2, 4 + 2)]
+)
+def test_the_heads_gradient_is_a_wide_sum_beside_the_cast_weight_or_its_own_rounding(
+    cast_bytes: int, gradient_bytes: int, each: int
+) -> None:
+    where = layout(pipeline=4, tensor=2)
+    casting = job(MIDDLE, where, cast_bytes=cast_bytes, gradient_bytes=gradient_bytes)
     without = ours().memory.model_copy(update={"own_gradients": False})
     losses = [
         [rank.loss for rank in plan_memory(casting, hopper(), software).ranks]
@@ -197,7 +203,7 @@ def test_the_heads_gradient_waits_for_the_backward_pass_and_is_widened_there() -
     ]
     rows = MIDDLE.padded_vocab_size // 2
     added = [more - less for more, less in zip(*losses, strict=True)]
-    assert added == pytest.approx([0, 0, 0, rows * MIDDLE.dim * (2 + casting.gradient_bytes)])
+    assert added == pytest.approx([0, 0, 0, rows * MIDDLE.dim * each])
 
 
 def test_inputs_stay_as_gathered_but_where_they_are_gathered_again() -> None:

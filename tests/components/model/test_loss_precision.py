@@ -1,0 +1,132 @@
+"""The loss in 16 bits: exact sums over blocks, each logit moved a few times, as counted."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from typing_extensions import override
+
+from components.model.loss import BLOCKS, Blocks, Softmax, linear_cross_entropy, log_sums
+from components.torch_internals.operators import TorchDispatchMode, tree_leaves
+from tests.components.model.comparison import gradient_of
+
+TOKENS, ROWS, DIM = 1_024, 512, 64
+# bfloat16 keeps 8 digits: its rounding alone is 0.17 %, and logits and gradients have one each.
+MOST_ERROR = 0.003
+MOST_BYTES_A_LOGIT = 12.0
+NARROW = (torch.bfloat16, torch.float16)
+
+# These read or write the numbers that they pick, which are few.
+PICKS = {torch.ops.aten.gather.default, torch.ops.aten.scatter_.src}
+
+
+class Traffic(TorchDispatchMode):
+    """Add up bytes as each operator reads what it is given once and writes what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and func not in PICKS:
+            named = {**(kwargs or {})}
+            named.pop("out", None)
+            self.bytes += sum(map(size, tree_leaves((args, named, result))))
+        return result
+
+
+def size(leaf: object) -> int:
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
+
+
+def narrow_sides(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight = torch.randn(TOKENS, DIM), 0.1 * torch.randn(ROWS, DIM)
+    return hidden.to(dtype), weight.to(dtype), torch.randint(ROWS, (TOKENS,))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("blocks", [1, 4, 32])
+def test_the_heads_gradient_is_as_exact_in_many_blocks_as_in_one(
+    precision: torch.dtype, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BLOCKS, "cpu", Blocks(TOKENS // blocks, chunk_elements=1))
+    hidden, rounded, targets = narrow_sides(torch.bfloat16)
+    weight = rounded.to(precision).requires_grad_()
+    wide = rounded.double().requires_grad_()
+    exact = torch.autograd.grad(F.cross_entropy(hidden.double() @ wide.T, targets), wide)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+    found = torch.autograd.grad(loss, weight)[0]
+    assert found.dtype == precision
+    assert (found - exact).norm() / exact.norm() < MOST_ERROR
+
+
+@pytest.mark.parametrize("precision", [*NARROW, torch.float32])
+def test_a_softmax_moves_few_bytes_a_logit(precision: torch.dtype) -> None:
+    logits = torch.randn(64, 32_000).to(precision)
+    with Traffic() as traffic:
+        Softmax().to_gradient(logits, torch.randint(32_000, (64,)))
+    # Of float32 a number has twice the bytes.
+    most = MOST_BYTES_A_LOGIT * logits.element_size() / 2
+    assert traffic.bytes / logits.numel() < most
+
+
+@pytest.mark.parametrize("precision", NARROW)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 12.0])
+def test_a_sum_told_by_rounded_probabilities_is_more_exact_than_any_one_of_them(
+    precision: torch.dtype, scale: float
+) -> None:
+    logits = (scale * torch.randn(256, 4_000)).to(precision)
+    exact = logits.double().logsumexp(1, keepdim=True)
+    largest, log_sum = log_sums(logits)
+    rounding = torch.finfo(precision).eps / 2
+    errors = (largest.double() + log_sum.double() - exact).abs()
+    assert errors.max() < rounding
+    if precision == torch.bfloat16:  # in float16 but a few are no smaller than its range
+        assert errors.square().mean().sqrt() < rounding / 8
+
+
+def test_a_confident_tokens_loss_and_gradient_are_not_rounded_away() -> None:
+    """Its probability is 1 in bfloat16, which has no number from there to 1 - 2**-8."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 101).bfloat16()
+    logits[0, 3] = 12.0
+    wide = logits.double().requires_grad_()
+    exact = F.cross_entropy(wide, torch.tensor([3]))
+    gradient = torch.autograd.grad(exact, wide)[0]
+    loss = Softmax().to_gradient(logits, torch.tensor([3]))
+    assert loss.item() == pytest.approx(exact.item(), abs=2**-11)
+    assert logits[0, 3].item() == pytest.approx(gradient[0, 3].item(), abs=2**-11)
+    assert logits[0, 3].item() < 0 < loss.item()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_gradients_of_inputs_and_of_weights_may_be_asked_for_apart(
+    precision: torch.dtype,
+) -> None:
+    hidden, rows, targets = narrow_sides(precision)
+    hidden, weight = hidden.requires_grad_(), nn.Parameter(rows)
+    sides = hidden, weight
+    expected = torch.autograd.grad(linear_cross_entropy(*sides, targets), sides)
+    again = linear_cross_entropy(*sides, targets)
+    of_inputs, groups = stage_backward_input([again], None, [hidden], iter([weight]))
+    assert weight.grad is None
+    stage_backward_weight(iter([weight]), groups)
+    assert of_inputs[0] is not None
+    assert torch.equal(of_inputs[0], expected[0])
+    assert torch.equal(gradient_of(weight), expected[1])
+
+
+def test_only_the_gradient_that_a_pass_asks_for_is_made() -> None:
+    hidden, weight, targets = narrow_sides(torch.float32)
+    loss = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_() * 1, targets)
+    with Traffic() as traffic:
+        torch.autograd.grad(loss, hidden, retain_graph=True)
+    assert traffic.bytes < 3 * size(hidden)
