@@ -73,7 +73,8 @@ class Parallelism(Section):
     so many copies of it. ``rank_order`` says which axis changes slowest from rank to rank, and
     which fastest. With ``stages_per_rank`` above 1 stage s is on pipeline rank s % pipeline.
     Tokens go to experts on other ranks in ``expert_overlap`` parts: while one is computed,
-    others are under way.
+    others are under way. All ranks collect Python's garbage every ``gc_every_steps`` steps, or
+    each by Python's own rule (``never``).
     """
 
     keys_group = KeyGroup.LAYOUT
@@ -95,6 +96,7 @@ class Parallelism(Section):
     microbatch_sequences: Count
     recompute: Literal["none", "full"] | Annotated[tuple[Part, ...], Field(strict=False)]
     compile: Literal["none", "layers"]
+    gc_every_steps: Annotated[Count | Literal["never"], KeyGroup.MACHINE]
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
     stages_per_rank: Ranks
     stage_balance: Balance

@@ -64,9 +64,9 @@ def test_the_embedding_and_every_layer_draw_from_streams_of_their_own() -> None:
         assert len({compute.dropout_seed(part) for part in parts}) == len(parts)
 
 
-@pytest.mark.parametrize("dropped", [{"dropout": 0.1}, {"attention_dropout": 0.1}])
-def test_each_layer_is_seeded_by_its_own_name(dropped: dict[str, float]) -> None:
-    decoder = build_decoder(Parts(num_layers=3, **dropped))
+@pytest.mark.parametrize("parts", [Parts(dropout=0.1), Parts(attention_dropout=0.1)])
+def test_each_layer_is_seeded_by_its_own_name(parts: Parts) -> None:
+    decoder = build_decoder(parts._replace(num_layers=3))
     names = {"embedding": 7, "0": 1_000, "1": 1_001, "2": 1_002}
     seed_layers(decoder, names.__getitem__)
     seen: list[int] = []
@@ -80,7 +80,12 @@ def test_each_layer_is_seeded_by_its_own_name(dropped: dict[str, float]) -> None
 def test_a_model_without_dropout_is_not_seeded_at_all() -> None:
     decoder = build_decoder(Parts(num_layers=3))
     asked: list[str] = []
-    seed_layers(decoder, lambda name: asked.append(name) or 0)
+
+    def seed_of(name: str) -> int:
+        asked.append(name)
+        return 0
+
+    seed_layers(decoder, seed_of)
     torch.manual_seed(5)
     with fake_world(0, 1):
         device = torch.device("cpu")
