@@ -8,14 +8,13 @@ itself after the first save, and a second ends in a KeyError.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from components.checkpoint import retention
@@ -23,6 +22,8 @@ from components.checkpoint.layout import CheckpointLayout, Share
 from components.checkpoint.metadata import Kind, Marker, RunProgress
 from components.checkpoint.sections import files_of, write_blocks
 from components.distributed.collectives import by_first, together
+from components.distributed.copies import holders, readers, send
+from components.distributed.node_tree import NodeTree
 from components.distributed.weight_shards import WeightShard
 from components.run.disk import Patience
 
@@ -70,7 +71,7 @@ class State(Protocol):
         """Name every tensor: what several ranks have whole, any of them may give."""
 
     def fill(self, read: Read) -> None:
-        """Call ``read`` with tensors to fill, all ranks with the same names each time."""
+        """Call ``read``, all ranks as often, with tensors to fill; some ranks may have none."""
 
 
 class ShardState:
@@ -87,18 +88,29 @@ class ShardState:
     def tensors(self) -> dict[str, Tensor]:
         if not any(self._optimizer.state.values()):  # in float16 the first steps may overflow
             self._make()
-        tensors = {f"{WEIGHTS}{shard.name}": shard.weight.detach() for shard in self._shards}
+        return {name: value for _, name, value in self._named()}
+
+    def _named(self) -> Iterator[tuple[WeightShard, str, Tensor]]:
+        for shard in self._shards:
+            yield shard, f"{WEIGHTS}{shard.name}", shard.weight.detach()
         for shard in self._shards:
             for key, value in self._optimizer.state[shard.parameter].items():
                 is_alike = value.shape == shard.parameter.shape and value.dim() > 0
-                tensors[f"optimizer.state.{shard.name}.{key}"] = (
-                    shard.whole(value) if is_alike else value
-                )
-        return tensors
+                whole = shard.whole(value) if is_alike else value
+                yield shard, f"optimizer.state.{shard.name}.{key}", whole
 
     def fill(self, read: Read) -> None:
+        """Fill the memory of weights and state; of ranks that hold a part alike one reads."""
         self._make()
-        read(self.tensors())  # what is filled is the memory of the weights and of the state
+        held = [(name, value, holders(shard, value)) for shard, name, value in self._named()]
+        chosen = readers([(value, among) for _, value, among in held])
+        read({
+            name: value
+            for (name, value, among), one in zip(held, chosen, strict=True)
+            if one == among.get_local_rank()
+        })
+        for (_, value, among), one in zip(held, chosen, strict=True):
+            send(value, among, one)
 
     def _make(self) -> None:
         """Let the optimizer make its state, 0 as before a first step, by one without a rate."""
@@ -138,12 +150,12 @@ class Saver:
     """Write checkpoints into ``folder``, and keep of them what the policy does.
 
     Without a ``stager`` the steps wait for all of it. A file system that is away or full is
-    waited for unless the run was ``stopped``. All ranks of ``group``, of CPU tensors, call.
+    waited for unless the run was ``stopped``. All ranks call, and agree over ``group``.
     """
 
     folder: Path
     fingerprint: str
-    group: dist.ProcessGroup
+    group: NodeTree
     stager: HostBuffers | None
     policy: retention.Policy
     files: int

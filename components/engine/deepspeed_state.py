@@ -117,18 +117,24 @@ class EngineState:
         return tensors
 
     def fill(self, read: Read) -> None:
-        """Take weights and state one weight at a time; no rank ever holds all of them."""
-        for name, weight in self.named.items():
-            whole = {f"model.{name}": torch.empty(_shape(weight))}
+        """Take weights and state one weight at a time; no rank ever holds all of them.
+
+        The ranks take turns to read one for all.
+        """
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for place, (name, weight) in enumerate(self.named.items()):
+            whole = {f"model.{name}": torch.empty(_shape(weight), device=weight.device)}
             pieces = self._state_of(weight)
             for key, piece in pieces.items():
-                rows = torch.empty(rows_of(whole[f"model.{name}"]).shape)
-                like = rows if _is_alike(piece) else torch.empty_like(piece, device="cpu")
-                whole[f"optimizer.state.{name}.{key}"] = like
-            read(whole)
+                rows = torch.empty_like(rows_of(whole[f"model.{name}"]))
+                like = torch.empty_like(piece, device=weight.device)
+                whole[f"optimizer.state.{name}.{key}"] = rows if _is_alike(piece) else like
+            read(whole if place % ranks == rank else {})
+            for value in whole.values():
+                dist.broadcast(value, place % ranks)
             self.put(name, whole[f"model.{name}"])
             for key, piece in pieces.items():
-                value = whole[f"optimizer.state.{name}.{key}"].to(weight.device)
+                value = whole[f"optimizer.state.{name}.{key}"]
                 self._put_state(
                     weight, key, value.view(_shape(weight)) if _is_alike(piece) else value
                 )

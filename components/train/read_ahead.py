@@ -40,7 +40,7 @@ class ReadAhead:
         return sys.maxsize
 
     def __iter__(self) -> Iterator[Tensor]:
-        ahead: Reading | None = None
+        ahead: BatchThread | None = None
         try:
             while (step := self._taken()) < self._steps:
                 positions = self._batches.positions(step)
@@ -55,14 +55,14 @@ class ReadAhead:
             if ahead is not None:
                 ahead.join()
 
-    def _begin(self, step: int) -> "Reading | None":
+    def _begin(self, step: int) -> "BatchThread | None":
         return self._read(self._batches.positions(step)) if step < self._steps else None
 
-    def _read(self, positions: Sequence[int]) -> "Reading":
-        return Reading(self._batches, positions, self._device)
+    def _read(self, positions: Sequence[int]) -> "BatchThread":
+        return BatchThread(self._batches, positions, self._device)
 
 
-class Reading(Thread):
+class BatchThread(Thread):
     """Read the samples at ``positions`` in a thread that ends with it."""
 
     def __init__(
